@@ -1,0 +1,106 @@
+"""Exceptions: every one that energon raises on purpose.
+
+    EnergonError
+    ├── ConfigError (ValueError)            an argument or a YAML document does not make sense
+    │   ├── EmptyDatasetError               a dataset, split or subset holds no samples
+    │   └── MissingExtraError (ImportError) a feature needs a package that is not installed
+    ├── FormatError (ValueError)            bytes on disk are not what their format says
+    │   ├── TruncatedError (EOFError)       … because the end is missing
+    │   ├── ShardChangedError               … because a shard was changed after it was indexed
+    │   └── DuplicateSampleKeyError         two samples of a dataset have the same key
+    ├── DatasetNotFoundError (FileNotFoundError)  a shard, dataset or document is missing
+    ├── SecurityError (PermissionError)     refused unless the user allows it by name
+    ├── StateError (ValueError)             a saved state does not fit
+    ├── SampleError (ValueError)            a hook or decoder failed on a sample
+    │   ├── DecodeError                     … the bytes of a part cannot be decoded
+    │   ├── FieldAccessError (LookupError)  … a field map does not resolve
+    │   └── FatalSampleError                … and the run ends because of it
+    └── WorkerError (RuntimeError)          a loader worker died, hung or could not start
+
+    SkipSample (Exception)                  raised by user hooks to drop a sample; not an error
+"""
+
+from __future__ import annotations
+
+
+class EnergonError(Exception):
+    """Base of all errors that energon raises on purpose."""
+
+
+class ConfigError(EnergonError, ValueError):
+    """An argument or a document does not make sense."""
+
+
+class EmptyDatasetError(ConfigError):
+    """A dataset, split or subset holds no samples."""
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """A feature needs a package that is not installed; the message names the extra."""
+
+
+class FormatError(EnergonError, ValueError):
+    """Bytes on disk are not what their format says."""
+
+
+class TruncatedError(FormatError, EOFError):
+    """A file ends before its content does."""
+
+
+class ShardChangedError(FormatError):
+    """A shard is not the file that was indexed."""
+
+
+class DuplicateSampleKeyError(FormatError):
+    """Two samples of one dataset have the same key."""
+
+
+class DatasetNotFoundError(EnergonError, FileNotFoundError):
+    """A shard, a dataset or a document is missing."""
+
+
+class SecurityError(EnergonError, PermissionError):
+    """Refused unless the user allows it by name, see `ENERGON_ALLOW`."""
+
+
+class StateError(EnergonError, ValueError):
+    """A saved state does not fit the loader that it is given to."""
+
+
+class SampleError(EnergonError, ValueError):
+    """A hook or a decoder failed on a sample."""
+
+
+class DecodeError(SampleError):
+    """The bytes of a part cannot be decoded."""
+
+
+class FieldAccessError(SampleError, LookupError):
+    """A field map names a part or key that the sample does not have."""
+
+
+class FatalSampleError(SampleError):
+    """A failure that ends the run, whatever is tolerated."""
+
+
+class WorkerError(EnergonError, RuntimeError):
+    """A loader worker died, hung or could not be started."""
+
+
+class SkipSample(Exception):  # noqa: N818 - the name that user code knows, and not an error
+    """Raise in a hook to drop the current sample without a word."""
+
+
+SYSTEM_EXCEPTIONS: tuple[type[BaseException], ...] = (
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+    FatalSampleError,
+)
+"""Raised in a hook, these end the run: they are faults of the program, not of one sample."""

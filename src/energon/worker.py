@@ -1,0 +1,109 @@
+"""Who runs: ranks, workers and lanes.
+
+A run is divided into `lanes`: V fixed streams of batches. Batch b of lane v has the global
+number g = b·V + v. Of W ranks, rank r delivers the batches with g ≡ r (mod W), in ascending
+order, so W must divide V; the lanes of a rank are dealt to its workers. Therefore neither
+ranks nor workers have a say in the order: they only host lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """Where this process stands in the training job, and how it loads.
+
+    Args:
+        rank: Data-parallel rank of this process.
+        world_size: Number of data-parallel ranks.
+        num_workers: Loader workers of this rank; 0 loads in the training process.
+        lanes: Number of fixed streams of batches. Runs with the same number have the same
+            global order on any topology whose `world_size` divides it. None means
+            `world_size * max(1, num_workers)`, or that of a restored state. Recommended: the
+            number of micro-batches in a global batch.
+        data_parallel_group: Process group of torch.distributed over which global states are
+            gathered; None means the default group.
+        seed_offset: The seed of the run.
+        worker_debug_path: Where workers log, formatted with `worker_id` and `pid`; None means
+            the logger "energon".
+        worker_log_level: 0 logs nothing per sample, 1 and 2 log more.
+        global_error_handler: Called as `handler(exception, sample, sources)` for every sample
+            that fails and is tolerated; None logs it.
+        restore_error_handler: The same while a sample is restored; None raises.
+
+    Raises:
+        ConfigError: If the numbers do not fit together.
+    """
+
+    rank: int
+    world_size: int
+    num_workers: int
+    lanes: int | None = None
+    data_parallel_group: Any = field(default=None, compare=False)
+    seed_offset: int = 0
+    worker_debug_path: str | None = None
+    worker_log_level: int = 0
+    global_error_handler: Callable[..., Any] | None = field(default=None, compare=False)
+    restore_error_handler: Callable[..., Any] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"rank {self.rank} of world size {self.world_size}: ranks count from 0 to "
+                "world_size - 1"
+            )
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers must be 0 or more, got {self.num_workers}")
+        if self.lanes is not None:
+            check_lanes(self.lanes, self.world_size)
+
+    @property
+    def default_lanes(self) -> int:
+        """The number of lanes when neither the user nor a state names one."""
+        return self.lanes or self.world_size * max(1, self.num_workers)
+
+    def rank_lanes(self, lanes: int) -> range:
+        """Return the lanes that this rank delivers, of `lanes` in all, in order of delivery."""
+        check_lanes(lanes, self.world_size)
+        return range(self.rank, lanes, self.world_size)
+
+    @staticmethod
+    def default_worker_config(
+        num_workers: int = 4, data_parallel_group: Any = None
+    ) -> WorkerConfig:
+        """Return the configuration of this process, as torch.distributed knows it.
+
+        Without an initialised process group that is rank 0 of 1.
+        """
+        rank, world_size = 0, 1
+        import sys
+
+        # A process that has not imported torch cannot have initialised a process group.
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.distributed.is_available():
+            distributed = torch.distributed
+            if distributed.is_initialized():
+                rank = distributed.get_rank(data_parallel_group)
+                world_size = distributed.get_world_size(data_parallel_group)
+        return WorkerConfig(
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            data_parallel_group=data_parallel_group,
+        )
+
+
+def check_lanes(lanes: int, world_size: int) -> None:
+    """Raise ConfigError unless `lanes` can be dealt evenly to `world_size` ranks."""
+    if lanes < 1 or lanes % world_size:
+        nearest = max(1, round(lanes / world_size)) * world_size
+        raise ConfigError(
+            f"{lanes} lanes cannot be dealt evenly to {world_size} ranks; use a world size that "
+            f"divides {lanes}, or a new run with lanes={nearest}"
+        )
