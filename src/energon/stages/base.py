@@ -1,0 +1,84 @@
+"""The contract of every pipeline stage.
+
+A stage is two small classes. The *dataset* says what to do: it is immutable, can be pickled
+to any worker, and has no position. The *iterator* is the position: it lives in one lane, and
+all it knows can be saved as plain data.
+
+    dataset = BatchDataset(samples, batch_size=8)
+    batches = dataset.open(lane)
+    first = next(batches)
+    state = batches.state_dict()             # json.dumps(state) always works
+
+    batches = dataset.open(lane, state)      # continues with the second batch
+
+Stages are iterators, never generators: a generator keeps its position on the call stack,
+where nobody can save it. Positions are addresses (rows of the plan and sub-numbers), never
+contents, so a state is small and restoring reads only what comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from energon.errors import StateError
+from energon.stages.lane import Lane
+
+T_co = TypeVar("T_co", covariant=True)
+
+State = dict[str, Any]
+"""What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""
+
+
+@dataclass(frozen=True)
+class Dataset(Generic[T_co]):
+    """What a stage does. Subclasses add their parameters and the dataset they read."""
+
+    def open(self, lane: Lane, state: State | None = None) -> DatasetIterator[T_co]:
+        """Start reading in `lane`, at the beginning or where `state` was saved.
+
+        Raises:
+            StateError: If `state` was saved by a different pipeline.
+        """
+        iterator = self._open(lane)
+        if state is not None:
+            iterator.load_state_dict(state)
+        return iterator
+
+    def _open(self, lane: Lane) -> DatasetIterator[T_co]:
+        raise NotImplementedError
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        """Return how many items lane `lane` of `lanes` yields at most; None means no end."""
+        raise NotImplementedError
+
+
+class DatasetIterator(Iterator[T_co]):
+    """Where a stage is. Created by `Dataset.open`, used by one thread at a time."""
+
+    def __next__(self) -> T_co:
+        raise NotImplementedError
+
+    def take(self, count: int) -> list[T_co]:
+        """Return the next `count` items; fewer only at the end."""
+        return list(islice(self, count))
+
+    def state_dict(self) -> State:
+        """Return the state in which the next item is the one `__next__` would return."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: State) -> None:
+        """Go to a saved position. Only called before the first item is read."""
+        raise NotImplementedError
+
+
+def unpack(state: State, *names: str) -> tuple[Any, ...]:
+    """Return the values of exactly these `names`, or say what does not fit."""
+    if set(state) != set(names):
+        raise StateError(
+            f"saved state has {sorted(state)}, this stage needs {sorted(names)}; "
+            "was it saved by another pipeline?"
+        )
+    return tuple(state[name] for name in names)

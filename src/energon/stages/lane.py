@@ -1,0 +1,29 @@
+"""What the stages of one lane share while it is open in some worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Lane:
+    """One lane, open in a worker.
+
+    Args:
+        number: Which lane, from 0.
+        lanes: How many lanes the run has.
+        seed: Seed of the run.
+        skip_rows: Rows that are left out because reading them killed a worker.
+        progress: Called with the row of every sample before user code works on it; tells the
+            loader that the worker lives, and where it was if it dies. None means nobody asks.
+        counts: Statistics of the lane: samples, skipped, failed, by name.
+    """
+
+    number: int
+    lanes: int
+    seed: int = 0
+    skip_rows: frozenset[int] = frozenset()
+    progress: Callable[[int], None] | None = None
+    counts: Counter[str] = field(default_factory=Counter)
