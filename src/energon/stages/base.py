@@ -61,6 +61,11 @@ class DatasetIterator(Iterator[T_co]):
     def __next__(self) -> T_co:
         raise NotImplementedError
 
+    @property
+    def row(self) -> int:
+        """The row of the lane that the next item comes from, or begins with."""
+        raise NotImplementedError
+
     def take(self, count: int) -> list[T_co]:
         """Return the next `count` items; fewer only at the end."""
         return list(islice(self, count))

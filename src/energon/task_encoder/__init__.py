@@ -1,1 +1,5 @@
-"""task_encoder"""
+"""The user's hooks, and the pipeline that they become.
+
+`encoder.py` has the hooks; `recipe.py` is the one place where the order of the stages is
+written down; `getters.py` are the functions that users call for a dataset.
+"""

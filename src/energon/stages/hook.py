@@ -1,0 +1,164 @@
+"""Run a function of the user: seeds, skips, tolerance, error reports. Written once, here."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, Final
+
+from energon.errors import (
+    SYSTEM_EXCEPTIONS,
+    EnergonError,
+    FatalSampleError,
+    SampleError,
+    SkipSample,
+)
+from energon.plan.seeds import derive_seed
+from energon.stages.lane import Lane
+from energon.stages.random_state import seeded
+
+logger = logging.getLogger("energon")
+
+DEFAULT_TOLERANCE = 100
+
+ErrorHandler = Callable[[Exception, Any, Any], None]
+
+
+class _Skipped:
+    """The type of `SKIPPED`."""
+
+
+SKIPPED: Final = _Skipped()
+"""What a hook that skipped or failed gives, instead of an output."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A function of the user, and how it is run.
+
+    Args:
+        name: How messages and statistics call it.
+        function: Takes a sample (or a list of them) and returns one, or yields some.
+        tolerance: How many failures in a row end the run; 0 never ends it.
+        restore_seeds: Whether `random`, numpy and torch are seeded for each call, from the
+            address of the sample.
+        locate: Tells the source of an argument for messages, and for the handler.
+        handler: Called with (exception, argument, sources) for each tolerated failure; None
+            logs it.
+    """
+
+    name: str
+    function: Callable[[Any], Any]
+    tolerance: int = DEFAULT_TOLERANCE
+    restore_seeds: bool = False
+    locate: Callable[[Any], tuple[Any, ...]] | None = None
+    handler: ErrorHandler | None = None
+
+
+class HookRunner:
+    """A hook in one lane: knows how often it failed in a row."""
+
+    def __init__(self, hook: Hook, lane: Lane) -> None:
+        self.hook = hook
+        self.lane = lane
+        self.function = hook.function
+        self.failed_in_a_row = 0
+
+    def __call__(self, argument: Any, address: tuple[int | str, ...]) -> Any:
+        """Return the output, an iterator of outputs, or SKIPPED.
+
+        Raises:
+            FatalSampleError: If the failure is one that ends the run.
+        """
+        try:
+            if self.hook.restore_seeds:
+                with seeded(self._seed(address)):
+                    output = self.function(argument)
+            else:
+                output = self.function(argument)
+        except Exception as error:
+            return self._failed(error, argument)
+        if type(output) is GeneratorType:
+            return self._outputs(output, argument, address)
+        self.failed_in_a_row = 0
+        return output
+
+    def _outputs(
+        self, outputs: Iterator[Any], argument: Any, address: tuple[int | str, ...]
+    ) -> Iterator[Any]:
+        for sub in range(1 << 62):
+            try:
+                if self.hook.restore_seeds:
+                    with seeded(self._seed((*address, sub))):
+                        output = next(outputs, SKIPPED)
+                else:
+                    output = next(outputs, SKIPPED)
+            except Exception as error:
+                self._failed(error, argument)
+                return
+            if output is SKIPPED:
+                return
+            self.failed_in_a_row = 0
+            yield output
+
+    def _seed(self, address: tuple[int | str, ...]) -> int:
+        return derive_seed(self.lane.seed, self.hook.name, *address)
+
+    def _failed(self, error: Exception, argument: Any) -> _Skipped:
+        """Account for a failure. Never returns if the failure ends the run."""
+        hook, lane = self.hook, self.lane
+        if isinstance(error, SkipSample):
+            lane.counts["skipped"] += 1
+            return SKIPPED
+        sources = _sources(hook, argument)
+        where = f"{hook.name} failed on {describe_sources(sources)}"
+        cause = f"{type(error).__name__}: {error}"
+        if isinstance(error, SYSTEM_EXCEPTIONS) or _is_ours_and_fatal(error):
+            raise FatalSampleError(
+                f"{where}: {cause}; an error of this kind ends the run"
+            ) from error
+        lane.counts["failed"] += 1
+        self.failed_in_a_row += 1
+        if hook.tolerance and self.failed_in_a_row >= hook.tolerance:
+            raise FatalSampleError(
+                f"{where}: {cause}; that makes {self.failed_in_a_row} failures in a row, the "
+                "tolerance. Correct the data or the hook, or raise the tolerance with "
+                "@stateless(failure_tolerance=...); 0 tolerates any number"
+            ) from error
+        (hook.handler or log_exception)(error, argument, sources)
+        return SKIPPED
+
+
+def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
+    """Log that a sample failed and is left out: where it came from, and the traceback."""
+    logger.warning(
+        "left out a sample: %s: %s (%s)\n%s",
+        type(error).__name__,
+        error,
+        describe_sources(sources),
+        "".join(traceback.format_exception(error)),
+    )
+
+
+def reraise_exception(error: Exception, sample: Any, sources: Any = None) -> None:
+    """End the run at the first sample that fails; an error handler to be strict with."""
+    raise FatalSampleError(f"{describe_sources(sources)}: {error}") from error
+
+
+def describe_sources(sources: Any) -> str:
+    """Return the origin of a sample in words."""
+    if not sources:
+        return "a sample of unknown origin"
+    return ", ".join(str(source) for source in sources[:4]) + (", …" if len(sources) > 4 else "")
+
+
+def _sources(hook: Hook, argument: Any) -> tuple[Any, ...]:
+    return hook.locate(argument) if hook.locate is not None else ()
+
+
+def _is_ours_and_fatal(error: Exception) -> bool:
+    # A truncated shard or a wrong setting is not a fault of one sample.
+    return isinstance(error, EnergonError) and not isinstance(error, SampleError)

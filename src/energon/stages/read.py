@@ -1,0 +1,121 @@
+"""Read the samples of a lane in the order of its plan.
+
+Rows are planned and samples are read in blocks, which grow from a single batch at the start
+(so that the first one comes at once) to what a good read takes. The position is one number,
+the row of the next sample, and reading can start at any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from energon.plan.rows import Plan, Rows
+from energon.stages.base import Dataset, DatasetIterator, State, unpack
+from energon.stages.lane import Lane
+
+MAX_PLANNED_ROWS = 4096
+"""Rows planned at once; the cost per row of numpy calls is flat from about here on."""
+MAX_BLOCK_BYTES = 8 << 20
+"""Bytes read at once for a lane: enough for full spans, little enough for hundreds of lanes."""
+
+
+class Reader(Protocol):
+    """Gives the samples of rows; shared by all lanes of a worker."""
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """How many bytes a sample takes on average."""
+
+    def read(self, rows: Rows) -> list[Any]:
+        """Return the samples of `rows`, in that order."""
+
+
+@dataclass(frozen=True)
+class ReadDataset(Dataset[Any]):
+    """Yield what `reader` gives for the rows of a plan.
+
+    Args:
+        plan: Returns the plan for a number of lanes; called once a lane is opened.
+        reader: Reads samples.
+    """
+
+    plan: Callable[[int], Plan]
+    reader: Reader
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _ReadIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.plan(lanes).num_rows(lane)
+
+
+class _ReadIterator(DatasetIterator[Any]):
+    def __init__(self, stage: ReadDataset, lane: Lane) -> None:
+        self.reader = stage.reader
+        self.plan = stage.plan(lane.lanes)
+        self.lane = lane.number
+        self.max_block = max(
+            1, min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, stage.reader.mean_sample_bytes)))
+        )
+        self._row = 0
+        self._planned: Rows | None = None
+        self._planned_start = 0
+        self._block: list[Any] = []
+        self._block_start = 0
+        self._next_block = 1
+
+    @property
+    def row(self) -> int:
+        return self._row
+
+    def __next__(self) -> Any:
+        at = self._row - self._block_start
+        if at == len(self._block):
+            self._read(1)
+            at = 0
+        self._row += 1
+        return self._block[at]
+
+    def take(self, count: int) -> list[Any]:
+        samples: list[Any] = []
+        while len(samples) < count:
+            at = self._row - self._block_start
+            if at == len(self._block):
+                try:
+                    self._read(count - len(samples))
+                except StopIteration:
+                    break
+                at = 0
+            found = self._block[at : at + count - len(samples)]
+            self._row += len(found)
+            samples += found
+        return samples
+
+    def state_dict(self) -> State:
+        return {"row": self._row}
+
+    def load_state_dict(self, state: State) -> None:
+        (self._row,) = unpack(state, "row")
+        self._block_start = self._row
+
+    def _read(self, wanted: int) -> None:
+        count = min(self.max_block, max(wanted, self._next_block))
+        self._next_block = min(self.max_block, 2 * count)
+        rows = self._plan_rows(count)
+        if not len(rows.leaf):
+            raise StopIteration
+        # The old block is dropped first: two of them would double the memory of a lane.
+        self._block = []
+        self._block = self.reader.read(rows)
+        self._block_start = self._row
+
+    def _plan_rows(self, count: int) -> Rows:
+        at = self._row - self._planned_start
+        if self._planned is None or at + count > len(self._planned.leaf):
+            ahead = min(MAX_PLANNED_ROWS, max(count, 8 * self._next_block))
+            self._planned = self.plan.rows(self.lane, self._row, ahead)
+            self._planned_start = self._row
+            at = 0
+        return Rows(*(column[at : at + count] for column in self._planned))

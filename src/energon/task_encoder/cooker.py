@@ -1,0 +1,84 @@
+"""Cookers: functions that turn crude samples into samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from energon.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Cooker:
+    """A function that makes a sample of a crude one, and the datasets that it is for.
+
+    Args:
+        cook: Called with the crude sample; returns a sample or yields some.
+        has_subflavors: The subflavors that a dataset must have, with these values; None or
+            empty fits every dataset.
+    """
+
+    cook: Callable[..., Any]
+    has_subflavors: Mapping[str, Any] | None = None
+
+    def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
+        """Return whether this cooker is for datasets with these `subflavors`."""
+        found = subflavors or {}
+        wanted = self.has_subflavors or {}
+        return all(key in found and found[key] == value for key, value in wanted.items())
+
+
+def find_cooker(
+    cookers: Sequence[Cooker], subflavors: Mapping[str, Any], *, dataset: str
+) -> Cooker:
+    """Return the first cooker that is for `dataset`, which has these `subflavors`.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    for cooker in cookers:
+        if cooker.is_match(subflavors):
+            return cooker
+    candidates = "; ".join(
+        f"{getattr(cooker.cook, '__name__', cooker.cook)} wants {dict(cooker.has_subflavors or {})}"
+        for cooker in cookers
+    )
+    raise ConfigError(
+        f"no cooker for {dataset}, which has subflavors {dict(subflavors)}: {candidates}. Add a "
+        "Cooker to the task encoder, or set the subflavors in the metadataset"
+    )
+
+
+@overload
+def stateless(function: F) -> F: ...
+@overload
+def stateless(
+    *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> Callable[[F], F]: ...
+def stateless(
+    function: F | None = None,
+    *,
+    restore_seeds: bool = False,
+    failure_tolerance: int | None = None,
+) -> F | Callable[[F], F]:
+    """Mark a hook: say how it is run. Every hook is expected to be a function of its sample.
+
+    Args:
+        function: The hook, when used as `@stateless`.
+        restore_seeds: Whether to seed `random`, numpy and torch for each call from the address
+            of the sample, so that even a single sample can be restored exactly. Without it
+            they are seeded once a batch.
+        failure_tolerance: How many failures in a row end the run, 0 for never; None for that of
+            the task encoder.
+    """
+
+    def mark(hook: F) -> F:
+        hook.__stateless__ = True  # type: ignore[attr-defined]
+        hook.__restore_seeds__ = restore_seeds  # type: ignore[attr-defined]
+        hook.__failure_tolerance__ = failure_tolerance  # type: ignore[attr-defined]
+        return hook
+
+    return mark(function) if function is not None else mark

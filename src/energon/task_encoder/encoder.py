@@ -1,0 +1,171 @@
+"""The hooks with which a user says what becomes of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from energon.decode.sample_decoder import SampleDecoder
+from energon.samples.collate import generic_batch
+from energon.stages.hook import DEFAULT_TOLERANCE
+from energon.task_encoder.cooker import Cooker
+
+T_sample = TypeVar("T_sample")
+T_encoded_sample = TypeVar("T_encoded_sample")
+T_raw_batch = TypeVar("T_raw_batch")
+T_batch = TypeVar("T_batch")
+
+
+class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """What becomes of samples on their way to a batch. Subclass it and override hooks.
+
+    A sample passes `cook_crude_sample` (crude datasets only), `encode_sample`, `batch` and
+    `encode_batch`, in this order. Hooks are functions of their argument: they may run in any
+    worker, again after a restore, and out of order. A hook may raise `SkipSample`, and yield
+    several results or none where its text says so. One that is not overridden costs nothing.
+
+    Attributes:
+        cookers: For crude datasets, tried in order. Without any, crude samples are passed on
+            as they are.
+        decoder: Decodes the parts of samples; None leaves them as bytes.
+    """
+
+    cookers: ClassVar[Sequence[Cooker]] = ()
+    decoder: SampleDecoder | None = SampleDecoder()
+    __default_failure_tolerance__: int = DEFAULT_TOLERANCE
+
+    def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
+        """Return the sample that `cooker` makes of a crude one."""
+        return cooker.cook(sample, **aux)
+
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample:
+        """Return a sample as the batch needs it. May be a generator."""
+        return sample  # type: ignore[return-value]
+
+    def preencode_sample(self, sample: T_sample) -> T_sample:
+        """Return a sample as packing needs it; instead of `encode_sample`. May be a generator."""
+        return sample
+
+    def postencode_sample(self, sample: T_sample) -> T_encoded_sample:
+        """Return a sample as the pack needs it; instead of `encode_sample`."""
+        return sample  # type: ignore[return-value]
+
+    def select_samples_to_pack(self, samples: list[T_sample]) -> list[list[T_sample]]:
+        """Return which samples of a window are packed together."""
+        raise NotImplementedError
+
+    def pack_selected_samples(self, samples: list[T_encoded_sample]) -> Any:
+        """Return one sample made of those that were selected. May be a generator."""
+        raise NotImplementedError
+
+    def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
+        """Return the group whose samples share batches, and its batch size or None."""
+        return None, None
+
+    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+        """Return the batch of some samples. May be a generator."""
+        return self._batch(samples)
+
+    def encode_batch(self, batch: T_raw_batch) -> T_batch:
+        """Return a batch as the training step needs it. May be a generator."""
+        return batch  # type: ignore[return-value]
+
+    def _batch(
+        self,
+        samples: Sequence[Any],
+        result_type: type | None = None,
+        actions: dict[str, Callable[[list[Any]], Any]] | None = None,
+        default_action: Callable[[list[Any]], Any] = generic_batch,
+    ) -> Any:
+        """Return `samples` as one object: tensors stacked and padded, the rest as lists.
+
+        Args:
+            samples: At least one, all of the same type: dataclasses, named tuples or dicts.
+            result_type: What to return; None for the type of the samples.
+            actions: What makes the list of a field's values a batch, by field.
+            default_action: The same for all other fields.
+        """
+        first = samples[0]
+        names = field_names(type(first)) or (list(first) if isinstance(first, dict) else None)
+        if names is None:
+            return default_action(list(samples))
+        read = dict.__getitem__ if isinstance(first, dict) else getattr
+        columns = {name: [read(sample, name) for sample in samples] for name in names}
+        values = {
+            name: column
+            if name.startswith("__")
+            else (actions or {}).get(name, default_action)(column)
+            for name, column in columns.items()
+        }
+        if result_type is dict or (result_type is None and isinstance(first, dict)):
+            return values
+        return (result_type or type(first))(**values)
+
+
+class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """A task encoder that works as it is: samples are batched field by field.
+
+    Args:
+        encoded_sample_type: What samples become before batching: a dataclass, a named tuple or
+            dict, whose fields are taken over by name; None leaves them as they are.
+        raw_batch_type: What `batch` returns; None for the type of the samples.
+        batch_type: What `encode_batch` returns; None leaves batches as they are.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoded_sample_type: type | None = None,
+        raw_batch_type: type | None = None,
+        batch_type: type | None = None,
+    ) -> None:
+        self._encoded_sample_type = encoded_sample_type
+        self._raw_batch_type = raw_batch_type
+        self._batch_type = batch_type
+
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample:
+        """Return `sample` as `encoded_sample_type`."""
+        return convert(sample, self._encoded_sample_type)  # type: ignore[no-any-return]
+
+    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+        """Return `samples` as one `raw_batch_type`."""
+        return self._batch(samples, self._raw_batch_type)  # type: ignore[no-any-return]
+
+    def encode_batch(self, batch: T_raw_batch) -> T_batch:
+        """Return `batch` as `batch_type`."""
+        return convert(batch, self._batch_type)  # type: ignore[no-any-return]
+
+
+def overrides(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
+    """Return whether `hook` of `encoder` does anything of its own."""
+    if hook in vars(encoder):
+        return True
+    function = getattr(type(encoder), hook)
+    if function is getattr(TaskEncoder, hook):
+        return False
+    if function is getattr(DefaultTaskEncoder, hook, None):
+        settings = {"encode_sample": "_encoded_sample_type", "encode_batch": "_batch_type"}
+        # A subclass that does not call our constructor has no types to convert to.
+        return hook not in settings or getattr(encoder, settings[hook], None) is not None
+    return True
+
+
+def convert(value: Any, target: type | None) -> Any:
+    """Return `value` as a `target`, taking over the fields that both have; None is no target."""
+    if target is None or type(value) is target:
+        return value
+    names = field_names(type(value)) or (list(value) if isinstance(value, dict) else [])
+    read = dict.__getitem__ if isinstance(value, dict) else getattr
+    if target is dict:
+        return {name: read(value, name) for name in names}
+    wanted = set(field_names(target) or names)
+    return target(**{name: read(value, name) for name in names if name in wanted})
+
+
+def field_names(kind: type) -> list[str] | None:
+    """Return the fields of a dataclass or named tuple; None for anything else."""
+    if is_dataclass(kind):
+        return [field.name for field in fields(kind)]
+    names = getattr(kind, "_fields", None)
+    return list(names) if issubclass(kind, tuple) and names else None
