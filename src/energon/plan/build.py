@@ -1,0 +1,95 @@
+"""Make the plan of a run. Other rooms call nothing else of this one for the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from energon.errors import ConfigError, EmptyDatasetError
+from energon.plan.blend import BlendPlan
+from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.line import LinePlan
+from energon.plan.rows import Plan
+from energon.plan.window import WindowPlan
+
+__all__ = ["blend_plan", "choose_slice_samples", "concat_plan", "epochized_plan"]
+
+
+def blend_plan(
+    leaves: Sequence[PlanLeaf],
+    *,
+    lanes: int,
+    seed: int,
+    schedule: Sequence[tuple[int, Sequence[float]]] | None = None,
+    shuffle_window: int = 0,
+) -> Plan:
+    """Return an endless plan that draws from `leaves` by weight.
+
+    Args:
+        leaves: At least one.
+        lanes: V.
+        seed: Seed of the run.
+        schedule: Rows of a lane in ascending order, the first 0, each with the weights of all
+            leaves from there on; None for the weights of the leaves.
+        shuffle_window: Rows of a lane that are permuted together after blending; 0 for none.
+
+    Raises:
+        ConfigError: If weights or rows make no sense.
+    """
+    leaves = _checked(leaves, lanes)
+    stages = schedule if schedule is not None else [(0, [leaf.weight for leaf in leaves])]
+    plan = BlendPlan(leaves, lanes, seed, tuple((row, tuple(weights)) for row, weights in stages))
+    return _windowed(plan, shuffle_window, seed)
+
+
+def epochized_plan(
+    leaves: Sequence[PlanLeaf],
+    *,
+    lanes: int,
+    seed: int,
+    repeat: bool,
+    stripe: int = 1,
+    shuffle_window: int = 0,
+) -> Plan:
+    """Return a plan of all samples of `leaves`, each `repetitions` times, as one mixed line.
+
+    Args:
+        leaves: At least one. If all keep their order, so does the line.
+        lanes: V.
+        seed: Seed of the run.
+        repeat: Whether the line starts again, mixed anew, at its end.
+        stripe: Consecutive samples that go to the same lane where the order is kept.
+        shuffle_window: Rows of a lane that are permuted together; 0 for none.
+    """
+    leaves = _checked(leaves, lanes)
+    shuffle = any(leaf.shuffle_over_epochs is not None for leaf in leaves)
+    plan = LinePlan(leaves, lanes, seed, repeat=repeat, shuffle=shuffle, stripe=stripe)
+    return _windowed(plan, shuffle_window, seed)
+
+
+def concat_plan(leaves: Sequence[PlanLeaf], *, lanes: int, stripe: int = 1) -> Plan:
+    """Return the finite plan that gives each sample once, leaf after leaf, in order.
+
+    Args:
+        leaves: At least one; weights and repetitions do not count.
+        lanes: V.
+        stripe: Consecutive samples that go to the same lane. With the batch size, global batch
+            g is made of samples g·stripe to (g + 1)·stripe.
+    """
+    once = [PlanLeaf(leaf.uid, leaf.num_samples) for leaf in _checked(leaves, lanes)]
+    return LinePlan(tuple(once), lanes, stripe=stripe)
+
+
+def _checked(leaves: Sequence[PlanLeaf], lanes: int) -> tuple[PlanLeaf, ...]:
+    if not leaves:
+        raise EmptyDatasetError("a plan needs at least one leaf, got none")
+    if lanes < 1:
+        raise ConfigError(f"a plan needs at least one lane, got {lanes}")
+    uids = [leaf.uid for leaf in leaves]
+    twice = sorted({uid for uid in uids if uids.count(uid) > 1}) if len(set(uids)) < len(uids) else []
+    if twice:
+        raise ConfigError(f"leaves share the uid {twice[0]!r}; their draws would be the same")
+    return tuple(leaves)
+
+
+def _windowed(plan: Plan, size: int, seed: int) -> Plan:
+    return WindowPlan(plan, size, seed) if size > 1 else plan

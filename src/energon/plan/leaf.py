@@ -1,0 +1,238 @@
+"""The order in which the samples of a leaf are drawn.
+
+The k-th draw of lane v is draw number K = k·V + v of the leaf. With n samples, K // n is its
+epoch and p = K % n its position there; each finished epoch holds every position once, so it
+is enough to say which sample stands at a position, by a permutation of n that keeps lanes
+reading consecutive samples:
+
+- Columns. A lane meets the positions p with p ≡ const (mod V), so positions are seen as rows
+  i = p // V of V columns c = p % V.
+- Slices. The line of samples is cut into slices of L. The i // L-th slice of column c is
+  chosen by a permutation of all slices.
+- Windows. Within a column, the rows of S consecutive slices are permuted, so at most S slices
+  are open at a time.
+- Rests. What does not fill a slice in every column is dealt as V shorter slices, what does not
+  fill a row singly, each by permutations of their own.
+- Rotation. The line begins at a random sample in every epoch, so slices are cut elsewhere.
+
+Everything is computed element by element on arrays, for draws of many leaves at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError
+from energon.plan.permutation import permute
+from energon.plan.seeds import U64, combine, derive_seed
+
+Ints = NDArray[np.int64]
+
+SLICE_BYTES = 4 << 20
+MAX_SLICE_SAMPLES = 128
+WITH_REPLACEMENT = -1
+
+
+@dataclass(frozen=True)
+class PlanLeaf:
+    """A leaf, as far as the order is concerned.
+
+    Args:
+        uid: Distinct for every leaf of a run; part of all its keys.
+        num_samples: How many samples it has.
+        weight: Share in a blend, relative to the others; 0 draws nothing.
+        repetitions: How often it comes in an epochized line; may be a fraction.
+        slice_samples: L, consecutive samples that are read together; 1 shuffles globally.
+        parallel_slices: S, slices open at a time in a lane.
+        shuffle_over_epochs: m permutes m copies of the leaf together; -1 draws with
+            replacement; None keeps the order of the samples.
+
+    Raises:
+        ConfigError: If a number makes no sense.
+    """
+
+    uid: str
+    num_samples: int
+    weight: float = 1.0
+    repetitions: float = 1.0
+    slice_samples: int = 1
+    parallel_slices: int = 16
+    shuffle_over_epochs: int | None = 1
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ConfigError(f"leaf {self.uid} has {self.num_samples} samples, needs at least 1")
+        if not 0 <= self.weight < float("inf"):
+            raise ConfigError(f"leaf {self.uid}: weight {self.weight} is not a share")
+        if not 0 < self.repetitions < float("inf"):
+            raise ConfigError(f"leaf {self.uid}: cannot be repeated {self.repetitions} times")
+        if self.slice_samples < 1 or self.parallel_slices < 1:
+            raise ConfigError(
+                f"leaf {self.uid}: slices of {self.slice_samples} samples, "
+                f"{self.parallel_slices} at a time; both must be at least 1"
+            )
+        multiplier = self.shuffle_over_epochs
+        if multiplier is not None and multiplier < 1 and multiplier != WITH_REPLACEMENT:
+            raise ConfigError(
+                f"leaf {self.uid}: shuffle_over_epochs is {multiplier}; wanted is a number of "
+                "epochs, -1 to draw with replacement, or None to keep the order"
+            )
+
+
+def choose_slice_samples(mean_sample_bytes: float) -> int:
+    """Return the default L: about 4 MiB a slice, between 1 and 128 samples.
+
+    More than about 100 samples make no read cheaper, and a shorter slice shuffles better.
+    """
+    return int(min(MAX_SLICE_SAMPLES, max(1, SLICE_BYTES // max(1.0, mean_sample_bytes))))
+
+
+class LeafOrder:
+    """The order of draws from some leaves, all at once.
+
+    Args:
+        leaves: The leaves.
+        lanes: V.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, leaves: Sequence[PlanLeaf], *, lanes: int, seed: int) -> None:
+        self.leaves = tuple(leaves)
+        self.lanes = lanes
+        self.seed = seed
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"leaves": self.leaves, "lanes": self.lanes, "seed": self.seed}
+
+    def draw(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
+        """Return epoch and ordinal for draw number `draws` of `lane` from `leaf`, elementwise."""
+        table = self._table
+        kind = table.kind[leaf]
+        if (kind == _SHUFFLED).all():
+            return self._shuffled(lane, leaf, draws)
+        epoch = np.empty(len(leaf), np.int64)
+        ordinal = np.empty(len(leaf), np.int64)
+        for number, method in enumerate((self._shuffled, self._replaced, self._in_order)):
+            chosen = np.flatnonzero(kind == number)
+            if len(chosen):
+                epoch[chosen], ordinal[chosen] = method(lane, leaf[chosen], draws[chosen])
+        return epoch, ordinal
+
+    def _shuffled(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
+        table, lanes = self._table, self.lanes
+        size = table.size[leaf]
+        pass_, position = np.divmod(draws * lanes + lane, size)
+        keys = combine(table.key[leaf], pass_)
+        place = self._place(leaf, size, position, keys)
+        # One pass over m copies is m epochs.
+        copy, ordinal = np.divmod(place, table.num_samples[leaf])
+        return pass_ * table.copies[leaf] + copy, ordinal
+
+    def _place(self, leaf: NDArray[np.int32], size: Ints, position: Ints, keys: U64) -> Ints:
+        """Return where on the line of `size` samples each position of a pass lies."""
+        table, lanes = self._table, self.lanes
+        row, column = np.divmod(position, lanes)
+        length, parallel = table.slice_samples[leaf], table.parallel[leaf]
+        sliced = table.sliced_rows[leaf]
+        window_rows = length * parallel
+        # Rows of full slices: permute inside the window, then find the slice.
+        window = row // window_rows
+        begin = window * window_rows
+        in_rest = row >= sliced
+        begin = np.where(in_rest, sliced, begin)
+        rest_rows = size // lanes - sliced
+        stop = np.where(in_rest, sliced + rest_rows, np.minimum(begin + window_rows, sliced))
+        inner = row - begin
+        span = np.maximum(stop - begin, 1)
+        mixed = length > 1
+        single = row >= size // lanes
+        chosen = np.flatnonzero(mixed & ~single)
+        if len(chosen):
+            inner = inner.copy()
+            inner[chosen] = permute(
+                inner[chosen],
+                span[chosen],
+                combine(keys[chosen], _WINDOW, column[chosen], window[chosen]),
+            )
+        slice_row, within = np.divmod(begin + inner, length)
+        number = slice_row * lanes + column
+        count = (sliced // length) * lanes
+        base = np.zeros_like(size)
+        width = length
+        purpose = np.full(len(leaf), _SLICE, np.int64)
+        if in_rest.any():
+            # The rows that fill no slice: one shorter slice a column, behind the others.
+            number = np.where(in_rest, column, number)
+            within = np.where(in_rest, inner, within)
+            count = np.where(in_rest, lanes, count)
+            base = np.where(in_rest, sliced * lanes, base)
+            width = np.where(in_rest, rest_rows, width)
+            purpose = np.where(in_rest, _REST, purpose)
+            # The last, incomplete row.
+            within = np.where(single, 0, within)
+            count = np.where(single, size % lanes, count)
+            base = np.where(single, size - size % lanes, base)
+            width = np.where(single, 1, width)
+            purpose = np.where(single, _SINGLE, purpose)
+        slice_ = permute(number, count, combine(keys, purpose))
+        rotation = (combine(keys, _ROTATION) % size.astype(np.uint64)).astype(np.int64)
+        return (base + slice_ * width + within + rotation) % size
+
+    def _replaced(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
+        table = self._table
+        size, length = table.num_samples[leaf], table.slice_samples[leaf]
+        keys = table.key[leaf]
+        window_rows = length * table.parallel[leaf]
+        window, inner = np.divmod(draws, window_rows)
+        inner = permute(inner, window_rows, combine(keys, _WINDOW, lane, window))
+        slice_ = (window * window_rows + inner) // length
+        start = (combine(keys, _SLICE, lane, slice_) % size.astype(np.uint64)).astype(np.int64)
+        epoch = (draws * self.lanes + lane) // size
+        return epoch, (start + inner % length) % size
+
+    def _in_order(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
+        """Deal runs of `slice_samples` samples to the lanes in turn."""
+        table = self._table
+        turn, within = np.divmod(draws, table.slice_samples[leaf])
+        position = (turn * self.lanes + lane) * table.slice_samples[leaf] + within
+        epoch, ordinal = np.divmod(position, table.num_samples[leaf])
+        return epoch, ordinal
+
+    @cached_property
+    def _table(self) -> _LeafTable:
+        return _LeafTable(self.leaves, self.lanes, self.seed)
+
+
+_SHUFFLED, _REPLACED, _IN_ORDER = range(3)
+_WINDOW, _SLICE, _REST, _SINGLE, _ROTATION = range(5)
+
+
+class _LeafTable:
+    """The numbers of all leaves as arrays."""
+
+    def __init__(self, leaves: Sequence[PlanLeaf], lanes: int, seed: int) -> None:
+        multipliers = [leaf.shuffle_over_epochs for leaf in leaves]
+        self.kind = np.array(
+            [
+                _IN_ORDER if m is None else _REPLACED if m == WITH_REPLACEMENT else _SHUFFLED
+                for m in multipliers
+            ]
+        )
+        self.num_samples = np.array([leaf.num_samples for leaf in leaves], np.int64)
+        self.copies = np.array([max(1, m or 1) for m in multipliers], np.int64)
+        self.size = self.num_samples * self.copies
+        self.key = np.array([derive_seed(seed, "leaf", leaf.uid) for leaf in leaves], np.uint64)
+        self.parallel = np.array([leaf.parallel_slices for leaf in leaves], np.int64)
+        wanted = np.array([leaf.slice_samples for leaf in leaves], np.int64)
+        # A small leaf is cut finer, so that every lane still mixes all its open slices.
+        rows = self.size // lanes
+        fits = np.maximum(1, np.where(rows < 8, 1, rows // self.parallel))
+        self.slice_samples = np.where(
+            self.kind == _SHUFFLED, np.minimum(wanted, fits), np.minimum(wanted, self.num_samples)
+        )
+        self.sliced_rows = rows // self.slice_samples * self.slice_samples

@@ -1,0 +1,115 @@
+"""Lay leaves end to end: in order for validation, permuted as one line for epochized blends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+
+from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
+from energon.plan.rows import Rows
+from energon.plan.seeds import combine, derive_seed
+
+
+@dataclass(frozen=True)
+class LinePlan:
+    """The leaves laid end to end, each `repetitions` times.
+
+    A fraction of a pass is a run of consecutive samples that begins elsewhere in every epoch.
+
+    Args:
+        leaves: The leaves.
+        lanes: V.
+        seed: Seed of the run.
+        repeat: Whether the line starts again at its end.
+        shuffle: Whether the line is permuted, with the locality of leaves.
+        stripe: If it is not, how many consecutive samples go to the same lane.
+    """
+
+    leaves: tuple[PlanLeaf, ...]
+    lanes: int
+    seed: int = 0
+    repeat: bool = False
+    shuffle: bool = False
+    stripe: int = 1
+
+    @property
+    def length(self) -> int:
+        """Samples of the whole line."""
+        return int(self._bounds[-1])
+
+    def num_rows(self, lane: int) -> int | None:
+        """Return how many rows a lane has; None if the line repeats."""
+        if self.repeat:
+            return None
+        stripe = 1 if self.shuffle else self.stripe
+        full, rest = divmod(self.length, stripe * self.lanes)
+        return full * stripe + min(stripe, max(0, rest - lane * stripe))
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        """Return rows `start` to `start + count` of a lane; fewer only at the end."""
+        end = self.num_rows(lane)
+        stop = start + count if end is None else min(start + count, end)
+        return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
+
+    def at(self, lane: int, rows: Ints) -> Rows:
+        """Return what comes at `rows` of a lane, in any order."""
+        if self.shuffle:
+            line, position = self._order.draw(lane, np.zeros(len(rows), np.int32), rows)
+        else:
+            turn, within = np.divmod(rows, self.stripe)
+            position = (turn * self.lanes + lane) * self.stripe + within
+            line, position = np.divmod(position, self.length)
+        leaf = (np.searchsorted(self._bounds, position, side="right") - 1).astype(np.int32)
+        pass_, ordinal = np.divmod(position - self._bounds[leaf], self._sizes[leaf])
+        if self._fractions.any():
+            partial = (pass_ == self._passes[leaf]) & self._fractions[leaf]
+            sizes = self._sizes[leaf].astype(np.uint64)
+            rotation = (combine(self._keys[leaf], line) % sizes).astype(np.int64)
+            ordinal = np.where(partial, (ordinal + rotation) % self._sizes[leaf], ordinal)
+        return Rows(leaf, line * self._epochs[leaf] + pass_, ordinal)
+
+    @cached_property
+    def _sizes(self) -> Ints:
+        return np.array([leaf.num_samples for leaf in self.leaves], np.int64)
+
+    @cached_property
+    def _passes(self) -> Ints:
+        return np.array([int(leaf.repetitions) for leaf in self.leaves], np.int64)
+
+    @cached_property
+    def _epochs(self) -> Ints:
+        return np.array([ceil(leaf.repetitions) for leaf in self.leaves], np.int64)
+
+    @cached_property
+    def _fractions(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        return self._epochs > self._passes
+
+    @cached_property
+    def _bounds(self) -> Ints:
+        lengths = [max(1, round(leaf.num_samples * leaf.repetitions)) for leaf in self.leaves]
+        return np.concatenate(([0], np.cumsum(np.array(lengths, np.int64))))
+
+    @cached_property
+    def _keys(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        seeds = [derive_seed(self.seed, "fraction", leaf.uid) for leaf in self.leaves]
+        return np.array(seeds, np.uint64)
+
+    @cached_property
+    def _order(self) -> LeafOrder:
+        line = PlanLeaf(
+            uid="\n".join(leaf.uid for leaf in self.leaves),
+            num_samples=self.length,
+            slice_samples=min(leaf.slice_samples for leaf in self.leaves),
+            parallel_slices=max(leaf.parallel_slices for leaf in self.leaves),
+        )
+        return LeafOrder((line,), lanes=self.lanes, seed=self.seed)
+
+    def __getstate__(self) -> dict[str, object]:
+        names = ("leaves", "lanes", "seed", "repeat", "shuffle", "stripe")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)

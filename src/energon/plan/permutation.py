@@ -1,0 +1,55 @@
+"""Random permutations that are functions: no table, no state, any element at once.
+
+A Feistel network permutes the numbers of b bits; walking along its cycles until a number
+below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary
+finite domains", 2002). Sizes and keys may differ from element to element.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.plan.seeds import U64, mix
+
+ROUNDS = 6
+_ONE = np.uint64(1)
+
+
+def permute(
+    indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64
+) -> NDArray[np.int64]:
+    """Return where each index goes in the permutation of its size and key.
+
+    Args:
+        indices: Numbers with 0 ≤ index < size.
+        sizes: How many numbers are permuted, at least 1.
+        keys: Elements with equal size and key belong to the same permutation.
+    """
+    indices, sizes, keys = np.broadcast_arrays(indices, sizes, keys)
+    limits = sizes.astype(np.uint64)
+    result = _feistel(indices.astype(np.uint64), limits, keys)
+    outside = np.flatnonzero(result >= limits)
+    while len(outside):
+        walked = _feistel(result[outside], limits[outside], keys[outside])
+        result[outside] = walked
+        outside = outside[walked >= limits[outside]]
+    return result.astype(np.int64)
+
+
+def _feistel(values: U64, sizes: U64, keys: U64) -> U64:
+    """Permute the numbers with as many bits as the largest index of each size has."""
+    # frexp is exact for integers below 2^53, and no dataset has more samples.
+    bits = np.frexp((sizes - _ONE).astype(np.float64))[1].astype(np.uint64)
+    low_bits = bits >> _ONE
+    low_mask = (_ONE << low_bits) - _ONE
+    high_mask = (_ONE << (bits - low_bits)) - _ONE
+    low = values & low_mask
+    high = values >> low_bits
+    for number in range(ROUNDS):
+        key = keys + np.uint64((number * 0xD1342543DE82EF95) & 0xFFFFFFFFFFFFFFFF)
+        if number % 2:
+            low = low ^ (mix(high ^ key) & low_mask)
+        else:
+            high = high ^ (mix(low ^ key) & high_mask)
+    return (high << low_bits) | low

@@ -1,0 +1,36 @@
+"""What a plan is: for each row of a lane, which leaf, epoch and sample."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Rows(NamedTuple):
+    """Some rows of a lane; three arrays of equal length."""
+
+    leaf: NDArray[np.int32]
+    """Index of the leaf."""
+    epoch: NDArray[np.int64]
+    """Which pass over the leaf."""
+    ordinal: NDArray[np.int64]
+    """Number of the sample within the leaf."""
+
+
+class Plan(Protocol):
+    """The order of a run: immutable, small, and a pure function of its parameters."""
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+
+    def at(self, lane: int, rows: NDArray[np.int64]) -> Rows:
+        """Return what comes at `rows` of a lane, in any order; all must exist."""
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        """Return rows `start` to `start + count`; fewer only at the end of a finite plan."""
+
+    def num_rows(self, lane: int) -> int | None:
+        """Return how many rows a lane has; None means no end."""

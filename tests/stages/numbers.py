@@ -1,0 +1,44 @@
+"""A plan and a reader of numbers: sample `n` of lane v of V is the dict {"n": n·V + v}."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from energon.plan.rows import Rows
+from energon.stages.read import ReadDataset
+
+
+@dataclass(frozen=True)
+class NumberPlan:
+    lanes: int
+    total: int | None
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        if self.total is not None:
+            count = max(0, min(count, self.num_rows(lane) - start))
+        rows = np.arange(start, start + count, dtype=np.int64)
+        return Rows(np.zeros(count, np.int32), np.zeros(count, np.int64), rows * self.lanes + lane)
+
+    def num_rows(self, lane: int) -> int | None:
+        return None if self.total is None else -(-(self.total - lane) // self.lanes)
+
+
+@dataclass(frozen=True)
+class NumberReader:
+    mean_sample_bytes: float = 1.0
+    reads: list[int] = field(default_factory=list)
+
+    def read(self, rows: Rows) -> list[Any]:
+        self.reads.append(len(rows.leaf))
+        return [
+            {"n": ordinal, "__restore_key__": (0, 0, ordinal)} for ordinal in rows.ordinal.tolist()
+        ]
+
+
+def numbers(total: int | None, *, mean_sample_bytes: float = 1.0) -> ReadDataset:
+    return ReadDataset(
+        lambda lanes: NumberPlan(lanes, total), NumberReader(mean_sample_bytes=mean_sample_bytes)
+    )

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from energon.errors import ConfigError, FatalSampleError, SkipSample
+from energon.stages.apply import BatchDataset, MapDataset
+from energon.stages.hook import Hook
+from energon.stages.lane import Lane
+from energon.stages.seed import SeedDataset
+from energon.testing import check_resume
+from tests.stages.numbers import numbers
+
+
+def mapped(dataset, *functions, **settings):
+    hooks = tuple(Hook(function.__name__, function, **settings) for function in functions)
+    return MapDataset(dataset, lambda _: hooks)
+
+
+def double(sample):
+    return {**sample, "n": sample["n"] * 2}
+
+
+def drop_threes(sample):
+    if sample["n"] % 3 == 0:
+        raise SkipSample
+    return sample
+
+
+def fail_fives(sample):
+    if sample["n"] % 5 == 0:
+        raise ValueError(f"no fives, got {sample['n']}")
+    return sample
+
+
+def repeat_by_rest(sample):
+    for copy in range(sample["n"] % 3):
+        yield {**sample, "copy": copy}
+
+
+def tail(sample):
+    yield sample
+    yield {**sample, "tail": True}
+
+
+def test_maps_every_sample_once():
+    items = check_resume(mapped(numbers(40), double))
+    assert [item["n"] for item in items] == list(range(0, 80, 4))
+
+
+def test_skipped_samples_are_left_out_and_counted():
+    lane = Lane(0, 1)
+    dataset = mapped(numbers(30), drop_threes)
+    assert [item["n"] for item in dataset.open(lane)] == [n for n in range(30) if n % 3]
+    assert lane.counts["skipped"] == 10
+    check_resume(dataset)
+
+
+def test_failed_samples_are_logged_with_the_cause_and_counted(caplog):
+    lane = Lane(0, 1)
+    items = list(mapped(numbers(10), fail_fives).open(lane))
+    assert [item["n"] for item in items] == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert lane.counts["failed"] == 2
+    assert "no fives, got 5" in caplog.text
+
+
+def test_a_generator_gives_several_samples_and_resumes_between_them():
+    items = check_resume(mapped(numbers(40), repeat_by_rest))
+    assert [(item["n"], item["copy"]) for item in items] == [
+        (n, copy) for n in range(0, 40, 2) for copy in range(n % 3)
+    ]
+
+
+def test_generators_may_follow_one_another():
+    items = check_resume(mapped(numbers(20), repeat_by_rest, double, tail))
+    assert [(item["n"] // 2, item["copy"], "tail" in item) for item in items] == [
+        (n, copy, last) for n in range(0, 20, 2) for copy in range(n % 3) for last in (False, True)
+    ]
+
+
+def test_batches_are_made_of_consecutive_samples():
+    dataset = BatchDataset(mapped(numbers(20), drop_threes), 3)
+    assert [[item["n"] for item in batch] for batch in check_resume(dataset)] == [
+        [2, 4, 8],
+        [10, 14, 16],
+    ]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_last_batch_is_smaller_or_dropped(drop_last):
+    dataset = BatchDataset(numbers(11), 4, drop_last=drop_last)
+    sizes = [len(batch) for batch in dataset.open(Lane(0, 1))]
+    assert sizes == ([4, 4] if drop_last else [4, 4, 3])
+    assert dataset.num_items(0, 1) == len(sizes)
+
+
+def test_a_batch_hook_may_yield_several_batches():
+    def halves(samples):
+        yield samples[: len(samples) // 2]
+        yield samples[len(samples) // 2 :]
+
+    batches = check_resume(BatchDataset(numbers(16), 4, (Hook("batch", halves),)))
+    assert [[item["n"] for item in batch] for batch in batches] == [[0, 2], [4, 6], [8, 10], [12, 14]]
+
+
+def test_too_many_failures_in_a_row_end_the_run_with_the_cause():
+    def fail(sample):
+        raise ValueError("broken for good")
+
+    iterator = mapped(numbers(None), fail, tolerance=7).open(Lane(0, 1))
+    with pytest.raises(FatalSampleError, match=r"fail failed on .*broken for good.*7 failures"):
+        next(iterator)
+
+
+def test_a_success_forgives_the_failures_before():
+    iterator = mapped(numbers(1000), fail_fives, tolerance=2).open(Lane(0, 1))
+    assert len(list(iterator)) == 800
+
+
+def test_faults_of_the_program_end_the_run_at_once():
+    def misspelled(sample):
+        return smaple  # noqa: F821 - the point of the test
+
+    with pytest.raises(FatalSampleError, match="smaple"):
+        next(mapped(numbers(5), misspelled).open(Lane(0, 1)))
+
+
+def test_rows_that_killed_workers_are_left_out():
+    lane = Lane(0, 1, skip_rows=frozenset({3, 4}))
+    assert [item["n"] for item in mapped(numbers(8), double).open(lane)] == [0, 2, 4, 10, 12, 14]
+    assert lane.counts["skipped after killing workers"] == 2
+
+
+def test_progress_is_told_with_the_row_of_every_sample():
+    rows = []
+    list(mapped(numbers(6), double).open(Lane(0, 2, progress=rows.append)))
+    assert rows == [0, 1, 2]
+
+
+def test_global_random_numbers_are_the_same_after_resuming_and_leave_no_trace():
+    def draw(sample):
+        return random.random()
+
+    random.seed(5)
+    before = random.getstate()
+    dataset = SeedDataset(BatchDataset(mapped(numbers(40), draw), 4))
+    check_resume(dataset)
+    assert random.getstate() == before
+
+
+def test_restored_seeds_depend_on_the_sample_alone():
+    def draw(sample):
+        return sample["n"], random.random()
+
+    def drawn(lanes):
+        dataset = mapped(numbers(24), draw, restore_seeds=True)
+        return {pair for lane in range(lanes) for pair in dataset.open(Lane(lane, lanes))}
+
+    assert drawn(2) == drawn(3)
+    assert len({value for _, value in drawn(2)}) == 24
+
+
+def test_a_batch_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        BatchDataset(numbers(5), 0)
