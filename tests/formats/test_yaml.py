@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import yaml as pyyaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.errors import FormatError
+from energon.formats import yaml
+from energon.formats.yaml import MAX_DEPTH, dump, load, plain, where
+
+
+@pytest.fixture(params=["libyaml", "pure"], autouse=True, scope="module")
+def parser(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "pure":
+            patch.setattr(yaml, "_Parser", pyyaml.SafeLoader)
+        yield
+
+
+def error(text: str | bytes) -> str:
+    with pytest.raises(FormatError) as info:
+        load(text, origin="f.yaml")
+    return str(info.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n# only a comment\n", "---\n", b"", "~", "\ufeff"])
+def test_nothing_is_none(text):
+    assert load(text, origin="f.yaml") is None
+
+
+def test_an_empty_value_is_none():
+    assert load("a:\nb:\n- c:\n-\n", origin="f.yaml") == {"a": None, "b": [{"c": None}, None]}
+
+
+def test_remembers_the_line_of_everything():
+    document = load("# head\na: 1\nb:\n  - x\n  -\n    y: 2\n    z: 3\n", origin="f.yaml")
+    assert (document.line, document.lines) == (2, {"a": 2, "b": 3})
+    assert (document["b"].line, document["b"].lines) == (4, [4, 6])
+    assert where(document, "b") == "f.yaml:3"
+    assert where(document["b"], 1) == "f.yaml:6"
+    assert where(document["b"][1]) == "f.yaml:6"
+    assert where(document["b"][1], "z") == "f.yaml:7"
+    assert where(document["b"][1], "absent") == "f.yaml:6"
+
+
+def test_what_was_not_loaded_has_no_line():
+    assert where({"a": 1}, "a") == "document"
+
+
+def test_a_loaded_document_can_be_copied_and_pickled():
+    document = load("a: [1, {b: 2}]", origin="f.yaml")
+    for other in (copy.deepcopy(document), pickle.loads(pickle.dumps(document))):
+        assert other == document
+        assert where(other["a"][1], "b") == "f.yaml:1"
+
+
+def test_plain_makes_builtins():
+    value = plain(load("a: [1, {b: 2}]", origin="f.yaml"))
+    assert type(value) is dict
+    assert type(value["a"]) is list
+    assert type(value["a"][1]) is dict
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("null", None),
+        ("~", None),
+        ("NULL", None),
+        ("true", True),
+        ("Yes", True),
+        ("no", False),
+        ("FALSE", False),
+        ("12", 12),
+        ("-3", -3),
+        ("+3", 3),
+        ("1_000", 1000),
+        ("010", 10),
+        ("0", 0),
+        ("1.5", 1.5),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("1e5", 1e5),
+        ("-1.5E-3", -1.5e-3),
+        (".inf", math.inf),
+        ("-.Inf", -math.inf),
+        ("0x10", "0x10"),
+        ("0o10", "0o10"),
+        ("on", "on"),
+        ("y", "y"),
+        ("1_", "1_"),
+        ("1__0", "1__0"),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("1.2.3", "1.2.3"),
+        ("e5", "e5"),
+        ("infinity", "infinity"),
+        ("'12'", "12"),
+        ('"true"', "true"),
+        ("''", ""),
+        ("'~'", "~"),
+        ("9" * 5000, "9" * 5000),
+    ],
+)
+def test_scalars_mean_what_the_dialect_says(text, value):
+    found = load(f"a: {text}", origin="f.yaml")["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_nan_is_a_number():
+    assert math.isnan(load("a: .nan", origin="f.yaml")["a"])
+
+
+def test_aliases_and_merge_keys_work():
+    document = load(
+        "base: &base {a: 1, b: 2}\nmore: &more {b: 3, c: 4}\n"
+        "x:\n  b: 0\n  <<: [*base, *more]\ny: *base\nz: {<<: *more, d: 5}\n",
+        origin="f.yaml",
+    )
+    assert document["x"] == {"b": 0, "a": 1, "c": 4}
+    assert document["y"] == {"a": 1, "b": 2}
+    assert document["z"] == {"b": 3, "c": 4, "d": 5}
+    assert where(document["x"], "c") == "f.yaml:2"
+    assert where(document["x"], "b") == "f.yaml:4"
+
+
+def test_an_anchor_may_be_set_anew():
+    assert load("[&a 1, *a, &a 2, *a]", origin="f.yaml") == [1, 1, 2, 2]
+
+
+def test_a_quoted_merge_key_is_a_key():
+    assert load("'<<': 1", origin="f.yaml") == {"<<": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3:1: duplicate key 'a', first in line 1"),
+        ("a: 1\n'a': 3\n", "f.yaml:2:1: duplicate key 'a'"),
+        ("a:\n  - {b: 1, b: 2}", "f.yaml:2:12: duplicate key 'b'"),
+        ("a: !!str 1", "f.yaml:1:4: tag 'tag:yaml.org,2002:str'"),
+        ("a: !!python/name:os.system x", "f.yaml:1:4: tag"),
+        ("a: !x [1]", "f.yaml:1:4: tag '!x'"),
+        ("a: ! 1", "f.yaml:1:4: tag '!'"),
+        ("a: *b", "f.yaml:1:4: alias *b has no anchor &b before it"),
+        ("a: &a [1, *a]", "f.yaml:1:11: alias *a lies inside of what it refers to"),
+        ("? [1]\n: 2", "f.yaml:1:3: a key must be a scalar"),
+        ("a: &a [1]\n*a : 2", "f.yaml:2:1: a key must be a scalar"),
+        ("<<: 1", "f.yaml:1:5: '<<' merges mappings"),
+        ("<<: [{a: 1}, 2]", "f.yaml:1:5: '<<' merges mappings"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: a second document"),
+        ("a: b: c", "f.yaml:1:5: mapping values are not allowed"),
+        ("a: b: c", "needs quotes"),
+        ("a:\n\tb: 1", "indent with spaces"),
+        ("a: [1,\n\nb: {2\n", "that starts in line 3"),
+        ("a: 1\nb: \x07", "f.yaml:2:4: "),
+        (b"a: 1\nb: \xff", "f.yaml:2: byte 0xff is not UTF-8"),
+        ("a: \ud800", "f.yaml"),
+    ],
+)
+def test_refuses_with_the_place(text, message):
+    assert message in error(text)
+
+
+def test_refuses_deep_nesting():
+    load("[" * MAX_DEPTH + "]" * MAX_DEPTH, origin="f.yaml")
+    assert "nested deeper than" in error("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+
+
+def test_refuses_deep_nesting_by_aliases():
+    half = "[" * 60 + "{}" + "]" * 60
+    text = f"a: &a {half}\nb: &b {half.format('*a')}\n"
+    assert error(text).startswith("f.yaml:2:")
+
+
+def test_refuses_aliases_that_multiply():
+    lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 9):
+        lines.append(f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 10)}]")
+    assert "aliases stand for more than" in error("\n".join(lines))
+
+
+def test_dump_writes_blocks_in_order():
+    data = {
+        "split_parts": {"train": ["shards/{000..010}.tar"], "val": []},
+        "exclude": [{"a": 1, "b": [[1, 2], {}]}],
+        "path": "msc://bucket/x",
+        "flag": "yes",
+    }
+    assert dump(data) == (
+        "split_parts:\n  train:\n    - shards/{000..010}.tar\n  val: []\n"
+        "exclude:\n  - a: 1\n    b:\n      -\n        - 1\n        - 2\n      - {}\n"
+        'path: msc://bucket/x\nflag: "yes"\n'
+    )
+
+
+@pytest.mark.parametrize("value", [b"x", object(), {1, 2}])
+def test_dump_refuses_what_yaml_does_not_have(value):
+    with pytest.raises(TypeError, match="as YAML"):
+        dump({"a": value})
+
+
+def test_dump_refuses_half_characters():
+    with pytest.raises(FormatError, match="UTF-8"):
+        dump("\ud800")
+
+
+TEXT = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.text("0123456789eE+-._:xinfIa# {}[],&*!|>'\"%@`~\n\t", max_size=8),
+    st.sampled_from(
+        ["null", "On", "n", "...", "---", "<<", "=", ".inf", "1e5", "0x1", "1:2", "a: b"]
+    ),
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
+DATA = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(DATA)
+def test_dump_and_load_are_inverse_and_other_readers_agree(data):
+    text = dump(data)
+    assert load(text, origin="f.yaml") == data
+    assert pyyaml.load(text, Loader=getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)) == data
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text("ab:-[]{}&*!<'\"#,\n 1", max_size=40))
+def test_any_text_loads_or_is_a_format_error(text):
+    message = "f.yaml:"
+    try:
+        load(text, origin="f.yaml")
+    except FormatError as exc:
+        message = str(exc)
+    assert message.startswith("f.yaml:")
