@@ -1,1 +1,23 @@
-"""loader"""
+"""Batches from lanes that are hosted in-line, in threads or in processes.
+
+A loader asks each worker for the next batch of the lane whose turn it is, so the order never
+depends on who is faster. Every batch carries the state of its lane after it; the last one
+delivered of each lane is the checkpoint. What is hosted is known by `pipeline.Pipeline` only.
+"""
+
+from energon.loader.getters import get_loader, get_savable_loader
+from energon.loader.loader import BasicDataLoader
+from energon.loader.options import LoaderOptions
+from energon.loader.pinning import to_device
+from energon.loader.pipeline import Pipeline
+from energon.loader.savable import SavableDataLoader
+
+__all__ = [
+    "BasicDataLoader",
+    "LoaderOptions",
+    "Pipeline",
+    "SavableDataLoader",
+    "get_loader",
+    "get_savable_loader",
+    "to_device",
+]

@@ -1,0 +1,125 @@
+"""A process that forks workers and nothing else.
+
+Forking the training process would copy its threads, locks and CUDA context; starting a new
+interpreter for each worker imports everything again. So one clean process imports once, and
+workers are forked from it. It belongs to one training process, talks to it through a socket
+that has no name, and when that closes, for whatever reason, it takes its workers along: also
+those that are stuck in foreign code. Requests and answers are single numbers:
+
+    START, with the descriptors of the new worker   -> its process id
+    process id                                      -> its exit code, or RUNNING
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+START = 0
+RUNNING = -(1 << 30)
+GRACE_SECONDS = 0.5
+"""How long workers get to leave by themselves, once the training process is gone."""
+
+_NUMBER = struct.Struct("q")
+_MAX_DESCRIPTORS = 2
+_POLL_SECONDS = 1.0
+
+
+def main(descriptor: int, parent: int, preload: Sequence[str]) -> None:
+    """Serve the training process `parent` at the other end of socket `descriptor`."""
+    for name in preload:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    workers: set[int] = set()
+    with socket.socket(fileno=descriptor) as channel:
+        while _wait_for_request(channel, parent):
+            data, descriptors, _, _ = socket.recv_fds(channel, _NUMBER.size, _MAX_DESCRIPTORS)
+            if len(data) < _NUMBER.size:
+                break
+            (request,) = _NUMBER.unpack(data)
+            if request == START:
+                answer = _fork(channel, descriptors)
+                workers.add(answer)
+            else:
+                answer = exit_code(request)
+                if answer != RUNNING:
+                    workers.discard(request)
+            channel.sendall(_NUMBER.pack(answer))
+    _end(workers)
+
+
+def request(channel: socket.socket, number: int, descriptors: Sequence[int] = ()) -> int:
+    """Send a request to the server and return its answer.
+
+    Raises:
+        OSError: If the server is gone.
+    """
+    socket.send_fds(channel, [_NUMBER.pack(number)], list(descriptors))
+    data = channel.recv(_NUMBER.size)
+    if len(data) < _NUMBER.size:
+        raise ConnectionResetError("the fork server has ended")
+    answer: int = _NUMBER.unpack(data)[0]
+    return answer
+
+
+def exit_code(pid: int) -> int:
+    """Return how child `pid` has ended (negative: by which signal), or RUNNING; once."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return os.waitstatus_to_exitcode(status) if found else RUNNING
+
+
+def _wait_for_request(channel: socket.socket, parent: int) -> bool:
+    """Wait for a request; return False when the parent is gone.
+
+    A process that the parent has forked may hold the other end of the channel and outlive it,
+    so the parent itself is watched, too.
+    """
+    while True:
+        ready, _, _ = select.select([channel], [], [], _POLL_SECONDS)
+        if ready:
+            return True
+        if os.getppid() != parent:
+            return False
+
+
+def _fork(channel: socket.socket, descriptors: Sequence[int]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            channel.close()
+            from energon.loader import worker_main
+
+            code = worker_main.main(*descriptors)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    for each in descriptors:
+        os.close(each)
+    return pid
+
+
+def _end(workers: set[int]) -> None:
+    """Give the workers a moment to leave, then kill them."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while workers and time.monotonic() < deadline:
+        workers = {pid for pid in workers if exit_code(pid) == RUNNING}
+        time.sleep(0.01)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)

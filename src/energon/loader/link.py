@@ -1,0 +1,188 @@
+"""The life of one worker process, seen from the training process."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import time
+import weakref
+from collections import deque
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from energon.loader.event_table import EventLayout, read_table
+from energon.loader.heartbeat import Heartbeat
+from energon.loader.hosting import Event
+from energon.loader.options import StartMethod
+from energon.loader.pickling import load_batch
+from energon.loader.remote_error import RemoteError
+from energon.loader.shared_memory import map_shared, share_bytes
+from energon.loader.slots import LEASES
+from energon.loader.start import start_process
+from energon.loader.wire import Kind, Message, receive, send
+from energon.loader.worker_main import Opening, Setup
+
+POLL_SECONDS = 0.5
+CLOSE_SECONDS = 0.5
+_TRACE_SECONDS = 0.2
+
+
+class ProcessLink:
+    """A worker process and all that is shared with it.
+
+    Args:
+        setup: How the process is to be set up.
+        pipeline: The pickled pipeline.
+        method: How the process starts.
+    """
+
+    def __init__(self, setup: Setup, pipeline: bytes, *, method: StartMethod) -> None:
+        self._slots: dict[int, mmap.mmap] = {}
+        self._leases: dict[int, weakref.ref[Any]] = {}
+        self._returned: deque[int] = deque()
+        self._generation = 0
+        self.num_copied = 0
+        page = Heartbeat.create()
+        self.heartbeat = Heartbeat(os.dup(page))
+        self._channel, channel = socket.socketpair()
+        self._lifeline, lifeline = socket.socketpair()
+        _links.add(self)
+        with channel, lifeline:
+            self._process = start_process(method, [channel.fileno(), lifeline.fileno()])
+        self._channel.setblocking(False)
+        attached = [page, share_bytes(pickle.dumps(setup)), share_bytes(pipeline)]
+        self._send(Message(Kind.SETUP, descriptors=attached))
+        for descriptor in attached:
+            os.close(descriptor)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def open(self, opening: Opening) -> None:
+        """Let the worker host other lanes; events of those before are dropped from now on."""
+        self._generation += 1
+        attached = share_bytes(pickle.dumps(opening))
+        self._send(Message(Kind.OPEN, generation=self._generation, descriptors=[attached]))
+        os.close(attached)
+
+    def receive(self, timeout: float) -> list[Event] | None:
+        """Return the next events, [] if none come within `timeout` seconds, None after death."""
+        self._give_back()
+        try:
+            message = receive(self._channel)
+        except BlockingIOError:
+            if not select.select([self._channel], [], [], timeout)[0]:
+                return []
+            return self.receive(0)
+        except OSError:
+            return None
+        return None if message is None else self._read(message)
+
+    def exit_code(self) -> int | None:
+        """Return how the process has ended, or None while it runs."""
+        return self._process.exit_code()
+
+    def traceback(self) -> str:
+        """Ask the running worker where it is, whatever it is doing."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(_TRACE_SECONDS)
+        return self.heartbeat.traceback()
+
+    def close(self) -> None:
+        """End the process, by force if it does not leave at once. Views stay valid."""
+        self.disconnect()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process by force."""
+        self.disconnect()
+        while self.exit_code() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.002)
+
+    def disconnect(self) -> None:
+        """Close what is held open here, which tells the worker to leave."""
+        _links.discard(self)
+        self._channel.close()
+        self._lifeline.close()
+        self._slots.clear()
+
+    def _read(self, message: Message) -> list[Event]:
+        """Return the events in a slot, and tell the worker what has become of the slot."""
+        if message.descriptors:
+            self._slots[message.slot] = map_shared(message.descriptors[0])
+        slot = message.slot
+        if message.generation != self._generation:
+            self._send(Message(Kind.FREE, slot))
+            return []
+        mapping = self._slots[slot]
+        layouts = read_table(memoryview(mapping)[message.start : message.stop])
+        has_views = any(layout.buffers for layout in layouts)
+        if not has_views or len(self._leases) >= LEASES:
+            self.num_copied += has_views
+            events = [_read_event(memoryview(mapping), each, copied=True) for each in layouts]
+            self._send(Message(Kind.FREE, slot))
+            return events
+        lease = np.frombuffer(mapping, np.uint8)
+        self._leases[slot] = weakref.ref(lease, partial(_note, self._returned, slot))
+        self._send(Message(Kind.LEASED, slot))
+        return [_read_event(lease.data, each, copied=False) for each in layouts]
+
+    def _give_back(self) -> None:
+        """Tell the worker which slots nobody looks into any more."""
+        while self._returned:
+            slot = self._returned.popleft()
+            self._leases.pop(slot, None)
+            self._send(Message(Kind.FREE, slot))
+
+    def _send(self, message: Message) -> None:
+        # A worker that has died is noticed when it is waited for.
+        with contextlib.suppress(OSError):
+            send(self._channel, message)
+
+
+_links: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
+
+
+def _note(returned: deque[int], slot: int, _: object) -> None:
+    """Note that nobody looks into `slot` any more; called in whatever thread finds out."""
+    returned.append(slot)
+
+
+def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event:
+    """Return the event at `layout`, whose arrays look into `view` unless they are copied."""
+    buffers: list[Any] = [view[start:stop] for start, stop in layout.buffers]
+    if copied:
+        buffers = [bytearray(each) for each in buffers]
+    try:
+        lane, batch, state, counts, ended, error = load_batch(
+            view[layout.start : layout.stop], buffers
+        )
+    except Exception as failure:
+        failure.add_note(f"a batch of lane {layout.lane} cannot be rebuilt in this process")
+        return Event(layout.lane, error=failure)
+    rebuilt = error.rebuild() if isinstance(error, RemoteError) else None
+    return Event(lane, batch, state, counts, ended, rebuilt)
+
+
+def _leave_links() -> None:
+    """Leave the workers to the parent, in a process that the user has forked."""
+    for link in list(_links):
+        link.disconnect()
+
+
+os.register_at_fork(after_in_child=_leave_links)

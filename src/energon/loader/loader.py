@@ -1,0 +1,209 @@
+"""Iterate over the batches of a rank, whoever hosts its lanes."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.loader.local_workers import InlineWorker, ThreadWorker
+from energon.loader.options import LoaderOptions
+from energon.loader.pinning import pin_batches
+from energon.loader.pipeline import Pipeline
+from energon.loader.state import LanePosition
+from energon.loader.stream import LaneWorker, RankStream
+from energon.worker import WorkerConfig
+
+
+class BasicDataLoader:
+    """The batches of a rank, in an order that does not depend on how they are loaded.
+
+    Every `for` loop goes on where the one before stopped, be it by `break` or at the end of a
+    virtual epoch; when the data has ended, the next loop starts at the first batch. Loops over
+    a validation pipeline always start at the first batch. Workers start with the first batch
+    and live until the loader is closed or forgotten.
+
+    Args:
+        dataset: What `get_train_dataset` and its like return.
+        worker_config: Only accepted if it is that of `dataset`.
+        options: How lanes are hosted.
+    """
+
+    def __init__(
+        self,
+        dataset: Pipeline,
+        *,
+        worker_config: WorkerConfig | None = None,
+        options: LoaderOptions | None = None,
+    ) -> None:
+        if worker_config not in (None, dataset.worker_config):
+            raise ConfigError(
+                f"the loader got {worker_config}, its dataset was built with "
+                f"{dataset.worker_config}; leave worker_config out here"
+            )
+        self.dataset = dataset
+        self.worker_config = dataset.worker_config
+        self.options = options or LoaderOptions()
+        self._lanes = self.worker_config.default_lanes
+        self._positions: dict[int, LanePosition] | None = None
+        self._stream: RankStream | None = None
+        self._workers: list[LaneWorker] = []
+        self._pin = pin_batches(self.options.pin_memory)
+        self._delivered = 0
+        self._epoch_batches = 0
+        self._close = weakref.finalize(self, _close_all, self._workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._stream is not None:
+            again = self.dataset.restart and self._stream.delivered
+            if again or self._stream.ended:
+                self._restart()
+        return _Loop(self)
+
+    def __len__(self) -> int:
+        """Return the number of batches of one loop of this rank.
+
+        Raises:
+            TypeError: If the data has no end and there is no virtual epoch.
+        """
+        if self.dataset.virtual_epoch_length:
+            return self.dataset.virtual_epoch_length
+        counts = [self.dataset.num_batches(v, self._lanes) for v in self._rank_lanes()]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts):
+            raise TypeError(
+                "this loader has no length, because its data is repeated without end; set "
+                "virtual_epoch_length to give a loop a length"
+            )
+        return sum(known)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what happened so far: batches, samples, failures and deaths of workers."""
+        total: Counter[str] = Counter(batches=self._delivered)
+        for worker in self._workers:
+            total.update(worker.stats())
+        if self._positions is not None:
+            for position in self._positions.values():
+                total.update(position.counts)
+        skipped = {v: list(p.skip_rows) for v, p in (self._positions or {}).items() if p.skip_rows}
+        return {**total, "skipped_rows": skipped}
+
+    def config(self) -> dict[str, Any]:
+        """Return a description of the run and of how it is loaded, as JSON."""
+        return {
+            "type": type(self).__name__,
+            "rank": self.worker_config.rank,
+            "world_size": self.worker_config.world_size,
+            "num_workers": self.worker_config.num_workers,
+            "lanes": self._lanes,
+            "virtual_epoch_length": self.dataset.virtual_epoch_length,
+            "dataset": self.dataset.fingerprint(self._lanes),
+        }
+
+    def close(self) -> None:
+        """Stop the workers. Positions are kept: states can still be saved."""
+        self._stream = None
+        _close_all(self._workers)
+
+    def __enter__(self) -> BasicDataLoader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _rank_lanes(self) -> Sequence[int]:
+        return self.worker_config.rank_lanes(self._lanes)
+
+    def _current_positions(self) -> dict[int, LanePosition]:
+        if self._positions is None:
+            self._positions = {lane: LanePosition() for lane in self._rank_lanes()}
+        return self._positions
+
+    def _restart(self) -> None:
+        """Go to the first batch of every lane."""
+        counts = {lane: p.counts for lane, p in self._current_positions().items()}
+        self._positions = {lane: LanePosition(counts=c) for lane, c in counts.items()}
+        self._stream = None
+
+    def _open_stream(self) -> RankStream:
+        positions = self._current_positions()
+        if not self._workers:
+            self._workers += self._make_workers(len(positions))
+        return RankStream(self._workers, positions, lanes=self._lanes)
+
+    def _make_workers(self, lanes: int) -> list[LaneWorker]:
+        number = min(self.worker_config.num_workers, lanes)
+        if number == 0:
+            return [InlineWorker(self.dataset)]
+        names = [f"energon rank {self.worker_config.rank} worker {i}" for i in range(number)]
+        if self.options.workers == "thread":
+            return [ThreadWorker(self.dataset, self.options, name=name) for name in names]
+        from energon.loader.process_worker import make_process_workers
+
+        return list(make_process_workers(self.dataset, self.options, names=names))
+
+    def _next_batch(self) -> Any:
+        try:
+            if self._stream is None:
+                self._stream = self._open_stream()
+                self._epoch_batches = self._epoch_progress()
+            batch = self._stream.next_batch()
+        except StopIteration:
+            raise
+        except BaseException:
+            # What workers have done ahead is dropped: the next call goes on after the last
+            # batch that was delivered, be it to fail again or not.
+            self._stream = None
+            raise
+        self._delivered += 1
+        self._epoch_batches += 1
+        if self._epoch_batches == self.dataset.virtual_epoch_length:
+            self._end_epoch()
+        return self._pin(batch) if self._pin else batch
+
+    def _epoch_progress(self) -> int:
+        """Return how many batches of the virtual epoch are done; a full one is over."""
+        length = self.dataset.virtual_epoch_length
+        done = sum(p.epoch_batches for p in self._current_positions().values())
+        if length and done >= length:
+            self._end_epoch()
+            return 0
+        return done
+
+    def _end_epoch(self) -> None:
+        self._epoch_batches = 0
+        for position in self._current_positions().values():
+            position.epoch_batches = 0
+
+
+class _Loop(Iterator[Any]):
+    """One `for` loop over a loader."""
+
+    def __init__(self, loader: BasicDataLoader) -> None:
+        self._loader = loader
+        self._over = False
+
+    def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
+        try:
+            batch = self._loader._next_batch()
+        except BaseException:
+            self._over = True
+            raise
+        self._over = self._loader._epoch_batches == 0
+        return batch
+
+
+def _close_all(workers: list[LaneWorker]) -> None:
+    """Close `workers` and forget them, also if one of them fails to close."""
+    while workers:
+        workers.pop().close()

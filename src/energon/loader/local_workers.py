@@ -1,0 +1,147 @@
+"""Workers within the training process: no worker at all, and threads."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from energon.errors import WorkerError
+from energon.loader.hosting import Event, LaneHost
+from energon.loader.log import log
+from energon.loader.options import LoaderOptions
+from energon.loader.pipeline import Pipeline
+from energon.loader.state import LanePosition
+
+CLOSE_SECONDS = 1.0
+
+
+class InlineWorker:
+    """Host lanes in the thread that asks for batches; nothing is done ahead."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._host: LaneHost | None = None
+
+    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
+        """Begin to host these lanes."""
+        self._host = LaneHost(self._pipeline, positions, lanes=lanes)
+
+    def take(self) -> Event:
+        """Make the next event."""
+        if self._host is None:
+            raise WorkerError("this loader was closed; build a new one")
+        return next(self._host)
+
+    def stats(self) -> dict[str, int]:
+        """Return nothing: what can happen here is seen by the caller."""
+        return {}
+
+    def close(self) -> None:
+        """Forget the lanes."""
+        self._host = None
+
+
+class ThreadWorker:
+    """Host lanes in a thread that keeps `prefetch_factor` batches ready."""
+
+    def __init__(self, pipeline: Pipeline, options: LoaderOptions, *, name: str) -> None:
+        self._pipeline = pipeline
+        self._options = options
+        self._name = name
+        self._channel = _Channel(0)
+        self._thread: threading.Thread | None = None
+        self._timeouts = 0
+
+    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
+        """Start a thread that hosts these lanes; the one before ends with its batch."""
+        self._channel.close()
+        self._channel = _Channel(self._options.prefetch_factor)
+        # The caller moves the positions on while the thread still opens lanes at them.
+        starts = {lane: replace(position) for lane, position in positions.items()}
+        host = LaneHost(self._pipeline, starts, lanes=lanes)
+        self._thread = threading.Thread(
+            target=_host_into, args=(host, self._channel), name=self._name, daemon=True
+        )
+        self._thread.start()
+
+    def take(self) -> Event:
+        """Return the next event; log, or raise if asked to, when that takes too long."""
+        timeout = self._options.watchdog_timeout_seconds
+        event = self._channel.get(timeout)
+        if event is None:
+            self._timeouts += 1
+            text = (
+                f"{self._name} has not made a batch for {timeout} s; threads cannot be replaced, "
+                "use workers='process' for code that may hang"
+            )
+            if self._options.fail_on_timeout:
+                raise WorkerError(text)
+            log.warning("%s; waiting on", text)
+            event = self._channel.get(None)
+        if event is None:
+            raise WorkerError("this loader was closed; build a new one")
+        return event
+
+    def stats(self) -> dict[str, int]:
+        """Return how often the watchdog expired."""
+        return {"worker_timeouts": self._timeouts}
+
+    def close(self) -> None:
+        """Let the thread end, and wait for it for a moment."""
+        self._channel.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_SECONDS)
+
+
+class _Channel:
+    """A queue of bounded length that either side can close."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._events: deque[Event] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, event: Event) -> bool:
+        """Append `event`, waiting for room; return whether anyone still wants it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._events) < self._size)
+            self._events.append(event)
+            self._changed.notify_all()
+            return not self._closed
+
+    def get(self, timeout: float | None) -> Event | None:
+        """Return the next event, or None after `timeout` seconds or once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._events), timeout)
+            if self._closed or not self._events:
+                return None
+            self._changed.notify_all()
+            return self._events.popleft()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._events.clear()
+            self._changed.notify_all()
+
+
+def _host_into(host: LaneHost, channel: _Channel) -> None:
+    """Put the events of `host` into `channel` until either ends."""
+    while (lane := host.lane) is not None:
+        try:
+            event = _detached(next(host))
+        except BaseException as error:
+            channel.put(Event(lane, error=error))
+            return
+        if not channel.put(event):
+            return
+
+
+def _detached(event: Event) -> Event:
+    """Return `event` with what the lane goes on changing copied."""
+    state = event.state() if callable(event.state) else event.state
+    return event._replace(state=pickle.loads(pickle.dumps(state)), counts=dict(event.counts or {}))

@@ -1,0 +1,7 @@
+"""The logger of the package."""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger("energon")

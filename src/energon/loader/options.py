@@ -1,0 +1,72 @@
+"""How lanes are hosted, checked once at the door."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from energon.errors import ConfigError
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+WorkerKind = Literal["process", "thread"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """How lanes are hosted; nothing here changes which batches come in which order.
+
+    Args:
+        workers: Whether workers are processes or threads. Threads cost no transfer and pay when
+            the work releases the GIL; they cannot be replaced when they hang.
+        start_method: How processes start. "forkserver" forks from a clean process that has
+            imported energon (and torch, if the training process has); "spawn" imports anew;
+            "fork" inherits all of the training process.
+        prefetch_factor: How many batches of each worker wait ready. Batches of a few kB travel
+            together, so there may be more of those.
+        watchdog_timeout_seconds: How long a worker that is waited for may go without beginning
+            another sample, before it is replaced; None waits for ever.
+        watchdog_initial_timeout_seconds: The same until its first sample, which includes
+            imports and opening the data; None means five times as long.
+        fail_on_timeout: Raise `WorkerError` instead of replacing a worker that hangs.
+        max_deaths: How often a worker may die at the same row before that row is left out.
+        shared_memory_bytes: How much a worker may keep in shared memory, unless one batch alone
+            needs more.
+        pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
+    """
+
+    workers: WorkerKind = "process"
+    start_method: StartMethod = "forkserver"
+    prefetch_factor: int = 2
+    watchdog_timeout_seconds: float | None = 60
+    watchdog_initial_timeout_seconds: float | None = None
+    fail_on_timeout: bool = False
+    max_deaths: int = 3
+    shared_memory_bytes: int = 2 << 30
+    pin_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("workers", WorkerKind), ("start_method", StartMethod)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(get_args(known))}, "
+                    f"got {getattr(self, name)!r}"
+                )
+        for name in ("prefetch_factor", "max_deaths", "shared_memory_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
+        for name in ("watchdog_timeout_seconds", "watchdog_initial_timeout_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0:
+                raise ConfigError(f"{name} must be positive or None, got {seconds!r}")
+        if self.workers == "process" and sys.platform == "win32":
+            raise ConfigError(
+                "worker processes need Unix sockets, which Windows lacks; pass workers='thread'"
+            )
+
+    @property
+    def first_timeout_seconds(self) -> float | None:
+        """How long a worker may take to its first sample; None is for ever."""
+        if self.watchdog_initial_timeout_seconds is not None:
+            return self.watchdog_initial_timeout_seconds
+        return self.watchdog_timeout_seconds and 5 * self.watchdog_timeout_seconds

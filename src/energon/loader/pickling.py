@@ -1,0 +1,130 @@
+"""Pickle batches so that they are, in the parent, objects of the parent's own classes.
+
+A pipeline reaches its workers through cloudpickle, which takes classes of the main program and
+of functions along by value. When their instances come back, they have to be instances of the
+classes that the training program knows: cloudpickle gives each such class an id, by which it is
+found again; else it is looked up by name in the main program.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import cloudpickle
+from cloudpickle import cloudpickle as tracking
+
+from energon.loader.tensors import TensorReducer
+
+PROTOCOL = 5
+OUT_OF_BAND_BYTES = 4096
+"""Smaller buffers are copied with the rest: a view costs more than that."""
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class BatchPickler(pickle.Pickler):
+    """Writes pickles to `file` and collects big buffers aside, in `buffers`."""
+
+    def __init__(self, file: Any) -> None:
+        self.buffers: list[pickle.PickleBuffer] = []
+        super().__init__(file, PROTOCOL, buffer_callback=self._take_buffer)
+        self._kinds: dict[type, Callable[[Any], Any] | None] = {FunctionType: _reduce_named}
+        self._tensors: TensorReducer | None = None
+
+    def dump(self, value: Any) -> None:
+        """Write one pickle, which has nothing in common with those before it."""
+        self.buffers.clear()
+        self.clear_memo()
+        try:
+            super().dump(value)
+        finally:
+            if self._tensors is not None:
+                self._tensors.clear()
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to rebuild `value`, or leave it to pickle."""
+        kind = type(value)
+        try:
+            reduce = self._kinds[kind]
+        except KeyError:
+            reduce = self._kinds[kind] = self._find(kind)
+        return NotImplemented if reduce is None else reduce(value)
+
+    def _find(self, kind: type) -> Callable[[Any], Any] | None:
+        if issubclass(kind, type):
+            return _reduce_named
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            self._tensors = self._tensors or TensorReducer(torch)
+            return self._tensors.reduce
+        return None
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take `buffer` out of the pickle, unless it is small (or not one run of bytes)."""
+        if memoryview(buffer).nbytes < OUT_OF_BAND_BYTES:
+            return True
+        self.buffers.append(buffer)
+        return False
+
+
+def dump_pipeline(pipeline: Any) -> bytes:
+    """Pickle `pipeline` for workers, with what it uses of the main program."""
+    pickled: bytes = cloudpickle.dumps(pipeline, protocol=PROTOCOL)
+    return pickled
+
+
+def load_batch(data: memoryview, buffers: Sequence[Any]) -> Any:
+    """Return what `BatchPickler` has pickled; arrays are views of `buffers`."""
+    return pickle.loads(data, buffers=buffers)
+
+
+def _reduce_named(named: Any) -> Any:
+    """Reduce a class or a function."""
+    if _is_importable(named):
+        return NotImplemented
+    if isinstance(named, type):
+        tracked = tracking._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(named)
+        if tracked is not None:
+            return tracked_class, (tracked, named.__module__, named.__qualname__)
+    if named.__module__ == "__main__" and "<" not in named.__qualname__:
+        return _attribute, (named.__module__, named.__qualname__)
+    return _by_value(named)
+
+
+def _is_importable(named: Any) -> bool:
+    """Return whether another process can import `named`: the main program it cannot."""
+    if named.__module__ == "__main__":
+        return False
+    try:
+        return _attribute(named.__module__, named.__qualname__) is named
+    except (KeyError, AttributeError):
+        return False
+
+
+def _by_value(named: Any) -> Reduced:
+    """Return `named` pickled by cloudpickle, once for each class or function."""
+    known = _BY_VALUE.get(named)
+    if known is None:
+        known = _BY_VALUE[named] = cloudpickle.loads, (cloudpickle.dumps(named),)
+    return known
+
+
+_BY_VALUE: WeakKeyDictionary[Any, Reduced] = WeakKeyDictionary()
+
+
+def tracked_class(tracker_id: str, module: str, qualified_name: str) -> Any:
+    """Return the class that this process has given away under `tracker_id`."""
+    found = tracking._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+    return found if found is not None else _attribute(module, qualified_name)
+
+
+def _attribute(module: str, qualified_name: str) -> Any:
+    found: Any = sys.modules[module]
+    for name in qualified_name.split("."):
+        found = getattr(found, name)
+    return found

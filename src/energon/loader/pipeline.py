@@ -1,0 +1,34 @@
+"""What the loader asks of a pipeline, and all that it knows about one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from energon.stages.base import DatasetIterator, State
+from energon.stages.lane import Lane
+from energon.worker import WorkerConfig
+
+
+class Pipeline(Protocol):
+    """A run from rows of the plan to batches: immutable, and picklable by cloudpickle."""
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """Where this process stands in the training job."""
+
+    @property
+    def virtual_epoch_length(self) -> int:
+        """Batches of a rank after which a `for` loop ends; 0 means where the data ends."""
+
+    @property
+    def restart(self) -> bool:
+        """Whether each `iter()` starts at the first batch (validation) instead of going on."""
+
+    def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[Any]:
+        """Return the batches of `lane` from where `state` was saved; None is the beginning."""
+
+    def num_batches(self, lane: int, lanes: int) -> int | None:
+        """Return how many batches lane `lane` of `lanes` has in all; None means no end."""
+
+    def fingerprint(self, lanes: int) -> dict[str, Any]:
+        """Return what a saved state has to agree with, as JSON."""

@@ -1,0 +1,199 @@
+"""A worker process that is replaced when it dies or hangs, without a trace in the batches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from energon.errors import WorkerError
+from energon.loader.deaths import Address, DeathRecord, Verdict
+from energon.loader.hosting import Event
+from energon.loader.link import POLL_SECONDS, ProcessLink
+from energon.loader.log import log
+from energon.loader.options import LoaderOptions
+from energon.loader.pickling import dump_pipeline
+from energon.loader.pipeline import Pipeline
+from energon.loader.state import LanePosition
+from energon.loader.worker_main import Opening, Setup
+from energon.plan.seeds import derive_seed
+
+
+def make_process_workers(
+    pipeline: Pipeline, options: LoaderOptions, *, names: Sequence[str]
+) -> list[ProcessWorker]:
+    """Return one worker process for each of `names`; they start when they get lanes."""
+    pickled = dump_pipeline(pipeline)
+    seed = pipeline.worker_config.seed_offset
+    return [
+        ProcessWorker(pickled, options, name=name, seed=derive_seed(seed, "worker", name))
+        for name in names
+    ]
+
+
+class ProcessWorker:
+    """Hosts lanes in a process.
+
+    When the process ends or makes no progress, another one goes on after the last batch that
+    was taken. So the order of batches and the state are those of a run without a fault, except
+    that a row at which workers die again and again is left out.
+
+    Args:
+        pipeline: The pickled pipeline.
+        options: How to host.
+        name: For messages.
+        seed: For the global random generators of the process.
+    """
+
+    def __init__(self, pipeline: bytes, options: LoaderOptions, *, name: str, seed: int) -> None:
+        self._pipeline = pipeline
+        self._options = options
+        self._name = name
+        self._seed = seed
+        self._owner = os.getpid()
+        self._link: ProcessLink | None = None
+        self._events: deque[Event] = deque()
+        self._positions: Mapping[int, LanePosition] = {}
+        self._lanes = 1
+        self._deaths = DeathRecord(options.max_deaths)
+        self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, or None before the first lanes are opened."""
+        return None if self._link is None else self._link.pid
+
+    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
+        """Host these lanes from now on, in the same process if there is one."""
+        self._positions, self._lanes = positions, lanes
+        self._events.clear()
+        if self._link is None:
+            self._link = self._start()
+        else:
+            self._link.open(Opening(lanes, dict(positions)))
+
+    def take(self) -> Event:
+        """Return the next event, replacing the process as often as that makes sense."""
+        while not self._events:
+            self._receive()
+        return self._events.popleft()
+
+    def stats(self) -> dict[str, int]:
+        """Return how often the process died or hung, and how many batches were copied."""
+        copied = self._link.num_copied if self._link is not None else 0
+        return {**self._stats, "batches_copied": self._stats["batches_copied"] + copied}
+
+    def close(self) -> None:
+        """End the process."""
+        if self._link is not None and self._owner == os.getpid():
+            self._link.close()
+        self._link = None
+        self._events.clear()
+
+    def _start(self) -> ProcessLink:
+        setup = Setup.of_this_process(
+            name=self._name,
+            seed=self._seed,
+            prefetch_factor=self._options.prefetch_factor,
+            shared_memory_bytes=self._options.shared_memory_bytes,
+        )
+        link = ProcessLink(setup, self._pipeline, method=self._options.start_method)
+        link.open(Opening(self._lanes, dict(self._positions)))
+        return link
+
+    def _receive(self) -> None:
+        """Wait for events, or for the end of the process that should send them."""
+        if self._owner != os.getpid():
+            raise WorkerError(
+                f"this loader belongs to process {self._owner}, this is its fork {os.getpid()}; "
+                "build a loader of its own in each process"
+            )
+        if self._link is None:
+            raise WorkerError("this loader was closed; build a new one")
+        beats, since = self._link.heartbeat.beats, time.monotonic()
+        while True:
+            timeout = self._timeout(beats)
+            events = self._link.receive(
+                POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS)
+            )
+            if events is None or (not events and self._link.exit_code() is not None):
+                return self._died()
+            if events:
+                self._deaths.delivered()
+                self._events.extend(events)
+                return None
+            if self._link.heartbeat.beats != beats:
+                beats, since = self._link.heartbeat.beats, time.monotonic()
+            elif timeout is not None and time.monotonic() - since >= timeout:
+                return self._hung(timeout)
+
+    def _timeout(self, beats: int) -> float | None:
+        """Return how long to wait for a sign of life, in seconds; None is for ever."""
+        if beats == 0:
+            return self._options.first_timeout_seconds
+        return self._options.watchdog_timeout_seconds
+
+    def _hung(self, timeout: float) -> None:
+        link = self._link
+        if link is None:
+            return
+        self._stats["worker_timeouts"] += 1
+        where = link.traceback()
+        cause = f"made no progress for {timeout} s and was killed"
+        if self._options.fail_on_timeout:
+            self.close()
+            raise WorkerError(f"{self._name} {cause}; it was here:\n{where}")
+        self._replace(link, cause)
+
+    def _died(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        link.disconnect()
+        link.close()
+        self._stats["worker_deaths"] += 1
+        self._replace(link, _describe_exit(link.exit_code()))
+
+    def _replace(self, link: ProcessLink, cause: str) -> None:
+        """Start another process in place of `link`, or give up."""
+        address, trace = link.heartbeat.address, link.heartbeat.traceback()
+        link.kill()
+        self._stats["batches_copied"] += link.num_copied
+        self._link = None
+        verdict = self._deaths.died(address)
+        where = "between samples" if address is None else "at lane {} row {}".format(*address)
+        text = f"{self._name} {cause} {where}"
+        if trace:
+            text += f"; it was here:\n{trace}"
+        if verdict is Verdict.GIVE_UP:
+            raise WorkerError(
+                f"{text}\nThis happened too often to go on; run with num_workers=0 to see it in "
+                "the training process"
+            )
+        if verdict is Verdict.SKIP and address is not None:
+            self._skip(address)
+        log.warning("%s; starting another one", text)
+        self._link = self._start()
+
+    def _skip(self, address: Address) -> None:
+        """Leave out the sample at `address`, from now on and in saved states."""
+        lane, row = address
+        position = self._positions[lane]
+        position.skip_rows = (*position.skip_rows, row)
+        log.error(
+            "lane %d row %d killed %d workers and is left out from now on",
+            lane,
+            row,
+            self._options.max_deaths,
+        )
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"

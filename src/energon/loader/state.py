@@ -1,0 +1,256 @@
+"""The state of a loader: where each lane is, as JSON that fits any topology.
+
+A rank state holds the lanes of one rank, a global state those of all ranks; both have one
+form, and states are joined by taking their lanes together:
+
+    {"format": "energon loader state", "version": 1, "order_version": 1,
+     "lanes": 4, "fingerprint": {...},
+     "positions": {"0": {"batches": 7, "epoch_batches": 2, "state": {...}}, "2": ...}}
+
+`batches` counts what the trainer has received from the lane, `epoch_batches` those of the
+current virtual epoch. As both are counts of lanes, nothing in a state depends on how many
+ranks and workers there were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon.errors import StateError
+from energon.stages.base import State
+
+FORMAT = "energon loader state"
+VERSION = 1
+ORDER_VERSION = 1
+"""Changes when the same seed and configuration would no longer give the same order."""
+
+HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
+_FLAT_LANE = "lane_"
+
+
+@dataclass(slots=True)
+class LanePosition:
+    """Where a lane is, counted in what the trainer has received.
+
+    Args:
+        batches: Number of batches delivered since the beginning of the run.
+        epoch_batches: Number of those that belong to the current virtual epoch.
+        state: State of the pipeline after them, or what returns it; None at the beginning.
+        skip_rows: Rows that are left out, because they killed workers.
+        counts: Statistics of the lane.
+    """
+
+    batches: int = 0
+    epoch_batches: int = 0
+    state: State | Callable[[], State] | None = None
+    skip_rows: tuple[int, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def saved_state(self) -> State | None:
+        """Return the state as data."""
+        return self.state() if callable(self.state) else self.state
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is saved of this lane; statistics are not."""
+        saved = {
+            "batches": self.batches,
+            "epoch_batches": self.epoch_batches,
+            "state": self.saved_state(),
+        }
+        return {**saved, "skip_rows": list(self.skip_rows)} if self.skip_rows else saved
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> LanePosition:
+        """Return the position that `to_json` described."""
+        try:
+            return cls(
+                batches=int(saved["batches"]),
+                epoch_batches=int(saved["epoch_batches"]),
+                state=saved["state"],
+                skip_rows=tuple(saved.get("skip_rows", ())),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"a saved lane needs batches, epoch_batches and state, found {saved!r}; "
+                "the state is damaged or was edited"
+            ) from error
+
+
+def build_state(
+    positions: Mapping[int, LanePosition], *, lanes: int, fingerprint: Mapping[str, Any]
+) -> State:
+    """Return the state of the lanes in `positions`, of `lanes` in all, as JSON."""
+    state = {
+        "format": FORMAT,
+        "version": VERSION,
+        "order_version": ORDER_VERSION,
+        "lanes": lanes,
+        "fingerprint": fingerprint,
+        "positions": {str(lane): position.to_json() for lane, position in positions.items()},
+    }
+    # What is handed out is the caller's own, and proven to be JSON.
+    copied: State = json.loads(json.dumps(state))
+    return copied
+
+
+def merge_states(state: State | Sequence[State] | None) -> State:
+    """Return one state with the lanes of all `state`s: a global state, or rank states.
+
+    Raises:
+        StateError: If they are not states, do not belong together, or overlap.
+    """
+    states = [state] if isinstance(state, Mapping) else list(state or ())
+    if not states:
+        raise StateError(f"found {state!r}, no state; pass a global state or all rank states")
+    states = [unflatten(each) for each in states]
+    for number, each in enumerate(states):
+        _check_header(each, number)
+        _check_same_run(states[0], each, number)
+    _check_duplicates(states)
+    positions = {lane: p for each in states for lane, p in each["positions"].items()}
+    return {**states[0], "positions": dict(sorted(positions.items(), key=lambda kv: int(kv[0])))}
+
+
+def read_positions(state: State, wanted: Iterable[int]) -> dict[int, LanePosition]:
+    """Return the positions of the lanes `wanted` from one merged state.
+
+    Raises:
+        StateError: If some of them are missing.
+    """
+    wanted, saved = list(wanted), state["positions"]
+    missing = [lane for lane in wanted if str(lane) not in saved]
+    if missing:
+        raise StateError(
+            f"the state covers lanes {_ranges(map(int, saved))} of {state['lanes']}, but lanes "
+            f"{_ranges(missing)} are missing; pass a global state or the states of all ranks"
+        )
+    return {lane: LanePosition.from_json(saved[str(lane)]) for lane in wanted}
+
+
+def check_fingerprint(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, strict: bool | Collection[str] = True
+) -> list[str]:
+    """Compare what was saved with what runs now; return the differences that are let through.
+
+    Args:
+        saved: Fingerprint in the state.
+        current: Fingerprint of this run.
+        strict: True lets nothing through, False everything; a collection of names (dotted for
+            nested ones, like "data.train") lets these through and what is below them.
+
+    Raises:
+        StateError: If others differ.
+    """
+    waived: list[str] = []
+    refused: list[str] = []
+    for path, text in _differences(saved, current):
+        (waived if _may_differ(path, strict) else refused).append(text)
+    if refused:
+        raise StateError(
+            "the state was saved by another run:\n  "
+            + "\n  ".join(refused)
+            + "\nRestore it with the configuration and data it was saved with, or pass "
+            "strict=False or strict=[names] to go on from the same rows with what differs"
+        )
+    return waived
+
+
+def flatten(state: State) -> dict[str, str]:
+    """Return `state` as a flat dict of strings, one for each lane.
+
+    The keys depend on nothing but the lanes, so torch.distributed.checkpoint, which loads what
+    the keys of the receiving state ask for, can store it and load it on other ranks.
+    """
+    header = {name: state[name] for name in HEADER}
+    lanes = {f"{_FLAT_LANE}{lane}": json.dumps(p) for lane, p in state["positions"].items()}
+    return {"header": json.dumps(header), **lanes}
+
+
+def unflatten(state: State) -> State:
+    """Return the nested form of `state`, whichever of the two forms it has."""
+    if not isinstance(state, Mapping) or "header" not in state:
+        return state
+    start = len(_FLAT_LANE)
+    lanes = {k[start:]: json.loads(v) for k, v in state.items() if k.startswith(_FLAT_LANE)}
+    return {**json.loads(state["header"]), "positions": lanes}
+
+
+def _check_header(state: Any, number: int) -> None:
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise StateError(
+            f"state {number}: expected one of the format {FORMAT!r}, found {found}; states of "
+            "other loaders cannot be restored"
+        )
+    for name, known in (("version", VERSION), ("order_version", ORDER_VERSION)):
+        if state.get(name) != known:
+            raise StateError(
+                f"state {number}: {name} is {state.get(name)!r}, this release reads {known}; "
+                "restore it with the release that saved it"
+            )
+
+
+def _check_same_run(first: State, other: State, number: int) -> None:
+    for name in ("lanes", "fingerprint"):
+        if first[name] != other[name]:
+            pairs = _differences({name: first[name]}, {name: other[name]})
+            raise StateError(
+                f"states 0 and {number} are of different runs: "
+                + "; ".join(text for _, text in pairs)
+                + "; pass the rank states of one checkpoint"
+            )
+
+
+def _check_duplicates(states: Sequence[State]) -> None:
+    seen: dict[str, int] = {}
+    for number, state in enumerate(states):
+        for lane in state["positions"]:
+            if lane in seen:
+                raise StateError(
+                    f"lane {lane} is in states {seen[lane]} and {number}; pass the state of each "
+                    "rank once"
+                )
+            seen[lane] = number
+
+
+def _differences(saved: Any, current: Any, path: str = "") -> list[tuple[str, str]]:
+    """List (dotted path, text) of every leaf in which two JSON values differ."""
+    if isinstance(saved, Mapping) and isinstance(current, Mapping):
+        return [
+            difference
+            for key in sorted({*saved, *current})
+            for difference in _differences(
+                saved.get(key, _ABSENT), current.get(key, _ABSENT), f"{path}.{key}" if path else key
+            )
+        ]
+    if saved == current:
+        return []
+    return [(path, f"{path}: saved {saved!r}, now {current!r}")]
+
+
+def _may_differ(path: str, strict: bool | Collection[str]) -> bool:
+    if isinstance(strict, bool):
+        return not strict
+    return any(path == name or path.startswith(f"{name}.") for name in strict)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Write numbers in few words: "0-3, 6"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs) or "none"
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()

@@ -1,0 +1,253 @@
+"""What a worker process does: host lanes and send what they yield, until the parent leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon.loader.fork_server import GRACE_SECONDS
+from energon.loader.heartbeat import Heartbeat, seek_to_trace
+from energon.loader.hosting import Event, LaneHost
+from energon.loader.outbox import Outbox
+from energon.loader.shared_memory import read_shared
+from energon.loader.slots import SlotPool
+from energon.loader.state import LanePosition
+from energon.loader.wire import Kind, Message, receive
+
+_TICK_SECONDS = 0.02
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_HEAP_BYTES = 128 << 20
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker process needs to know, in the order in which it needs it."""
+
+    name: str
+    seed: int
+    prefetch_factor: int
+    shared_memory_bytes: int
+    working_directory: str
+    sys_path: Sequence[str]
+    sys_argv: Sequence[str]
+    environment: dict[str, str]
+
+    @classmethod
+    def of_this_process(
+        cls, *, name: str, seed: int, prefetch_factor: int, shared_memory_bytes: int
+    ) -> Setup:
+        """Return what makes a worker resemble this process."""
+        return cls(
+            name=name,
+            seed=seed,
+            prefetch_factor=prefetch_factor,
+            shared_memory_bytes=shared_memory_bytes,
+            working_directory=os.getcwd(),
+            sys_path=[entry or os.getcwd() for entry in sys.path],
+            sys_argv=list(sys.argv),
+            environment=dict(os.environ),
+        )
+
+    def apply(self) -> None:
+        """Make this process resemble the one that is described."""
+        with contextlib.suppress(OSError):
+            os.chdir(self.working_directory)
+        sys.path[:] = self.sys_path
+        sys.argv[:] = self.sys_argv
+        for name in os.environ.keys() - self.environment.keys():
+            del os.environ[name]
+        os.environ.update(self.environment)
+        threading.current_thread().name = self.name
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Which lanes a worker hosts from now on, and where they go on."""
+
+    lanes: int
+    positions: dict[int, LanePosition]
+
+
+def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
+    """Work for the parent at the other end of both sockets; return the exit code.
+
+    Nothing is ever sent on the lifeline. It closes when the parent closes it or ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    companion = _Companion(lifeline_descriptor)
+    companion.start()
+    _keep_heap()
+    with socket.socket(fileno=channel_descriptor) as channel:
+        channel.setblocking(True)
+        with contextlib.suppress(_ParentLeft, BrokenPipeError, ConnectionResetError):
+            worker = _Worker(channel)
+            companion.outbox = worker.outbox
+            worker.run()
+    return 0
+
+
+class _ParentLeft(Exception):
+    """The parent has closed its end of the channel."""
+
+
+class _Reopened(Exception):
+    """The parent wants other lanes."""
+
+
+class _Worker:
+    """One worker process."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._opening: Message | None = None
+        setup = self._receive()
+        page, description, pipeline = setup.descriptors
+        trace = os.dup(page)
+        self._heartbeat = Heartbeat(page)
+        _report_faults(trace)
+        configuration: Setup = pickle.loads(read_shared(description))
+        configuration.apply()
+        self._slots = SlotPool(
+            prefetch=configuration.prefetch_factor, max_bytes=configuration.shared_memory_bytes
+        )
+        self.outbox = Outbox(channel, self._slots, wait=self._wait, poll=self._poll)
+        self._pipeline_bytes = read_shared(pipeline)
+        self._seed = configuration.seed
+
+    def run(self) -> None:
+        """Serve one order of lanes after the other."""
+        try:
+            pipeline = pickle.loads(self._pipeline_bytes)
+        except BaseException as error:
+            error.add_note("the pipeline cannot be loaded in a worker process")
+            self._fail(error)
+            return
+        del self._pipeline_bytes
+        _seed_generators(self._seed)
+        gc.collect()
+        gc.freeze()
+        while True:
+            while self._opening is None:
+                with contextlib.suppress(_Reopened):
+                    self._wait()
+            opening, self._opening = self._opening, None
+            self.outbox.drop()
+            self.outbox.generation = opening.generation
+            with contextlib.suppress(_Reopened):
+                self._serve(pipeline, pickle.loads(read_shared(opening.descriptors[0])))
+
+    def _serve(self, pipeline: Any, opening: Opening) -> None:
+        host = LaneHost(pipeline, opening.positions, lanes=opening.lanes, watch=self._heartbeat)
+        while (lane := host.lane) is not None:
+            try:
+                event = next(host)
+            except BaseException as error:
+                self._heartbeat.leave()
+                self.outbox.put(Event(lane, error=error))
+                break
+            self.outbox.put(event)
+        self.outbox.flush()
+
+    def _fail(self, error: BaseException) -> None:
+        """Answer every order of lanes with `error`."""
+        while True:
+            with contextlib.suppress(_Reopened):
+                self._wait()
+            if self._opening is not None:
+                opening, self._opening = self._opening, None
+                order: Opening = pickle.loads(read_shared(opening.descriptors[0]))
+                self.outbox.generation = opening.generation
+                self.outbox.put(Event(min(order.positions), error=error))
+                self.outbox.flush()
+
+    def _receive(self) -> Message:
+        message = receive(self._channel)
+        if message is None:
+            raise _ParentLeft
+        return message
+
+    def _wait(self) -> None:
+        """Read one message of the parent, waiting for it."""
+        message = self._receive()
+        if message.kind == Kind.FREE:
+            self._slots.freed(message.slot)
+        elif message.kind == Kind.LEASED:
+            self._slots.leased(message.slot)
+        elif message.kind == Kind.OPEN:
+            self._opening = message
+            raise _Reopened
+
+    def _poll(self) -> None:
+        """Read the messages of the parent that are there."""
+        while select.select([self._channel], [], [], 0)[0]:
+            self._wait()
+
+
+class _Companion(threading.Thread):
+    """Does what cannot wait for user code to return.
+
+    It ends this process soon after the parent is gone. A process that the parent has forked may
+    hold the other end of the lifeline and outlive the parent, so that is watched, too.
+    """
+
+    def __init__(self, lifeline: int) -> None:
+        super().__init__(name="companion", daemon=True)
+        self.outbox: Outbox | None = None
+        self._lifeline = lifeline
+        self._parent = os.getppid()
+
+    def run(self) -> None:
+        while not select.select([self._lifeline], [], [], _TICK_SECONDS)[0]:
+            if os.getppid() != self._parent:
+                break
+            if self.outbox is not None:
+                with contextlib.suppress(OSError):
+                    self.outbox.flush_idle()
+        time.sleep(GRACE_SECONDS)
+        os._exit(0)
+
+
+def _report_faults(descriptor: int) -> None:
+    """Leave a traceback with the heartbeat after a fatal signal, or when asked by SIGUSR1."""
+    seek_to_trace(descriptor)
+    faulthandler.enable(descriptor)
+    faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True)
+
+
+def _keep_heap() -> None:
+    """Let the C library keep memory that is freed, instead of returning it to the system.
+
+    Batches of megabytes are allocated and freed again and again; without this, every one of
+    them costs page faults for all of its memory.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed the global generators, which workers forked from one server would share."""
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)

@@ -1,0 +1,225 @@
+import ctypes
+import os
+import signal
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from energon.errors import WorkerError
+from energon.loader.getters import get_savable_loader
+from energon.loader.loader import BasicDataLoader
+from energon.loader.options import LoaderOptions
+from tests.loader.fake_pipeline import fake, in_order
+
+
+@pytest.fixture
+def loader_of():
+    """Builds loaders and closes them after the test."""
+    made = []
+
+    def build(make=None, *, options=None, **kwargs):
+        pipeline = fake(make, **kwargs) if make else fake(**kwargs)
+        made.append(get_savable_loader(pipeline, **(options or {})))
+        return made[-1]
+
+    yield build
+    for loader in made:
+        loader.close()
+
+
+def pids(loader):
+    return [worker.pid for worker in loader._workers]
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_delivers_in_order_however_processes_start(loader_of, start_method):
+    loader = loader_of(workers=2, lanes=3, options={"start_method": start_method})
+    assert list(islice(loader, 10)) == in_order(3, 4)[:10]
+
+
+def test_order_and_state_survive_kill_9(loader_of, caplog):
+    loader = loader_of(workers=2, lanes=4)
+    batches = iter(loader)
+    seen = list(islice(batches, 5))
+    os.kill(pids(loader)[0], signal.SIGKILL)
+    seen += islice(batches, 1000)
+    os.kill(pids(loader)[1], signal.SIGKILL)
+    seen += islice(batches, 1000)
+    assert seen == in_order(4, 502)[:2005]
+    assert loader.stats()["worker_deaths"] == 2
+    assert loader.stats()["samples"] == 2005
+    assert "was killed by SIGKILL" in caplog.text
+
+
+def exit_at_row_2_of_lane_1(lane, row):
+    if (lane, row) == (1, 2):
+        os._exit(3)
+    return lane, row
+
+
+def test_a_row_that_kills_its_worker_is_left_out(loader_of, caplog):
+    loader = loader_of(exit_at_row_2_of_lane_1, workers=2, lanes=2)
+    got = list(islice(loader, 12))
+    expected = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    expected += [(lane, row + lane) for row in range(2, 6) for lane in (0, 1)]
+    assert got == expected
+    assert loader.stats()["skipped_rows"] == {1: [2]}
+    assert loader.stats()["worker_deaths"] == 3
+    assert "lane 1 row 2 killed 3 workers" in caplog.text
+    assert loader.save_state_rank()["positions"]["1"]["skip_rows"] == [2]
+
+
+def segfault_at_row_1(lane, row):
+    if row == 1:
+        ctypes.string_at(0)
+    return lane, row
+
+
+def test_a_crash_is_logged_with_its_traceback(loader_of, caplog):
+    loader = loader_of(segfault_at_row_1, workers=1)
+    assert list(islice(loader, 2)) == [(0, 0), (0, 2)]
+    assert "SIGSEGV" in caplog.text
+    assert "in segfault_at_row_1" in caplog.text
+
+
+def hang_at_row_3(lane, row):
+    if row == 3:
+        time.sleep(1000)
+    return lane, row
+
+
+def test_a_row_that_hangs_is_left_out(loader_of, caplog):
+    options = {"watchdog_timeout_seconds": 0.3, "watchdog_initial_timeout_seconds": 20}
+    loader = loader_of(hang_at_row_3, workers=1, options=options)
+    assert list(islice(loader, 5)) == [(0, 0), (0, 1), (0, 2), (0, 4), (0, 5)]
+    assert loader.stats()["worker_timeouts"] == 3
+    assert "in hang_at_row_3" in caplog.text
+
+
+def test_raises_instead_if_asked_to(loader_of):
+    options = {
+        "watchdog_timeout_seconds": 0.3,
+        "watchdog_initial_timeout_seconds": 20,
+        "fail_on_timeout": True,
+    }
+    batches = iter(loader_of(hang_at_row_3, workers=1, options=options))
+    assert list(islice(batches, 3)) == in_order(1, 3)
+    with pytest.raises(WorkerError, match=r"made no progress for 0\.3 s"):
+        next(batches)
+
+
+class DiesWhenLoaded:
+    def __reduce__(self):
+        return os._exit, (5,)
+
+
+def test_gives_up_when_no_worker_gets_going(loader_of):
+    loader = loader_of(workers=1, print_of={"cause": DiesWhenLoaded()})
+    with pytest.raises(WorkerError, match="exited with code 5 between samples"):
+        next(iter(loader))
+
+
+class NotPickled(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first}, {second}")
+
+
+def fail_at_row_2(lane, row):
+    if row == 2:
+        raise ValueError("two") if lane == 0 else NotPickled(1, 2)
+    return lane, row
+
+
+def test_an_exception_arrives_in_its_place_with_type_and_traceback(loader_of):
+    batches = iter(loader_of(fail_at_row_2, workers=2))
+    assert list(islice(batches, 4)) == in_order(2, 2)
+    with pytest.raises(ValueError, match="two") as caught:
+        next(batches)
+    assert "in fail_at_row_2" in str(caught.value.__cause__)
+
+
+def test_after_an_exception_the_loader_tries_again(loader_of):
+    loader = loader_of(fail_at_row_2, workers=2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="two"):
+            list(loader)
+    assert loader.save_state_rank()["positions"]["0"]["batches"] == 2
+
+
+def test_an_exception_that_cannot_be_sent_is_described(loader_of):
+    batches = iter(loader_of(fail_at_row_2, workers=1, rank=1, world_size=2, lanes=2))
+    assert list(islice(batches, 2)) == [(1, 0), (1, 1)]
+    with pytest.raises(WorkerError, match=r"NotPickled: 1, 2"):
+        next(batches)
+
+
+def unpicklable_batch(lane, row):
+    return (lane, row) if row < 2 else open(os.devnull)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_batch_that_cannot_be_sent_is_an_error_in_its_place(loader_of):
+    batches = iter(loader_of(unpicklable_batch, workers=1))
+    assert list(islice(batches, 2)) == in_order(1, 2)
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        next(batches)
+    assert "cannot be sent" in caught.value.__notes__[0]
+
+
+def big_array(lane, row):
+    return {"row": row, "array": np.full(100_000, row)}
+
+
+def test_arrays_are_views_that_stay_intact(loader_of):
+    loader = loader_of(big_array, workers=2, lanes=2)
+    kept = [batch["array"] for batch in islice(loader, 40)]
+    assert [int(array[0]) for array in kept] == [i // 2 for i in range(40)]
+    assert all((array == array[0]).all() for array in kept)
+    assert not kept[0].flags.owndata
+    assert loader.stats()["batches_copied"] > 0
+
+
+def test_nothing_is_copied_for_a_trainer_that_keeps_one_batch(loader_of):
+    loader = loader_of(big_array, workers=2, lanes=2)
+    for number, batch in enumerate(islice(loader, 40)):
+        assert (batch["array"] == number // 2).all()
+    assert loader.stats()["batches_copied"] == 0
+
+
+def test_views_outlive_the_loader(loader_of):
+    loader = loader_of(big_array, workers=1)
+    first = next(iter(loader))["array"]
+    loader.close()
+    assert (first == 0).all()
+
+
+def test_leaving_a_loop_loses_nothing(loader_of):
+    loader = loader_of(workers=2)
+    seen = [batch for batch, _ in zip(loader, range(3), strict=False)]
+    seen += list(islice(loader, 4))
+    # zip has taken a fourth batch to find out that the range is over.
+    assert seen == in_order(2, 4)[:3] + in_order(2, 4)[4:8]
+
+
+def test_a_validation_loader_starts_afresh_in_the_same_processes(loader_of):
+    loader = loader_of(workers=2, rows=3, restart=True)
+    assert list(loader) == in_order(2, 3)
+    before = pids(loader)
+    assert next(iter(loader)) == (0, 0)
+    assert list(loader) == in_order(2, 3)
+    assert pids(loader) == before
+
+
+def test_more_workers_than_lanes_start_no_idle_ones(loader_of):
+    loader = loader_of(workers=5, lanes=2)
+    assert list(islice(loader, 4)) == in_order(2, 2)
+    assert len(pids(loader)) == 2
+
+
+def test_options_reach_the_workers():
+    options = LoaderOptions(prefetch_factor=1, shared_memory_bytes=1 << 20)
+    with BasicDataLoader(fake(big_array, workers=1), options=options) as loader:
+        assert [batch["row"] for batch in islice(loader, 5)] == [0, 1, 2, 3, 4]

@@ -1,0 +1,172 @@
+import json
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.errors import ConfigError, SkipSample, StateError
+from energon.loader.getters import get_savable_loader
+from energon.loader.savable import SavableDataLoader
+from tests.loader.fake_pipeline import fake, in_order
+
+
+def loaders(world_size, *, workers=0, lanes=None, **kwargs):
+    return [
+        SavableDataLoader(
+            fake(workers=workers, lanes=lanes, rank=rank, world_size=world_size, **kwargs)
+        )
+        for rank in range(world_size)
+    ]
+
+
+def take(ranks, count, start=0):
+    """Batches `start` to `start + count` of all ranks, in the order of the run."""
+    iterators = [iter(rank) for rank in ranks]
+    return [next(iterators[i % len(ranks)]) for i in range(start, start + count)]
+
+
+def skip_some(lane, row):
+    if (lane * 7 + row * 3) % 5 == 0:
+        raise SkipSample
+    return lane, row
+
+
+divisors = st.sampled_from([1, 2, 3, 4, 6, 12])
+
+
+@settings(max_examples=50)
+@given(divisors, divisors, divisors, st.integers(0, 30), st.integers(0, 30))
+def test_resumes_exactly_on_any_topology(first, second, third, count, more):
+    """Twice, the second time perhaps before every lane has emitted."""
+    total = 12 * 8
+    expected = take(loaders(1, lanes=12, make=skip_some), total)
+    ranks = loaders(first, lanes=12, make=skip_some)
+    seen = take(ranks, count)
+    for world_size, step in ((second, more), (third, total - count - more)):
+        states = [json.loads(json.dumps(rank.save_state_rank())) for rank in ranks]
+        ranks = loaders(world_size, make=skip_some)
+        for rank in ranks:
+            rank.restore_state_global(states)
+        seen += take(ranks, step, start=len(seen))
+    assert seen == expected
+
+
+def test_saving_right_after_restoring_gives_the_same_state():
+    (loader,) = loaders(1, lanes=4)
+    take([loader], 6)
+    state = loader.save_state_global()
+    (resumed,) = loaders(1)
+    resumed.restore_state_global(state)
+    assert resumed.save_state_global() == state
+
+
+def test_takes_the_lanes_from_the_state():
+    (loader,) = loaders(1, lanes=6)
+    take([loader], 7)
+    resumed = loaders(2)[1]
+    resumed.restore_state_global(loader.save_state_global())
+    assert resumed.config()["lanes"] == 6
+    assert list(islice(resumed, 3)) == [(1, 1), (3, 1), (5, 1)]
+
+
+def test_refuses_other_lanes_than_those_of_the_state():
+    (loader,) = loaders(1, lanes=6)
+    with pytest.raises(StateError, match=r"saved with 6 lanes.*lanes=4"):
+        loaders(1, lanes=4)[0].restore_state_global(loader.save_state_global())
+
+
+def test_refuses_a_world_size_that_does_not_divide_the_lanes():
+    (loader,) = loaders(1, lanes=6)
+    with pytest.raises(ConfigError, match="6 lanes cannot be dealt evenly to 4 ranks"):
+        loaders(4)[0].restore_state_global(loader.save_state_global())
+
+
+def test_names_the_lanes_that_are_missing():
+    states = [rank.save_state_rank() for rank in loaders(2, lanes=6)]
+    with pytest.raises(StateError, match="lanes 0, 2, 4 are missing"):
+        loaders(1)[0].restore_state_global(states[1:])
+
+
+def test_a_rank_state_of_another_world_size_is_not_enough():
+    states = [rank.save_state_rank() for rank in loaders(2, lanes=4)]
+    with pytest.raises(StateError, match="lanes 1, 3 are missing"):
+        loaders(1)[0].restore_state_rank(states[0])
+
+
+def test_a_rank_goes_on_from_its_own_state():
+    ranks = loaders(2, lanes=4)
+    take(ranks, 6)
+    state = ranks[1].state_dict()
+    resumed = loaders(2)[1]
+    resumed.load_state_dict(state)
+    assert list(islice(resumed, 2)) == list(islice(ranks[1], 2))
+
+
+def test_state_dict_of_all_ranks_is_a_global_state():
+    ranks = loaders(2, lanes=4)
+    take(ranks, 6)
+    (resumed,) = loaders(1)
+    resumed.load_state_dict([rank.state_dict() for rank in ranks])
+    assert list(islice(resumed, 6)) == in_order(4, 3)[6:]
+
+
+def test_restores_only_before_the_first_batch():
+    (loader,) = loaders(1)
+    state = loader.save_state_rank()
+    take([loader], 1)
+    with pytest.raises(StateError, match="has delivered 1 batches"):
+        loader.restore_state_rank(state)
+
+
+def test_a_difference_is_named_unless_it_is_let_through(caplog):
+    saved = loaders(1, print_of={"batch_size": 4, "data": {"a": 3}})[0].save_state_rank()
+    now = {"batch_size": 8, "data": {"a": 3}}
+    with pytest.raises(StateError, match="batch_size: saved 4, now 8"):
+        loaders(1, print_of=now)[0].restore_state_rank(saved)
+    loaders(1, print_of=now)[0].restore_state_rank(saved, strict=["batch_size"])
+    assert "batch_size: saved 4, now 8" in caplog.text
+
+
+def test_former_names_do_the_same():
+    (loader,) = loaders(1, lanes=2)
+    take([loader], 3)
+    (resumed,) = loaders(1)
+    resumed.restore_state(loader.save_state(0))
+    assert take([resumed], 2) == [(1, 1), (0, 2)]
+    assert loader.save_state_global(dst_rank=0) == loader.save_state_global(0)
+
+
+def test_progress_in_the_epoch_survives_another_world_size():
+    ranks = loaders(2, lanes=4, virtual_epoch_length=6)
+    take(ranks, 8)
+    resumed = loaders(1, virtual_epoch_length=12)[0]
+    resumed.restore_state_global([rank.save_state_rank() for rank in ranks])
+    assert len(list(resumed)) == 4
+    assert len(list(resumed)) == 12
+
+
+def test_a_state_saved_at_the_last_batch_begins_the_next_epoch():
+    (loader,) = loaders(1, virtual_epoch_length=3)
+    take([loader], 3)
+    (resumed,) = loaders(1, virtual_epoch_length=3)
+    resumed.restore_state_rank(loader.save_state_rank())
+    assert list(resumed) == [(0, 3), (0, 4), (0, 5)]
+
+
+def test_energons_arguments_are_accepted():
+    loader = get_savable_loader(
+        fake(),
+        checkpoint_every_sec=1,
+        checkpoint_every_min_n_samples=1,
+        n_checkpoints=3,
+        gc_collect_every_n_steps=10,
+        cache_pool=None,
+    )
+    assert next(iter(loader)) == (0, 0)
+
+
+def test_a_state_is_small():
+    (loader,) = loaders(1, lanes=8)
+    take([loader], 100)
+    assert len(json.dumps(loader.save_state_global())) < 1000
