@@ -20,7 +20,7 @@ def test_takes_of_any_size_give_the_same_stream(counts):
     taken = numbers(5_000).open(Lane(1, 3))
     single = numbers(5_000).open(Lane(1, 3))
     for count in counts:
-        wanted = [sample for sample, _ in zip(single, range(count), strict=False)]
+        wanted = [sample for _, sample in zip(range(count), single, strict=False)]
         assert taken.take(count) == wanted
         assert taken.row == single.row
 

@@ -1,1 +1,1 @@
-"""io"""
+"""Bytes at an address: read them, write them so that nothing is ever half there."""

@@ -1,0 +1,45 @@
+# Everything runs in .venv, which is made on first use with only Python and git at hand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check fmt lint types layers docs bench clean
+
+demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another topology
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## run the whole test suite
+	$(BIN)/python -m pytest
+
+check: lint types layers docs test  ## what CI runs
+
+fmt: $(STAMP)
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+docs: $(STAMP)  ## run the examples of README, docs and docstrings
+	$(BIN)/python -m pytest tests/docs --doctest-modules src/energon
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch first and pinned: a range would bring gigabytes of CUDA packages.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

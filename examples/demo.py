@@ -1,0 +1,260 @@
+"""The main job from end to end: make data, prepare, blend, train, save, resume elsewhere.
+
+    python examples/demo.py [FOLDER]
+
+Makes two small captioning datasets of JPEGs below FOLDER (default: demo), prepares them with
+the command line, writes a metadataset that blends them, and trains a small torch model with
+two workers. Half-way it saves the state of the loader and goes on with other numbers of ranks
+and workers: the sequence of samples is the one that the first run would have seen.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from rich.console import Console
+from rich.progress import Progress, track
+from torch import nn
+
+from energon import (
+    CaptioningSample,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    edataclass,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+LANES = 8
+BATCH_SIZE = 8
+STEPS = 40
+SHAPES = ("circle", "square", "triangle")
+COLORS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 210)}
+
+console = Console()
+
+
+@edataclass
+class Batch:
+    """What a training step takes: images (N, 3, 64, 64) and the shape in each as a number."""
+
+    __key__: list[str]
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+class Encoder(DefaultTaskEncoder):
+    """Crops at random, and reads the label out of the caption."""
+
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: CaptioningSample) -> CaptioningSample:
+        """Return the sample with a random crop of 64 x 64 pixels."""
+        _, height, width = sample.image.shape
+        top = int(torch.randint(height - 63, ()))
+        left = int(torch.randint(width - 63, ()))
+        crop = sample.image[:, top : top + 64, left : left + 64]
+        return CaptioningSample.derive_from(sample, image=crop, caption=sample.caption)
+
+    def batch(self, samples: list[CaptioningSample]) -> Batch:
+        """Return images and labels as tensors."""
+        labels = [SHAPES.index(sample.caption.split()[2]) for sample in samples]
+        return Batch(
+            __key__=[sample.__key__ for sample in samples],
+            images=torch.stack([sample.image for sample in samples]),
+            labels=torch.tensor(labels),
+        )
+
+
+def make_dataset(folder: Path, *, prefix: str, num_samples: int, per_shard: int) -> None:
+    """Write shards of textured pictures with a shape on them, a caption and a JSON each."""
+    random = np.random.default_rng(len(prefix) + num_samples)
+    (folder / "shards").mkdir(parents=True)
+    for start in track(range(0, num_samples, per_shard), f"writing {folder.name}", console=console):
+        with tarfile.open(folder / "shards" / f"{start // per_shard:04}.tar", "w") as tar:
+            for number in range(start, min(start + per_shard, num_samples)):
+                shape = SHAPES[random.integers(3)]
+                color = list(COLORS)[random.integers(3)]
+                caption = f"a {color} {shape} on paper, number {number}"
+                about = {"shape": shape, "color": color, "license": "CC0"}
+                parts = {
+                    "jpg": draw(random, shape, COLORS[color], f"{prefix} {number}"),
+                    "txt": caption.encode(),
+                    "json": json.dumps(about).encode(),
+                }
+                for part, content in parts.items():
+                    member = tarfile.TarInfo(f"{prefix}_{number:05}.{part}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+
+
+def draw(random: np.random.Generator, shape: str, color: tuple[int, int, int], text: str) -> bytes:
+    """Return a JPEG of `shape` on a rough background, with `text` below."""
+    coarse = random.integers(150, 255, (12, 12, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((96, 96), Image.Resampling.BICUBIC)
+    noise = random.normal(0, 8, (96, 96, 3))
+    image = Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
+    pen = ImageDraw.Draw(image)
+    x, y = random.integers(14, 40, 2).tolist()
+    box = (x, y, x + 36, y + 36)
+    if shape == "circle":
+        pen.ellipse(box, fill=color)
+    elif shape == "square":
+        pen.rectangle(box, fill=color)
+    else:
+        pen.polygon([(x, y + 36), (x + 36, y + 36), (x + 18, y)], fill=color)
+    pen.text((4, 82), text, fill=(30, 30, 30))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def prepare(folder: Path) -> None:
+    """Prepare a dataset as a user would, with the command line."""
+    command = [sys.executable, "-m", "energon.cli.main", "prepare", str(folder), "--non-interactive"]
+    settings = {
+        "--split-ratio": "train:9,val:1",
+        "--sample-type": "CaptioningSample",
+        "--field-map": json.dumps({"image": "jpg", "caption": "txt"}),
+        "--num-workers": "2",
+    }
+    subprocess.run([*command, *(word for pair in settings.items() for word in pair)], check=True)
+
+
+def write_blend(path: Path) -> None:
+    """Write the metadataset: three samples of one dataset to one of the other."""
+    path.write_text(
+        "__module__: megatron.energon\n"
+        "__class__: MetadatasetV2\n"
+        "splits:\n"
+        "  train:\n"
+        "    blend:\n"
+        "      - {path: ./shapes, weight: 3}\n"
+        "      - {path: ./more_shapes, weight: 1}\n"
+    )
+
+
+def open_loader(path: Path, *, rank: int, world_size: int, num_workers: int):  # noqa: ANN201
+    """Return the loader of one rank."""
+    config = WorkerConfig(
+        rank=rank, world_size=world_size, num_workers=num_workers, lanes=LANES, seed_offset=7
+    )
+    dataset = get_train_dataset(
+        path,
+        worker_config=config,
+        batch_size=BATCH_SIZE,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=20,
+        task_encoder=Encoder(),
+    )
+    return get_savable_loader(dataset)
+
+
+def make_model() -> nn.Module:
+    """Return a classifier of 64 x 64 pictures."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, len(SHAPES)),
+    )
+
+
+def train(path: Path) -> tuple[dict, list[list[str]]]:
+    """Train with two workers; return the state after half the steps, and the keys after it."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    loader = open_loader(path, rank=0, world_size=1, num_workers=2)
+    keys: list[list[str]] = []
+    state: dict = {}
+    with Progress(console=console) as progress:
+        task = progress.add_task("training", total=STEPS)
+        for step, batch in enumerate(loader):
+            if step == STEPS // 2:
+                keys.clear()
+            keys.append(batch.__key__)
+            loss = nn.functional.cross_entropy(model(batch.images), batch.labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
+            if step + 1 == STEPS // 2:
+                state = loader.state_dict()
+            if step + 1 == STEPS:
+                break
+    loader.close()
+    return state, keys
+
+
+def resume(path: Path, state: dict, *, world_size: int, num_workers: int) -> list[list[str]]:
+    """Go on from `state` with simulated ranks; return the keys in global order."""
+    loaders = [
+        open_loader(path, rank=rank, world_size=world_size, num_workers=num_workers)
+        for rank in range(world_size)
+    ]
+    for loader in loaders:
+        loader.load_state_dict(state)
+    batches = [iter(loader) for loader in loaders]
+    keys = [next(batches[step % world_size]).__key__ for step in range(STEPS // 2)]
+    for loader in loaders:
+        loader.close()
+    return keys
+
+
+def measure(path: Path, *, num_batches: int = 300) -> None:
+    """Print how many samples a second the loader delivers."""
+    for num_workers in (0, 2):
+        loader = open_loader(path, rank=0, world_size=1, num_workers=num_workers)
+        batches = iter(loader)
+        next(batches)
+        start = time.perf_counter()
+        for _ in range(num_batches):
+            next(batches)
+        rate = num_batches * BATCH_SIZE / (time.perf_counter() - start)
+        console.print(f"  {num_workers} workers: {rate:,.0f} samples/s, decoded, cropped and batched")
+        loader.close()
+
+
+def main() -> None:
+    """Run the demo."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo")
+    if folder.exists():
+        shutil.rmtree(folder)
+    make_dataset(folder / "shapes", prefix="a", num_samples=400, per_shard=50)
+    make_dataset(folder / "more_shapes", prefix="b", num_samples=150, per_shard=50)
+    for name in ("shapes", "more_shapes"):
+        prepare(folder / name)
+    path = folder / "blend.yaml"
+    write_blend(path)
+
+    state, expected = train(path)
+    text = json.dumps(state)
+    (folder / "state.json").write_text(text)
+    console.print(f"saved after {STEPS // 2} steps: {len(text)} bytes of JSON")
+    for world_size, num_workers in ((1, 0), (2, 1), (4, 2), (8, 0)):
+        keys = resume(path, state, world_size=world_size, num_workers=num_workers)
+        if keys != expected:
+            raise SystemExit(f"the order differs with {world_size} ranks, {num_workers} workers")
+        console.print(
+            f"resumed with {world_size} ranks x {num_workers} workers: "
+            f"the next {len(keys)} batches are identical"
+        )
+    console.print("throughput:")
+    measure(path)
+
+
+if __name__ == "__main__":
+    main()

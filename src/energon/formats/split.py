@@ -1,0 +1,117 @@
+"""`.nv-meta/split.yaml`: which shards make up train, val and test, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError, FormatError
+from energon.formats import yaml
+from energon.formats.braces import collapse_braces, expand_braces
+from energon.formats.info import META
+
+
+@dataclass(frozen=True)
+class Split:
+    """The splits of a dataset.
+
+    Args:
+        split_parts: Paths of shards, or patterns with braces, by name of the split.
+        exclude: What is left out: shards by path, samples as `shard/key`; braces allowed.
+        origin: The file, for messages.
+    """
+
+    split_parts: Mapping[str, Sequence[str]]
+    exclude: Sequence[str] = ()
+    origin: str = "split.yaml"
+
+    def shards(self, split_part: str) -> list[str]:
+        """Return the shards of a split, in order, without those that are excluded.
+
+        Raises:
+            ConfigError: If there is no such split.
+        """
+        if split_part not in self.split_parts:
+            near = get_close_matches(split_part, self.split_parts, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"{self.origin}: there is no split {split_part!r}, only "
+                f"{', '.join(map(repr, self.split_parts)) or 'none at all'}{hint}"
+            )
+        excluded = {entry for pattern in self.exclude for entry in expand_braces(pattern)}
+        patterns = self.split_parts[split_part]
+        listed = [shard for pattern in patterns for shard in expand_braces(pattern)]
+        return [shard for shard in listed if shard not in excluded]
+
+    @property
+    def excluded_samples(self) -> list[tuple[str, str]]:
+        """Pairs of shard and sample key that are left out.
+
+        An entry is such a pair if the name of a shard of any split begins it; keys may contain
+        slashes.
+        """
+        pairs = []
+        for entry in (entry for pattern in self.exclude for entry in expand_braces(pattern)):
+            for ending in (".tar/", ".tgz/"):
+                shard, found, key = entry.partition(ending)
+                if found and key:
+                    pairs.append((shard + ending[:-1], key))
+                    break
+        return pairs
+
+    def to_yaml(self) -> str:
+        """Return the content of `split.yaml`, with runs of shards written as patterns."""
+        parts = {name: collapse_braces(list(shards)) for name, shards in self.split_parts.items()}
+        return yaml.dump({"split_parts": parts, "exclude": list(self.exclude)})
+
+
+def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Split:
+    """Read the splits of a dataset.
+
+    Args:
+        dataset: Its folder.
+        name: File below `.nv-meta`; `split.yaml` may also be there as `split.json`.
+
+    Raises:
+        ConfigError: If there is no such file, or it has unknown keys.
+        FormatError: If it is no YAML or JSON.
+    """
+    path = Path(dataset) / META / name
+    if name == "split.yaml" and not path.is_file():
+        path = path.with_suffix(".json")
+    if not path.is_file():
+        raise ConfigError(
+            f"{Path(dataset) / META / name}: no such file; run `energon prepare {dataset}`, or name "
+            "another with split_config"
+        )
+    text = path.read_text()
+    if path.suffix == ".json":
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise FormatError(f"{path}: {error}") from error
+    else:
+        document = yaml.load(text, origin=str(path))
+    return _check(document, str(path))
+
+
+def _check(document: Any, origin: str) -> Split:
+    if not isinstance(document, dict) or "split_parts" not in document:
+        raise ConfigError(f"{origin}: wanted is `split_parts` with lists of shards by split")
+    unknown = set(document) - {"split_parts", "exclude"}
+    if unknown:
+        raise ConfigError(
+            f"{origin}: unknown keys {sorted(unknown)}; allowed are split_parts and exclude"
+        )
+    parts = document["split_parts"] or {}
+    exclude = document.get("exclude") or []
+    lists = [*parts.values(), exclude] if isinstance(parts, dict) else [None]
+    for entries in lists:
+        if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+            raise ConfigError(f"{origin}: wanted are lists of paths, found {entries!r}")
+    return Split({name: list(shards) for name, shards in parts.items()}, list(exclude), origin)

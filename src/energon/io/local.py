@@ -1,0 +1,96 @@
+"""Read ranges of local files without opening them anew each time."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from threading import Lock
+
+from energon.errors import DatasetNotFoundError, TruncatedError
+
+MAX_OPEN_FILES = 256
+
+
+class FilePool:
+    """Open files, the least recently used of which are closed. May be used by many threads.
+
+    Files belong to the process that opened them: a forked child opens its own.
+
+    Args:
+        max_open: How many files to keep open.
+    """
+
+    def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
+        self.max_open = max_open
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._lock = Lock()
+        self._pid = os.getpid()
+
+    def pread(self, path: str, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes of a file from `offset`.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+            TruncatedError: If it ends earlier.
+        """
+        file = self._open(path)
+        data = os.pread(file.descriptor, size, offset)
+        while len(data) < size:
+            # Linux gives at most 2 GiB at once.
+            more = os.pread(file.descriptor, size - len(data), offset + len(data))
+            if not more:
+                raise TruncatedError(
+                    f"{path}: ends at byte {offset + len(data)}, wanted {size} bytes from byte "
+                    f"{offset}; the file is cut off or changed since it was indexed, restore it or "
+                    "run `energon prepare` again"
+                )
+            data += more
+        return data
+
+    def size(self, path: str) -> int:
+        """Return how many bytes a file has.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+        """
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            raise _missing(path) from None
+
+    def _open(self, path: str) -> _File:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._files.clear()
+                self._pid = os.getpid()
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = _File(path)
+                if len(self._files) > self.max_open:
+                    # Whoever reads from it still holds it; it is closed after that.
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(path)
+            return file
+
+
+class _File:
+    """A file that closes with its last user."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise _missing(path) from None
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _missing(path: str) -> DatasetNotFoundError:
+    return DatasetNotFoundError(
+        f"{path}: no such file, but the dataset lists it; restore it, or run `energon prepare` "
+        "again without it"
+    )

@@ -1,0 +1,84 @@
+"""Read the rows of a plan from the sources of all its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from energon.plan.rows import Rows
+from energon.samples.source_info import SourceInfo
+from energon.sources.webdataset import WebdatasetSource
+
+
+@dataclass(frozen=True)
+class LocatedSource(SourceInfo):
+    """Where a sample came from, with all that a person needs to look at it."""
+
+    key: str = ""
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"sample {self.key!r} of {self.dataset_path} (number {self.index}; {self.shard_name} "
+            f"at byte {self.offset})"
+        )
+
+
+@dataclass(frozen=True)
+class LeafReader:
+    """Gives the samples of rows as dicts of bytes.
+
+    Args:
+        sources: One for each leaf of the plan.
+        subflavors: What goes into `__subflavors__`, for each leaf.
+    """
+
+    sources: tuple[WebdatasetSource, ...]
+    subflavors: tuple[Mapping[str, Any], ...]
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """Bytes of a sample, as a mean over the leaves."""
+        return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
+
+    def read(self, rows: Rows) -> list[Any]:
+        """Return the samples of `rows`, in that order.
+
+        Their `__restore_key__` is (leaf, epoch, ordinal).
+        """
+        leaves = np.unique(rows.leaf).tolist()
+        if len(leaves) == 1:
+            return self._read_leaf(leaves[0], rows)
+        samples: list[Any] = [None] * len(rows.leaf)
+        for leaf in leaves:
+            places = np.flatnonzero(rows.leaf == leaf)
+            found = self._read_leaf(leaf, Rows(*(column[places] for column in rows)))
+            for place, sample in zip(places.tolist(), found, strict=True):
+                samples[place] = sample
+        return samples
+
+    def locate(self, restore_key: tuple[int, ...]) -> tuple[SourceInfo, ...]:
+        """Return the source of the sample that has this `__restore_key__`."""
+        leaf, _, ordinal = restore_key[:3]
+        source = self.sources[leaf]
+        found = source.locate(ordinal)
+        return (
+            LocatedSource(
+                dataset_path=str(source.path),
+                index=ordinal,
+                shard_name=found.shard,
+                file_names=tuple(f"{found.key}.{part}" for part in found.parts),
+                key=found.key,
+                offset=found.offset,
+            ),
+        )
+
+    def _read_leaf(self, leaf: int, rows: Rows) -> list[Any]:
+        keys = list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
+        return self.sources[leaf].read(
+            rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf]
+        )

@@ -1,0 +1,333 @@
+"""Read samples of a prepared WebDataset by ordinal, many at a time.
+
+The part table of a shard says where the content of every part lies, so no tar header is
+parsed. Samples that lie close together are read with one call, large parts with one each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, repeat
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import DatasetNotFoundError, EmptyDatasetError, ShardChangedError, TruncatedError
+from energon.formats.info import load_info
+from energon.formats.part_table import PartTable, open_part_table
+from energon.formats.split import load_split
+from energon.io.local import FilePool
+from energon.plan.excludes import include_ordinals
+from energon.plan.subset import resolve_range
+from energon.samples.crude import CrudeSample
+from energon.sources.rows import join_rows, slice_rows
+
+MAX_GAP_BYTES = 16 << 10
+"""Bytes between two samples that are read along rather than skipped."""
+MAX_SPAN_BYTES = 4 << 20
+"""Most bytes of one read."""
+LARGE_PART_BYTES = 1 << 20
+"""From here on a part is read into bytes of its own: a copy would cost more than a call."""
+MAX_OPEN_TABLES = 256
+MEAN_SIZE_SHARDS = 8
+
+
+class Location(NamedTuple):
+    """Where a sample lies: for messages, sources and caches."""
+
+    key: str
+    shard: str
+    index: int
+    """Number of the sample within its shard."""
+    offset: int
+    """Where it begins in the shard, in bytes."""
+    parts: tuple[str, ...]
+
+
+class WebdatasetSource:
+    """The samples of a split, or of a subset of it, numbered from 0 through all its shards.
+
+    Excluded samples have no number. Opening reads the `.nv-meta` files; shards and their
+    tables are opened when they are first read. Copies that were pickled open them anew.
+
+    Args:
+        path: Folder of the prepared dataset.
+        split_part: Which split.
+        split_config: File below `.nv-meta` that lists the splits.
+        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        parts: Which parts of the samples to read; None reads all.
+
+    Raises:
+        DatasetNotFoundError: If there is no prepared dataset.
+        EmptyDatasetError: If no sample is left.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        split_config: str = "split.yaml",
+        subsets: Sequence[Any] = (),
+        parts: Iterable[str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.split_part = split_part
+        self.parts = None if parts is None else frozenset(parts)
+        counts = load_info(self.path).shard_counts
+        split = load_split(self.path, split_config)
+        self.shards = split.shards(split_part)
+        unknown = [shard for shard in self.shards if shard not in counts]
+        if unknown:
+            raise DatasetNotFoundError(
+                f"{self.path}: split {split_part!r} lists {unknown[0]!r}, which is not in "
+                f"the index ({len(unknown)} such shards); run `energon prepare {self.path}`"
+            )
+        shard_counts = np.array([counts[shard] for shard in self.shards], dtype=np.int64)
+        self.bounds = np.concatenate(([0], np.cumsum(shard_counts)))
+        self._files = FilePool()
+        self._tables: OrderedDict[int, PartTable] = OrderedDict()
+        self._lock = Lock()
+        self.excluded = self._find_excluded(split.excluded_samples)
+        num_included = int(self.bounds[-1]) - len(self.excluded)
+        self.start, self.stop = resolve_range(num_included, subsets)
+        if self.start >= self.stop:
+            raise EmptyDatasetError(
+                f"{self.path}: split {split_part!r} has no samples: {len(self.shards)} shards with "
+                f"{self.bounds[-1]} samples, {len(self.excluded)} of them excluded, subset "
+                f"[{self.start}, {self.stop}); splits are listed in .nv-meta/{split_config}"
+            )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """Bytes of tar per sample, estimated from a few shards."""
+        chosen = np.unique(np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int))
+        sizes = sum(self._files.size(self._shard_path(int(shard))) for shard in chosen)
+        return sizes / max(1, int((self.bounds[chosen + 1] - self.bounds[chosen]).sum()))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what a saved state must find unchanged: the samples and their order."""
+        content = {
+            "shards": dict(zip(self.shards, np.diff(self.bounds).tolist(), strict=True)),
+            "excluded": self.excluded.tolist(),
+            "range": [self.start, self.stop],
+        }
+        digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+        return {"samples": len(self), "index": digest}
+
+    def read(
+        self,
+        ordinals: NDArray[np.int64],
+        *,
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> list[CrudeSample]:
+        """Return samples as dicts of bytes, in the order of `ordinals`.
+
+        Args:
+            ordinals: Numbers of samples, in any order.
+            restore_keys: What goes into `__restore_key__` of each; None for its ordinal.
+            subflavors: What goes into `__subflavors__` of all.
+
+        Raises:
+            TruncatedError: If a shard ends too early.
+            ShardChangedError: If a shard is not the one that was indexed.
+        """
+        raw = self._raw_indices(ordinals)
+        order = np.argsort(raw, kind="stable")
+        raw = raw[order]
+        shards = np.searchsorted(self.bounds, raw, side="right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(raw)]
+        keys = list(zip(ordinals.tolist())) if restore_keys is None else restore_keys
+        places = order.tolist()
+        keys = [keys[place] for place in places]
+        found: list[CrudeSample] = []
+        for start, stop in pairwise(cuts):
+            if start < stop:
+                shard = int(shards[start])
+                local = raw[start:stop] - self.bounds[shard]
+                found += self._read_shard(shard, local, keys[start:stop], subflavors)
+        samples: list[Any] = [None] * len(found)
+        for place, sample in zip(places, found, strict=True):
+            samples[place] = sample
+        return samples
+
+    def locate(self, ordinal: int) -> Location:
+        """Return where a sample lies."""
+        raw = int(self._raw_indices(np.array([ordinal]))[0])
+        shard = int(np.searchsorted(self.bounds, raw, side="right")) - 1
+        index = raw - int(self.bounds[shard])
+        table = self._table(shard)
+        first, last = table.first_part[index : index + 2]
+        return Location(
+            key=table.keys(np.array([index]))[0],
+            shard=self.shards[shard],
+            index=index,
+            offset=int(table.sample_offset[index]),
+            parts=tuple(table.part_names[name] for name in table.part_name[first:last]),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": None, "_tables": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _files=FilePool(), _tables=OrderedDict(), _lock=Lock())
+
+    def _raw_indices(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        ordinals = ordinals + self.start
+        return include_ordinals(ordinals, self.excluded) if len(self.excluded) else ordinals
+
+    def _read_shard(
+        self,
+        shard: int,
+        indices: NDArray[np.int64],
+        restore_keys: Sequence[tuple[int, ...]],
+        subflavors: Mapping[str, Any] | None,
+    ) -> list[CrudeSample]:
+        """Return samples of one shard; `indices` ascend."""
+        table = self._table(shard)
+        first = table.first_part[indices].astype(np.int64)
+        counts = table.first_part[indices + 1].astype(np.int64) - first
+        samples: list[Any] = [None] * len(indices)
+        for names, rows, parts in _by_schema(table, first, counts):
+            if self.parts is not None:
+                wanted = [at for at, name in enumerate(names) if name in self.parts]
+                names, parts = tuple(names[at] for at in wanted), parts[:, wanted]
+            meta = (
+                table.keys(indices[rows]),
+                repeat(self.shards[shard]),
+                [restore_keys[row] for row in rows.tolist()],
+                repeat(subflavors),
+            )
+            found = self._read_parts(shard, table, names, parts, meta)
+            if len(rows) == len(indices):
+                return found
+            for row, sample in zip(rows.tolist(), found, strict=True):
+                samples[row] = sample
+        return samples
+
+    def _read_parts(
+        self,
+        shard: int,
+        table: PartTable,
+        names: tuple[str, ...],
+        parts: NDArray[np.int64],
+        meta: Sequence[Any],
+    ) -> list[CrudeSample]:
+        """Return samples with these `parts`, a row of numbers per sample and a column per name."""
+        path = self._shard_path(shard)
+        if not names:
+            return join_rows((), (*meta[:1], *meta[1:]), ())
+        starts = table.part_offset[parts].astype(np.int64)
+        sizes = table.part_size[parts].astype(np.int64)
+        if int(sizes.sum()) >= LARGE_PART_BYTES * len(parts):
+            contents = [
+                [self._files.pread(path, *span) for span in zip(at, size, strict=True)]
+                for at, size in zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
+            ]
+            return join_rows(names, meta, contents)
+        stops = starts + sizes
+        buffers, base = self._read_spans(path, starts.min(axis=1), stops.max(axis=1))
+        columns = (starts - base[:, None], stops - base[:, None])
+        bounds = [edge[:, at].tolist() for at in range(len(names)) for edge in columns]
+        return slice_rows(names, meta, buffers, bounds)
+
+    def _read_spans(
+        self, path: str, low: NDArray[np.int64], high: NDArray[np.int64]
+    ) -> tuple[list[bytes], NDArray[np.int64]]:
+        """Read samples that lie at `low` to `high`, ascending, with few calls.
+
+        Returns:
+            The buffer that each sample lies in, and where in the file that begins.
+        """
+        cut = (low[1:] - high[:-1] > MAX_GAP_BYTES) | (
+            low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
+        )
+        edges = [0, *(np.flatnonzero(cut) + 1).tolist(), len(low)]
+        buffers: list[bytes] = []
+        base = np.empty_like(low)
+        for start, stop in pairwise(edges):
+            begin = int(low[start])
+            span = self._files.pread(path, begin, int(high[start:stop].max()) - begin)
+            buffers.extend(repeat(span, stop - start))
+            base[start:stop] = begin
+        return buffers, base
+
+    def _shard_path(self, shard: int) -> str:
+        return str(self.path / self.shards[shard])
+
+    def _table(self, shard: int) -> PartTable:
+        with self._lock:
+            table = self._tables.get(shard)
+            if table is not None:
+                self._tables.move_to_end(shard)
+                return table
+        table = self._open_table(shard)
+        with self._lock:
+            self._tables[shard] = table
+            if len(self._tables) > MAX_OPEN_TABLES:
+                self._tables.popitem(last=False)
+        return table
+
+    def _open_table(self, shard: int) -> PartTable:
+        path = self._shard_path(shard)
+        size = self._files.size(path)
+        table = open_part_table(path)
+        again = f"run `energon prepare {self.path}` again"
+        if size < table.shard_size:
+            raise TruncatedError(
+                f"{path}: has {size} bytes, had {table.shard_size} when it was indexed; restore "
+                f"the file, or {again}"
+            )
+        expected = int(self.bounds[shard + 1] - self.bounds[shard])
+        if size != table.shard_size or table.num_samples != expected:
+            raise ShardChangedError(
+                f"{path}: has {size} bytes and {table.num_samples} samples, had "
+                f"{table.shard_size} bytes and {expected} samples when it was indexed; {again}"
+            )
+        return table
+
+    def _find_excluded(self, excluded: Iterable[tuple[str, str]]) -> NDArray[np.int64]:
+        """Return the places of excluded (shard, key) pairs in the split, ascending."""
+        number = {shard: index for index, shard in enumerate(self.shards)}
+        places = set()
+        for shard, key in excluded:
+            if shard in number:
+                index = self._table(number[shard]).index_of(key)
+                if index is not None:
+                    places.add(int(self.bounds[number[shard]]) + index)
+        return np.array(sorted(places), dtype=np.int64)
+
+
+def _by_schema(
+    table: PartTable, first: NDArray[np.int64], counts: NDArray[np.int64]
+) -> Iterable[tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]]:
+    """Sort samples by which parts they have.
+
+    Yields:
+        The names of the parts, the rows of the samples that have them, and the numbers of
+        their parts with shape (len(rows), len(names)).
+    """
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        parts = first[rows][:, None] + np.arange(count)
+        names = table.part_name[parts]
+        while len(rows):
+            same = (names == names[0]).all(axis=1)
+            schema = tuple(table.part_names[name] for name in names[0].tolist())
+            if same.all():
+                yield schema, rows, parts
+                break
+            yield schema, rows[same], parts[same]
+            rows, parts, names = rows[~same], parts[~same], names[~same]
+

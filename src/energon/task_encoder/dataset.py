@@ -1,0 +1,137 @@
+"""What the getters return: a pipeline with its plan, ready to be given to a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from energon.errors import ConfigError
+from energon.plan.build import blend_plan, concat_plan, epochized_plan
+from energon.plan.leaf import PlanLeaf
+from energon.plan.rows import Plan
+from energon.stages.base import Dataset, DatasetIterator, State
+from energon.stages.lane import Lane
+from energon.worker import WorkerConfig
+
+ORDER_VERSION = 1
+"""Counts changes of the order that a configuration and a seed give."""
+
+
+@dataclass(frozen=True)
+class PlanRecipe:
+    """All that decides the order, but the number of lanes.
+
+    Args:
+        kind: "blend" draws from the leaves by weight without end; "epochized" permutes all
+            their samples as one line; "concat" lays them end to end.
+        leaves: The leaves with their sizes.
+        seed: Seed of the run.
+        repeat: Whether an epochized line starts again at its end.
+        stripe: How many consecutive samples of a finite line go to the same lane.
+        shuffle_window: Rows that are permuted together after blending; 0 for none.
+    """
+
+    kind: Literal["blend", "epochized", "concat"]
+    leaves: tuple[PlanLeaf, ...]
+    seed: int
+    repeat: bool = True
+    stripe: int = 1
+    shuffle_window: int = 0
+
+    def __call__(self, lanes: int) -> Plan:
+        """Return the plan for `lanes` lanes."""
+        if self.kind == "blend":
+            return blend_plan(
+                self.leaves, lanes=lanes, seed=self.seed, shuffle_window=self.shuffle_window
+            )
+        if self.kind == "epochized":
+            return epochized_plan(
+                self.leaves,
+                lanes=lanes,
+                seed=self.seed,
+                repeat=self.repeat,
+                stripe=self.stripe,
+                shuffle_window=self.shuffle_window,
+            )
+        return concat_plan(self.leaves, lanes=lanes, stripe=self.stripe)
+
+
+@dataclass(frozen=True)
+class SavableDataset:
+    """A pipeline from the samples of some leaves to batches. Give it to a loader.
+
+    Immutable and without a position: any number of loaders may share one.
+
+    Args:
+        stage: The last stage of the pipeline.
+        plan: The order of its samples.
+        worker_config: Who loads it.
+        batch_size: Samples of a batch; None yields samples.
+        data: For each leaf, what a saved state must find unchanged.
+        virtual_epoch_length: Batches of each rank after which an epoch ends; 0 never ends it.
+        restart: Whether each pass starts from the beginning (validation) or goes on.
+    """
+
+    stage: Dataset[Any]
+    plan: PlanRecipe
+    worker_config: WorkerConfig
+    batch_size: int | None
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    virtual_epoch_length: int = 0
+    restart: bool = False
+
+    def __post_init__(self) -> None:
+        if self.virtual_epoch_length < 0:
+            raise ConfigError(
+                f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
+            )
+
+    def __len__(self) -> int:
+        """Return how many batches this rank delivers in an epoch."""
+        if self.virtual_epoch_length:
+            return self.virtual_epoch_length
+        config = self.worker_config
+        lanes = config.default_lanes
+        batches = [self.num_batches(lane, lanes) for lane in config.rank_lanes(lanes)]
+        if None not in batches:
+            return sum(count or 0 for count in batches)
+        samples = sum(leaf.num_samples for leaf in self.plan.leaves)
+        return -(-samples // (self.batch_size or 1) // config.world_size)
+
+    def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
+        """Start or resume one lane."""
+        lane.seed = self.plan.seed
+        return self.stage.open(lane, state)
+
+    def num_batches(self, lane: int, lanes: int) -> int | None:
+        """Return how many batches a lane has at most; None means no end."""
+        return self.stage.num_items(lane, lanes)
+
+    def fingerprint(self, lanes: int) -> dict[str, Any]:
+        """Return all that decides the order, as JSON: a state fits only where it is equal."""
+        plan = self.plan
+        return {
+            "order_version": ORDER_VERSION,
+            "kind": plan.kind,
+            "seed": plan.seed,
+            "lanes": lanes,
+            "repeat": plan.repeat,
+            "stripe": plan.stripe,
+            "shuffle_window": plan.shuffle_window,
+            "batch_size": self.batch_size,
+            "leaves": {
+                leaf.uid: {
+                    **self.data.get(leaf.uid, {}),
+                    "weight": leaf.weight,
+                    "repetitions": leaf.repetitions,
+                    "slice": [leaf.slice_samples, leaf.parallel_slices],
+                    "shuffle_over_epochs": leaf.shuffle_over_epochs,
+                }
+                for leaf in plan.leaves
+            },
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Return a description of the pipeline as plain data."""
+        return self.fingerprint(self.worker_config.default_lanes)

@@ -1,0 +1,376 @@
+"""Get a dataset: from a path to a pipeline that a loader takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
+from energon.metadataset.leaf import BlendMode, Leaf
+from energon.metadataset.resolve import resolve
+from energon.plan.build import choose_slice_samples
+from energon.plan.leaf import PlanLeaf
+from energon.samples.registry import resolve_class
+from energon.sources.field_map import FieldMap
+from energon.sources.reader import LeafReader
+from energon.sources.webdataset import WebdatasetSource
+from energon.task_encoder.dataset import PlanRecipe, SavableDataset
+from energon.task_encoder.encoder import DefaultTaskEncoder
+from energon.task_encoder.recipe import AnyTaskEncoder, OpenLeaf, build_pipeline
+from energon.worker import WorkerConfig
+
+PARALLEL_SLICES = 16
+
+DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def get_train_dataset(
+    path: DatasetPath,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig,
+    batch_size: int | None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    shuffle_buffer_size: int | None = None,
+    max_samples_per_sequence: int | None = None,
+    virtual_epoch_length: int = 0,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    parallel_shard_iters: int | None = None,
+    task_encoder: AnyTaskEncoder | None = None,
+    repeat: bool = True,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+) -> SavableDataset:
+    """Return the training pipeline over a dataset or metadataset, ready for a loader.
+
+    Args:
+        path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
+        split_part: Which split.
+        worker_config: Who loads it, its lanes and seed.
+        batch_size: Samples per batch; None yields samples.
+        batch_drop_last: Whether a last, smaller batch is left out (only where data end).
+        packing_buffer_size: Samples that are packed together; not part of this release.
+        shuffle_buffer_size: Rows of a lane that are permuted together after blending. No
+            buffer exists: the order is computed. None or 0 for none.
+        max_samples_per_sequence: How many consecutive samples are read together (a slice);
+            1 shuffles globally; None chooses by the size of samples.
+        virtual_epoch_length: Batches of each rank after which a `for` loop ends; 0 for never.
+        shuffle_over_epochs_multiplier: 1 shuffles each epoch by itself, m over m epochs, -1
+            draws with replacement, None keeps the order of the data.
+        parallel_shard_iters: Slices of a dataset that are open at a time in a lane; None for
+            16.
+        task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
+        repeat: Whether the data start again at their end. A blend by weights has no end.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        subflavors: Merged over those of the datasets.
+
+    Raises:
+        ConfigError: If an argument or a document makes no sense.
+        DatasetNotFoundError: If there is no such dataset.
+        EmptyDatasetError: If a leaf has no samples in this split.
+    """
+    resolved = resolve(
+        path,
+        split_part=split_part,
+        training=True,
+        dataset_config=dataset_config,
+        split_config=split_config,
+    )
+    if resolved.blend_mode is BlendMode.DATASET_WEIGHT and not repeat:
+        raise ConfigError(
+            f"{path}: a blend by weights has no end, so repeat=False makes no sense; use "
+            "blend_epochized, or a virtual_epoch_length"
+        )
+    opened = _open_leaves(resolved.leaves, subflavors)
+    seed = worker_config.seed_offset
+    endless = resolved.blend_mode is not BlendMode.SAMPLE_REPETITIONS and repeat
+    plan = PlanRecipe(
+        kind="blend" if endless else "epochized",
+        leaves=tuple(
+            replace(
+                leaf.plan_leaf,
+                slice_samples=max_samples_per_sequence
+                or leaf.max_samples_per_sequence
+                or choose_slice_samples(leaf.source.mean_sample_bytes),
+                parallel_slices=parallel_shard_iters
+                or leaf.parallel_shard_iters
+                or PARALLEL_SLICES,
+                shuffle_over_epochs=_multiply(
+                    leaf.plan_leaf.shuffle_over_epochs, shuffle_over_epochs_multiplier
+                ),
+            )
+            for leaf in opened
+        ),
+        seed=seed,
+        repeat=repeat,
+        stripe=batch_size or 1,
+        shuffle_window=shuffle_buffer_size or 0,
+    )
+    return _build(
+        opened,
+        plan,
+        worker_config=worker_config,
+        task_encoder=task_encoder,
+        batch_size=batch_size,
+        drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        virtual_epoch_length=virtual_epoch_length,
+        restart=False,
+    )
+
+
+def get_val_dataset(
+    path: DatasetPath,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig,
+    batch_size: int | None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    task_encoder: AnyTaskEncoder | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+) -> SavableDataset:
+    """Return the validation pipeline: each sample once, leaf after leaf, in order.
+
+    Weights and repetitions do not count. Every pass starts from the beginning.
+
+    Args:
+        path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
+        split_part: Which split.
+        worker_config: Who loads it.
+        batch_size: Samples per batch; None yields samples.
+        batch_drop_last: Whether a last, smaller batch is left out.
+        packing_buffer_size: Samples that are packed together; not part of this release.
+        limit: Most batches of each rank in a pass; None for all.
+        task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        subflavors: Merged over those of the datasets.
+
+    Raises:
+        ConfigError: If an argument or a document makes no sense.
+        DatasetNotFoundError: If there is no such dataset.
+        EmptyDatasetError: If a leaf has no samples in this split.
+    """
+    leaves = resolve(
+        path,
+        split_part=split_part,
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
+    ).leaves
+    return _build_validation(
+        _open_leaves(leaves, subflavors),
+        worker_config=worker_config,
+        task_encoder=task_encoder,
+        batch_size=batch_size,
+        drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
+
+
+@dataclass(frozen=True)
+class LeafDataset:
+    """Which leaf a validation dataset is of.
+
+    Args:
+        name: Name of the dataset folder.
+        paths: The dataset folder, as a list of one.
+        subflavors: Of the dataset and all documents that refer to it.
+    """
+
+    name: str
+    paths: list[str]
+    subflavors: Mapping[str, Any]
+
+
+def get_val_datasets(
+    path: DatasetPath,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig,
+    batch_size: int | None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    task_encoder: AnyTaskEncoder | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+) -> list[tuple[SavableDataset, LeafDataset]]:
+    """Return a validation pipeline for each leaf, so that losses can be told apart.
+
+    Arguments and errors are those of `get_val_dataset`.
+    """
+    leaves = resolve(
+        path,
+        split_part=split_part,
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
+    ).leaves
+    return [
+        (
+            _build_validation(
+                [opened],
+                worker_config=worker_config,
+                task_encoder=task_encoder,
+                batch_size=batch_size,
+                drop_last=batch_drop_last,
+                packing_buffer_size=packing_buffer_size,
+                limit=limit,
+            ),
+            LeafDataset(
+                os.path.basename(opened.source.path),
+                [str(opened.source.path)],
+                opened.leaf.subflavors,
+            ),
+        )
+        for opened in _open_leaves(leaves, subflavors)
+    ]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    source: WebdatasetSource
+    leaf: OpenLeaf
+    plan_leaf: PlanLeaf
+    max_samples_per_sequence: int | None
+    parallel_shard_iters: int | None
+
+
+def _open_leaves(
+    leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None
+) -> list[_Opened]:
+    seen: dict[str, int] = {}
+    return [_open_leaf(leaf, subflavors, seen) for leaf in leaves]
+
+
+def _open_leaf(
+    leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int]
+) -> _Opened:
+    if leaf.aux:
+        raise ConfigError(
+            f"{leaf.origin}: auxiliary data ({', '.join(leaf.aux)}) are not part of this release"
+        )
+    config = load_dataset_config(leaf.path, leaf.dataset_config)
+    sample_type, field_map = _sample_type(config, leaf)
+    source = WebdatasetSource(
+        leaf.path,
+        split_part=leaf.split_part,
+        split_config=leaf.split_config,
+        subsets=leaf.subsets,
+        parts=None if field_map is None else field_map.parts,
+    )
+    name = f"{os.path.basename(os.path.normpath(leaf.path))}/{leaf.split_part}"
+    # Neither the place in the document nor the mount point is part of the identity of a leaf,
+    # so that others may be added and data may be moved without a change of its order.
+    count = seen[name] = seen.get(name, 0) + 1
+    uid = name if count == 1 else f"{name}#{count}"
+    return _Opened(
+        source=source,
+        leaf=OpenLeaf(
+            name=uid,
+            dataset_path=leaf.path,
+            subflavors={**(config.subflavors or {}), **leaf.subflavors, **(subflavors or {})},
+            sample_type=sample_type,
+            field_map=field_map,
+        ),
+        plan_leaf=PlanLeaf(
+            uid=uid,
+            num_samples=len(source),
+            weight=leaf.weight,
+            repetitions=leaf.repetitions,
+            shuffle_over_epochs=leaf.shuffle_over_epochs_multiplier,
+        ),
+        max_samples_per_sequence=config.max_samples_per_sequence,
+        parallel_shard_iters=config.parallel_shard_iters,
+    )
+
+
+def _sample_type(config: DatasetConfig, leaf: Leaf) -> tuple[type | None, FieldMap | None]:
+    if config.crude:
+        return None, None
+    if config.sample_type is None or config.field_map is None:
+        raise ConfigError(
+            f"{leaf.path}/.nv-meta/{leaf.dataset_config}: sample_loader is not part of this "
+            "release; use a field_map, or CrudeWebdataset and a cooker"
+        )
+    sample_type = resolve_class(*config.sample_type)
+    field_map = FieldMap.parse(config.field_map)
+    field_map.check(sample_type)
+    return sample_type, field_map
+
+
+def _build_validation(
+    opened: Sequence[_Opened], *, batch_size: int | None, limit: int | None, **settings: Any
+) -> SavableDataset:
+    plan = PlanRecipe(
+        kind="concat",
+        leaves=tuple(leaf.plan_leaf for leaf in opened),
+        seed=settings["worker_config"].seed_offset,
+        repeat=False,
+        stripe=batch_size or 1,
+    )
+    return _build(
+        opened,
+        plan,
+        batch_size=batch_size,
+        virtual_epoch_length=limit or 0,
+        restart=True,
+        **settings,
+    )
+
+
+def _build(
+    opened: Sequence[_Opened],
+    plan: PlanRecipe,
+    *,
+    worker_config: WorkerConfig,
+    task_encoder: AnyTaskEncoder | None,
+    batch_size: int | None,
+    drop_last: bool,
+    packing_buffer_size: int | None,
+    virtual_epoch_length: int,
+    restart: bool,
+) -> SavableDataset:
+    if packing_buffer_size:
+        raise ConfigError("packing_buffer_size: packing is not part of this release")
+    reader = LeafReader(
+        tuple(leaf.source for leaf in opened), tuple(leaf.leaf.subflavors for leaf in opened)
+    )
+    encoder: AnyTaskEncoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    return SavableDataset(
+        stage=build_pipeline(
+            [leaf.leaf for leaf in opened],
+            reader,
+            plan,
+            encoder,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            error_handler=worker_config.global_error_handler,
+        ),
+        plan=plan,
+        worker_config=worker_config,
+        batch_size=batch_size,
+        data={leaf.plan_leaf.uid: leaf.source.fingerprint() for leaf in opened},
+        virtual_epoch_length=virtual_epoch_length,
+        restart=restart,
+    )
+
+
+def _multiply(inner: int | None, outer: int | None) -> int | None:
+    """Return the multiplier of two levels: None wins over all, then -1, else the product."""
+    if inner is None or outer is None:
+        return None
+    return -1 if -1 in (inner, outer) else inner * outer
