@@ -101,7 +101,12 @@ def test_a_batch_hook_may_yield_several_batches():
         yield samples[len(samples) // 2 :]
 
     batches = check_resume(BatchDataset(numbers(16), 4, (Hook("batch", halves),)))
-    assert [[item["n"] for item in batch] for batch in batches] == [[0, 2], [4, 6], [8, 10], [12, 14]]
+    assert [[item["n"] for item in batch] for batch in batches] == [
+        [0, 2],
+        [4, 6],
+        [8, 10],
+        [12, 14],
+    ]
 
 
 def test_too_many_failures_in_a_row_end_the_run_with_the_cause():

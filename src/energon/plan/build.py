@@ -85,7 +85,9 @@ def _checked(leaves: Sequence[PlanLeaf], lanes: int) -> tuple[PlanLeaf, ...]:
     if lanes < 1:
         raise ConfigError(f"a plan needs at least one lane, got {lanes}")
     uids = [leaf.uid for leaf in leaves]
-    twice = sorted({uid for uid in uids if uids.count(uid) > 1}) if len(set(uids)) < len(uids) else []
+    twice = (
+        sorted({uid for uid in uids if uids.count(uid) > 1}) if len(set(uids)) < len(uids) else []
+    )
     if twice:
         raise ConfigError(f"leaves share the uid {twice[0]!r}; their draws would be the same")
     return tuple(leaves)

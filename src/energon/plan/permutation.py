@@ -2,7 +2,8 @@
 
 A Feistel network permutes the numbers of b bits; walking along its cycles until a number
 below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary
-finite domains", 2002). Sizes and keys may differ from element to element.
+finite domains", 2002). Networks of two or three bits favour some permutations, so tiny sizes
+are ranked instead. Sizes and keys may differ from element to element.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from numpy.typing import NDArray
 from energon.plan.seeds import U64, mix
 
 ROUNDS = 6
+MAX_RANKED = 32
 _ONE = np.uint64(1)
 
 
-def permute(
-    indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64
-) -> NDArray[np.int64]:
+def permute(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
     """Return where each index goes in the permutation of its size and key.
 
     Args:
@@ -28,13 +28,30 @@ def permute(
     """
     indices, sizes, keys = np.broadcast_arrays(indices, sizes, keys)
     limits = sizes.astype(np.uint64)
+    tiny = np.flatnonzero(sizes <= MAX_RANKED)
+    if len(tiny) == len(sizes):
+        return _rank(indices, sizes, keys)
     result = _feistel(indices.astype(np.uint64), limits, keys)
     outside = np.flatnonzero(result >= limits)
     while len(outside):
         walked = _feistel(result[outside], limits[outside], keys[outside])
         result[outside] = walked
         outside = outside[walked >= limits[outside]]
-    return result.astype(np.int64)
+    images = result.astype(np.int64)
+    if len(tiny):
+        images[tiny] = _rank(indices[tiny], sizes[tiny], keys[tiny])
+    return images
+
+
+def _rank(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
+    """Return the rank of each index among all of its size, by their hashes."""
+    mixed = mix(keys)
+    own = mix(mixed ^ indices.astype(np.uint64))
+    ranks = np.zeros(len(indices), np.int64)
+    for other in range(int(sizes.max(initial=0))):
+        # No two hashes under one key are equal: mixing is a bijection.
+        ranks += (mix(mixed ^ np.uint64(other)) < own) & (other < sizes)
+    return ranks
 
 
 def _feistel(values: U64, sizes: U64, keys: U64) -> U64:

@@ -57,7 +57,8 @@ class _ReadIterator(DatasetIterator[Any]):
         self.plan = stage.plan(lane.lanes)
         self.lane = lane.number
         self.max_block = max(
-            1, min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, stage.reader.mean_sample_bytes)))
+            1,
+            min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, stage.reader.mean_sample_bytes))),
         )
         self._row = 0
         self._planned: Rows | None = None
