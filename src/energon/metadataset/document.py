@@ -1,0 +1,105 @@
+"""Read a metadataset from a file or from values in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon.errors import ConfigError
+from energon.formats.yaml import Map, Seq, load
+
+if TYPE_CHECKING:
+    from energon.metadataset.grammar import Document, DocumentV1
+
+
+@dataclass(frozen=True)
+class Metadataset:
+    """A document that keeps to the grammar.
+
+    Args:
+        origin: Its file, or "document".
+        folder: What relative paths in it start from.
+        content: What is written.
+    """
+
+    origin: str
+    folder: str
+    content: Document | DocumentV1
+
+
+def read_metadataset(path: str) -> Metadataset:
+    """Return the document in file `path`.
+
+    Raises:
+        FormatError: If it is not YAML.
+        ConfigError: If it breaks the grammar; names every place where it does.
+    """
+    with open(path, "rb") as file:
+        raw = load(file.read(), origin=path)
+    return Metadataset(path, os.path.dirname(path), _validate(raw, path))
+
+
+def read_mapping(document: Mapping[str, Any]) -> Metadataset:
+    """Return `document`, in which relative paths start from the working directory.
+
+    Raises:
+        ConfigError: If it breaks the grammar; names every place where it does.
+    """
+    raw = document if isinstance(document, Map) else _mark(document, "document")
+    return Metadataset("document", os.getcwd(), _validate(raw, "document"))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of metadatasets, for editors that complete and check YAML."""
+    from pydantic import TypeAdapter
+
+    from energon.metadataset.grammar import Document, DocumentV1
+
+    schema = TypeAdapter(Document | DocumentV1).json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _validate(raw: Any, origin: str) -> Document | DocumentV1:
+    # pydantic takes 70 ms to import, and a dataset without a metadataset does not need it.
+    from pydantic import ValidationError
+
+    from energon.metadataset.problems import explain
+
+    if not isinstance(raw, Mapping):
+        found = "is empty" if raw is None else f"holds a {type(raw).__name__.lower()}"
+        raise ConfigError(f"{origin}: {found}; wanted is a metadataset, which has `splits:`")
+    model = _version(raw)
+    try:
+        return model.model_validate(raw)
+    except ValidationError as exc:
+        raise ConfigError(explain(exc, model, raw)) from exc
+
+
+def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
+    """Return the version that a document is written in: `__class__` decides, or `datasets`."""
+    from energon.metadataset.grammar import Document, DocumentV1
+
+    name = raw.get("__class__")
+    if name is not None:
+        return DocumentV1 if name == "Metadataset" else Document
+    splits = raw.get("splits")
+    nodes = splits.values() if isinstance(splits, Mapping) else ()
+    has_datasets = any(isinstance(node, Mapping) and "datasets" in node for node in nodes)
+    return DocumentV1 if has_datasets else Document
+
+
+def _mark(value: Any, path: str) -> Any:
+    """Return a copy of `value` whose parts know their path in the document."""
+    marked: Map | Seq
+    if isinstance(value, Mapping):
+        marked = Map({key: _mark(item, f"{path}.{key}") for key, item in value.items()})
+        marked.lines = {}
+    elif isinstance(value, list | tuple):
+        marked = Seq(_mark(item, f"{path}[{index}]") for index, item in enumerate(value))
+        marked.lines = []
+    else:
+        return value
+    marked.origin, marked.line = path, 0
+    return marked

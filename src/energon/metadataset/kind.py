@@ -1,0 +1,61 @@
+"""What lies at a path: a dataset of which kind, or a metadataset."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from energon.errors import ConfigError, DatasetNotFoundError
+
+DatasetKind = Literal["webdataset", "jsonl", "metadataset", "filesystem"]
+
+_FILES: dict[str, DatasetKind] = {
+    ".yaml": "metadataset",
+    ".yml": "metadataset",
+    ".jsonl": "jsonl",
+}
+_FOLDERS: dict[str, DatasetKind] = {
+    ".info.json": "webdataset",
+    ".info.yaml": "webdataset",
+    "index.sqlite": "filesystem",
+}
+
+
+def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
+    """Return what is at `path`, looking at one file where a prepared dataset is.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing that can be loaded.
+        ConfigError: If `path` is remote.
+    """
+    path = os.fspath(path)
+    if "://" in path:
+        raise ConfigError(
+            f"{path}: only local paths can be loaded by this release; copy or mount the dataset"
+        )
+    suffix = os.path.splitext(path)[1]
+    if suffix in _FILES and os.path.isfile(path):
+        return _FILES[suffix]
+    for name, kind in _FOLDERS.items():
+        if os.path.isfile(os.path.join(path, ".nv-meta", name)):
+            return kind
+    raise DatasetNotFoundError(_explain(path))
+
+
+def _explain(path: str) -> str:
+    if os.path.isdir(path):
+        return f"{path} has no .nv-meta/.info.json; run `energon prepare {path}`"
+    if os.path.isfile(path):
+        return (
+            f"{path} is a file; wanted is the folder of a prepared dataset, a metadataset "
+            "(.yaml, .yml) or a .jsonl file"
+        )
+    parent, name = os.path.split(os.path.normpath(path))
+    missing = parent
+    while not os.path.isdir(parent) and parent != os.path.dirname(parent):
+        parent, name = os.path.split(parent)
+    return (
+        f"{path} does not exist: no {name!r} in {parent or '.'}"
+        if missing
+        else (f"{path} does not exist")
+    )

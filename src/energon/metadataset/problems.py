@@ -1,0 +1,159 @@
+"""Word what is wrong with a document: all of it at once, with file and line.
+
+Validation says where in the document something is (`("splits", "train", "<blend>", "blend", 0)`)
+and what rule it breaks; the marks of the loaded YAML say in which line that is. Steps in angle
+brackets name the kind of a node and are not part of the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from energon.formats.yaml import where
+from energon.metadataset.grammar import NODE_KINDS
+
+Model = type[BaseModel]
+Address = tuple[int | str, ...]
+
+_WANTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "a mapping",
+    "string_type": "text (in quotes, if it looks like something else)",
+    "union_tag_not_found": f"a mapping with one of {', '.join(NODE_KINDS)}",
+}
+
+
+def explain(exc: ValidationError, model: Model, raw: Any) -> str:
+    """Return one line for each problem of the document `raw`, in the order of its lines."""
+    errors: list[Any] = [*exc.errors(include_url=False)]
+    unknown = {error["loc"] for error in errors if error["type"] == "extra_forbidden"}
+    # A misspelled key is missing as well; saying it once is enough.
+    respelled = {
+        (*address[:-1], close)
+        for address in unknown
+        for close in get_close_matches(str(address[-1]), _keys(_model_at(model, address[:-1])), 1)
+    }
+    problems = [
+        f"{_place(error['loc'], raw)}: {_describe(error, model, raw)}"
+        for error in errors
+        if error["type"] != "missing" or error["loc"] not in respelled
+    ]
+    return "\n".join(sorted(problems, key=_line))
+
+
+def _describe(error: Any, model: Model, raw: Any) -> str:
+    address, kind = error["loc"], error["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(address, model, raw)
+    if kind == "missing":
+        return _missing_key(address, raw)
+    subject = f"{_path(address)} is {_found(error['input'])}"
+    if kind == "value_error":
+        return f"{subject}: {error['ctx']['error']}"
+    wanted = _WANTED.get(kind, error["msg"]).format(**error.get("ctx", {}))
+    return f"{subject}, wanted {wanted}"
+
+
+def _unknown_key(address: Address, model: Model, raw: Any) -> str:
+    key, known = str(address[-1]), _keys(_model_at(model, address[:-1]))
+    own = [kind for kind in NODE_KINDS if kind in known]
+    if key in NODE_KINDS and own:
+        kinds = ", ".join(NODE_KINDS)
+        return f"{_path(address[:-1])} has both {own[0]!r} and {key!r}; one of {kinds} is wanted"
+    if key in NODE_KINDS and "datasets" in known:
+        return f"{key!r} is not part of version 1; set `__class__: MetadatasetV2`"
+    close = get_close_matches(key, known, 1)
+    proposal = f", did you mean {close[0]!r}?" if close else "."
+    return f"unknown key {key!r} in {_path(address[:-1])}{proposal} Known are {', '.join(known)}"
+
+
+def _missing_key(address: Address, raw: Any) -> str:
+    key, parent = address[-1], _at(address[:-1], raw)
+    if key == "path" and "<path>" in address[-2:-1]:
+        return f"{_path(address[:-1])} has none of {', '.join(NODE_KINDS)}"
+    return f"{_path(address[:-1])} has no {key!r}" + ("" if parent else "; it is empty")
+
+
+def _found(value: Any) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    text = repr(value)
+    if len(text) <= 60:
+        return text
+    return "a list" if isinstance(value, list) else f"{text[:57]}..."
+
+
+def _steps(address: Address) -> Iterator[int | str]:
+    """Yield the steps that lead through the document itself."""
+    for step in address:
+        if not (isinstance(step, str) and step.startswith("<")) and step != "[key]":
+            yield step
+
+
+def _path(address: Address) -> str:
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in _steps(address))
+    return path.removeprefix(".") or "the document"
+
+
+def _at(address: Address, raw: Any) -> Any:
+    for step in _steps(address):
+        raw = raw[step]
+    return raw
+
+
+def _place(address: Address, raw: Any) -> str:
+    """Return `file:line` of the key or item at `address`; where there is none, of its parent."""
+    steps = [*_steps(address)]
+    if not steps:
+        return where(raw)
+    parent = _at(tuple(steps[:-1]), raw)
+    present = not isinstance(parent, Mapping) or steps[-1] in parent
+    return where(parent, steps[-1]) if present else where(parent)
+
+
+def _line(problem: str) -> int:
+    number = problem.partition(": ")[0].rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _model_at(model: Model, address: Address) -> Model:
+    """Return the model of the mapping at `address`."""
+    models = [model]
+    for step in address:
+        if isinstance(step, str) and step.strip("<>") in NODE_KINDS and step.startswith("<"):
+            models = [model for model in models if step.strip("<>") in model.model_fields]
+        elif field := _field(models[0], step):
+            models = [*_models_in(field)]
+    return models[0]
+
+
+def _field(model: Model, key: int | str) -> Any:
+    for name, field in model.model_fields.items():
+        if key == (field.alias or name):
+            return field.annotation
+    return None
+
+
+def _models_in(annotation: Any) -> Iterator[Model]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def _keys(model: Model) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,0 +1,297 @@
+"""Follow one split of a metadataset to its leaves.
+
+Every node becomes a branch: its leaves, and how they are mixed. A node multiplies what it says
+of itself into the leaves below it, so what is innermost is applied first:
+
+    weight           share among its siblings, times the shares of the levels above
+    repetitions      product of the levels
+    subflavors       outer ones over inner ones
+    multiplier       null over all, then -1, else the product
+    subset           a list, the innermost first; the arithmetic is in `energon.plan.subset`
+
+Only the split that is asked for is followed; nothing of other splits has to exist.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
+from energon.formats.yaml import plain
+from energon.metadataset.document import Metadataset, read_mapping, read_metadataset
+from energon.metadataset.kind import dataset_kind
+from energon.metadataset.leaf import BlendMode, Leaf, LeafList, TraversedDatasetReference
+
+if TYPE_CHECKING:
+    from energon.metadataset.grammar import (
+        Inner,
+        Node,
+        Reference,
+        Repeated,
+        Weighted,
+    )
+
+T = TypeVar("T", bound="Node")
+
+DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def resolve(
+    path: DatasetPath,
+    *,
+    split_part: str,
+    training: bool = True,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+) -> LeafList:
+    """Return the leaves of split `split_part` of a dataset or metadataset.
+
+    Args:
+        path: A prepared dataset, a `.jsonl` file, a metadataset, or the document of one; paths
+            in a document without a file start from the working directory.
+        split_part: Which split. References may name another one for what lies below them.
+        training: False ignores weights and repetitions: leaves are to be laid end to end.
+        dataset_config: File below `.nv-meta` that describes samples, where the metadataset
+            names none; None for dataset.yaml.
+        split_config: The same for the file that lists the splits; None for split.yaml.
+
+    Raises:
+        ConfigError: If a document makes no sense; names all places of the document.
+        EmptyDatasetError: If the split is there and names no dataset.
+        DatasetNotFoundError: If something is not there; names all that is missing.
+    """
+    walk = _Walk(training)
+    context = _Context(
+        split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
+    )
+    if isinstance(path, Mapping):
+        branch = walk.document(read_mapping(path), context, origin="document")
+    else:
+        address = _absolute(os.fspath(path), os.getcwd())
+        branch = walk.address(address, context, origin=address)
+    if walk.missing:
+        raise DatasetNotFoundError("\n".join(walk.missing))
+    return LeafList(tuple(branch.leaves), branch.mode if training else BlendMode.NONE)
+
+
+def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[TraversedDatasetReference]:
+    """Return which datasets split `split_part` of a metadataset consists of, without opening them.
+
+    Raises:
+        ConfigError: If a document makes no sense.
+        DatasetNotFoundError: If a dataset or document is not there.
+    """
+    return [
+        TraversedDatasetReference(leaf.path, leaf.split_part, leaf.aux, leaf.subflavors)
+        for leaf in resolve(path, split_part=split_part, training=False).leaves
+    ]
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What is handed down to a node."""
+
+    split_part: str
+    dataset_config: str
+    split_config: str
+    folder: str
+    trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
+
+    def below(self, node: Reference) -> _Context:
+        return replace(
+            self,
+            split_part=node.split_part or self.split_part,
+            dataset_config=node.dataset_config or self.dataset_config,
+            split_config=node.split_config or self.split_config,
+        )
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """What a node comes to."""
+
+    leaves: list[Leaf]
+    mode: BlendMode = BlendMode.NONE
+    mode_place: str = ""
+    is_leaf: bool = False
+
+
+@dataclass
+class _Walk:
+    training: bool
+    missing: list[str] = field(default_factory=list)
+    documents: dict[str, Metadataset] = field(default_factory=dict)
+
+    def address(self, path: str, context: _Context, *, origin: str) -> _Branch:
+        """Return the branch of the dataset or document at `path`, which `origin` names."""
+        at = "" if origin == path else f"{origin}: "
+        try:
+            kind = dataset_kind(path)
+        except DatasetNotFoundError as exc:
+            self.missing.append(f"{at}{exc}")
+            return _Branch([], is_leaf=True)
+        except ConfigError as exc:
+            raise ConfigError(f"{at}{exc}") from exc
+        if kind == "metadataset":
+            return self.document(self.read(path), context, origin=origin)
+        if kind == "filesystem":
+            raise ConfigError(
+                f"{at}{path} has no shards, only media metadata; it can be auxiliary data of "
+                f"another dataset, as `aux: {{name: filesystem://{path}}}`"
+            )
+        leaf = Leaf(
+            path=path,
+            split_part=context.split_part,
+            dataset_config=context.dataset_config,
+            split_config=context.split_config,
+            origin=origin,
+        )
+        return _Branch([leaf], is_leaf=True)
+
+    def read(self, path: str) -> Metadataset:
+        if path not in self.documents:
+            self.documents[path] = read_metadataset(path)
+        return self.documents[path]
+
+    def document(self, document: Metadataset, context: _Context, *, origin: str) -> _Branch:
+        """Return the branch of the split of `document` that `context` names."""
+        part = context.split_part
+        trail = (*context.trail, (os.path.realpath(document.origin), part))
+        _check_cycle(trail, origin)
+        splits, place = document.content.splits, document.content.where("splits")
+        if part not in splits:
+            names = ", ".join(repr(name) for name in splits) or "none"
+            asked = "" if origin == document.origin else f", which {origin} asks for"
+            raise ConfigError(f"{place}: no split {part!r}{asked}; there is {names}")
+        node = splits[part]
+        if node is None:
+            raise EmptyDatasetError(f"{place}: split {part!r} is empty")
+        below = replace(context, folder=document.folder, trail=trail)
+        return replace(self.node(node, below), is_leaf=False)
+
+    def node(self, node: Any, context: _Context) -> _Branch:
+        """Return the branch of a node of any kind."""
+        from energon.metadataset import grammar
+
+        match node:
+            case grammar.SplitV1():
+                entries = [entry.as_reference() for entry in node.datasets]
+                return self.blend(entries, context, node.where("datasets"))
+            case grammar.Blend():
+                branch = self.blend(node.blend, context, node.where("blend"))
+            case grammar.EpochizedBlend():
+                place = node.where("blend_epochized")
+                branch = self.blend_epochized(node.blend_epochized, context, place)
+            case grammar.Reference():
+                branch = self.reference(node, context)
+            case grammar.Join():
+                raise ConfigError(
+                    f"{node.where('join')}: joins are not part of this release; blend the "
+                    "datasets, or put their parts into one dataset"
+                )
+        _check_subset(node, branch)
+        return replace(branch, leaves=[_outer(leaf, node) for leaf in branch.leaves])
+
+    def reference(self, node: Reference, context: _Context) -> _Branch:
+        path = _absolute(node.path, context.folder)
+        branch = self.address(path, context.below(node), origin=node.where("path"))
+        if not node.aux:
+            return branch
+        if not branch.is_leaf:
+            raise ConfigError(
+                f"{node.where('aux')}: auxiliary data belong to a dataset, and {path} is a "
+                "metadataset; name them there"
+            )
+        aux = {name: _absolute_aux(value, context.folder) for name, value in node.aux.items()}
+        return replace(branch, leaves=[replace(leaf, aux=aux) for leaf in branch.leaves])
+
+    def blend(self, entries: Sequence[Weighted], context: _Context, place: str) -> _Branch:
+        total = math.fsum(entry.weight for entry in entries)
+        if entries and not total:
+            raise ConfigError(f"{place}: all weights of the blend are 0")
+        leaves = [
+            replace(leaf, weight=leaf.weight * entry.weight / total) if self.training else leaf
+            for entry, leaf in self.entries(entries, context, BlendMode.DATASET_WEIGHT, place)
+        ]
+        return _Branch(leaves, BlendMode.DATASET_WEIGHT, place)
+
+    def blend_epochized(
+        self, entries: Sequence[Repeated], context: _Context, place: str
+    ) -> _Branch:
+        mode = BlendMode.SAMPLE_REPETITIONS
+        leaves = [
+            replace(leaf, repetitions=leaf.repetitions * entry.repetitions)
+            if self.training
+            else leaf
+            for entry, leaf in self.entries(entries, context, mode, place)
+        ]
+        return _Branch(leaves, mode, place)
+
+    def entries(
+        self, entries: Sequence[T], context: _Context, mode: BlendMode, place: str
+    ) -> Iterator[tuple[T, Leaf]]:
+        """Yield the leaves of each entry of a blend, with the entry."""
+        if not entries:
+            raise EmptyDatasetError(f"{place}: the list is empty")
+        for entry in entries:
+            branch = self.node(entry, context)
+            if self.training and branch.mode not in (BlendMode.NONE, mode):
+                raise ConfigError(
+                    f"{branch.mode_place}: {_WORDS[branch.mode]} below the {_WORDS[mode]} of "
+                    f"{place}; one metadataset cannot mix weights and repetitions, use one kind"
+                )
+            for leaf in branch.leaves:
+                yield entry, leaf
+
+
+_WORDS = {BlendMode.DATASET_WEIGHT: "blend", BlendMode.SAMPLE_REPETITIONS: "blend_epochized"}
+
+
+def _outer(leaf: Leaf, node: Inner) -> Leaf:
+    """Return `leaf` with what a node above it says."""
+    subset = node.subset
+    return replace(
+        leaf,
+        subflavors={**leaf.subflavors, **plain(node.subflavors)},
+        subsets=leaf.subsets if subset is None else (*leaf.subsets, subset.bounds),
+        shuffle_over_epochs_multiplier=multiply_shuffle(
+            leaf.shuffle_over_epochs_multiplier, node.shuffle_over_epochs_multiplier
+        ),
+    )
+
+
+def multiply_shuffle(inner: int | None, outer: int | None) -> int | None:
+    """Return the multiplier of two levels: None wins over all, then -1, else the product."""
+    if inner is None or outer is None:
+        return None
+    return -1 if -1 in (inner, outer) else inner * outer
+
+
+def _check_cycle(trail: Sequence[tuple[str, str]], origin: str) -> None:
+    if trail[-1] in trail[:-1]:
+        steps = " -> ".join(f"{file} ({part})" for file, part in trail)
+        raise ConfigError(f"{origin}: the metadataset contains itself: {steps}")
+
+
+def _check_subset(node: Inner, branch: _Branch) -> None:
+    subset = node.subset
+    if subset and not branch.is_leaf and int in map(type, subset.bounds):
+        raise ConfigError(
+            f"{subset.where('range')}: a number of samples makes sense for one dataset only; use "
+            'percentages like ["0%", "50%"] for all datasets of a blend or metadataset'
+        )
+
+
+def _absolute(path: str, folder: str) -> str:
+    return path if "://" in path else os.path.normpath(os.path.join(folder, path))
+
+
+def _absolute_aux(address: str, folder: str) -> str:
+    scheme = "filesystem://"
+    if address.startswith(scheme):
+        return scheme + _absolute(address.removeprefix(scheme), folder)
+    return _absolute(address, folder)
