@@ -1,0 +1,144 @@
+"""Make one value of the values of many samples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from energon.errors import ConfigError
+
+
+def generic_batch(values: Sequence[Any]) -> Any:
+    """Return `values` as one: arrays stacked, structures field by field, the rest as a list.
+
+    Tensors and numpy arrays of different shapes are padded with zeros at their ends. Values
+    of a dataclass with `from_samples` are given to that.
+    """
+    first = values[0]
+    if _all_arrays(values):
+        return batch_pad_stack(values)
+    if isinstance(first, dict) and all(type(value) is type(first) for value in values):
+        if any(value.keys() != first.keys() for value in values):
+            return list(values)
+        return {key: _field(key, [value[key] for value in values]) for key in first}
+    names = _names(first)
+    if names is not None and all(type(value) is type(first) for value in values):
+        if hasattr(first, "from_samples"):
+            return type(first).from_samples(values)
+        columns = {name: [getattr(value, name) for value in values] for name in names}
+        return type(first)(**{name: _field(name, column) for name, column in columns.items()})
+    return list(values)
+
+
+def batch_list(values: Sequence[Any]) -> list[Any]:
+    """Return `values` as a list."""
+    return list(values)
+
+
+def batch_stack(values: Sequence[Any]) -> Any:
+    """Return arrays of one shape stacked along a new first dimension.
+
+    Raises:
+        ConfigError: If their shapes differ.
+    """
+    shapes = {tuple(value.shape) for value in values}
+    if len(shapes) > 1:
+        raise ConfigError(
+            f"cannot stack arrays of shapes {sorted(shapes)}; make them equal in encode_sample, or "
+            "pad them with batch_pad_stack"
+        )
+    if isinstance(values[0], np.ndarray):
+        return np.stack(list(values))
+    return sys.modules["torch"].stack(list(values))
+
+
+def batch_pad_stack(values: Sequence[Any]) -> Any:
+    """Return arrays stacked along a new first dimension, padded with zeros at their ends."""
+    shapes = [tuple(value.shape) for value in values]
+    if all(shape == shapes[0] for shape in shapes):
+        return batch_stack(values)
+    _check_dimensions(shapes)
+    batch = _zeros(values, (len(values), *map(max, *shapes)))
+    for index, value in enumerate(values):
+        batch[(index, *map(slice, value.shape))] = value
+    return batch
+
+
+def concat_pad(values: Sequence[Any]) -> Any:
+    """Return arrays joined along their first dimension, the others padded with zeros."""
+    shapes = [tuple(value.shape) for value in values]
+    _check_dimensions(shapes)
+    total = sum(shape[0] for shape in shapes)
+    joined = _zeros(values, (total, *map(max, *(shape[1:] for shape in [*shapes, shapes[0]]))))
+    start = 0
+    for value in values:
+        rest = map(slice, value.shape[1:])
+        joined[(slice(start, start + value.shape[0]), *rest)] = value
+        start += value.shape[0]
+    return joined
+
+
+def generic_concat(batches: Sequence[Any]) -> Any:
+    """Return batches as one: arrays joined and padded, lists joined, structures by field."""
+    first = batches[0]
+    if _all_arrays(batches):
+        return concat_pad(batches)
+    if isinstance(first, dict):
+        return {key: generic_concat([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, list):
+        return [item for batch in batches for item in batch]
+    names = _names(first)
+    if names is not None:
+        return type(first)(
+            **{name: generic_concat([getattr(batch, name) for batch in batches]) for name in names}
+        )
+    if isinstance(first, tuple):
+        return tuple(item for batch in batches for item in batch)
+    return list(batches)
+
+
+def homogeneous_concat_mix(batches: Sequence[Any]) -> Any:
+    """Return batches of one type as one.
+
+    Raises:
+        ConfigError: If their types differ.
+    """
+    kinds = {type(batch) for batch in batches}
+    if len(kinds) > 1:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise ConfigError(f"cannot mix batches of different types: {', '.join(names)}")
+    return generic_concat(batches)
+
+
+def _field(name: Any, column: list[Any]) -> Any:
+    # Names like __key__ are about samples, not of them: a batch keeps one for each.
+    return column if isinstance(name, str) and name.startswith("__") else generic_batch(column)
+
+
+def _all_arrays(values: Sequence[Any]) -> bool:
+    if isinstance(values[0], np.ndarray):
+        return all(isinstance(value, np.ndarray) for value in values)
+    torch = sys.modules.get("torch")
+    return torch is not None and all(isinstance(value, torch.Tensor) for value in values)
+
+
+def _names(value: Any) -> list[str] | None:
+    if is_dataclass(value):
+        return [field.name for field in fields(value)]
+    return list(value._fields) if isinstance(value, tuple) and hasattr(value, "_fields") else None
+
+
+def _check_dimensions(shapes: Sequence[tuple[int, ...]]) -> None:
+    if len({len(shape) for shape in shapes}) > 1:
+        raise ConfigError(f"cannot pad arrays with different numbers of dimensions: {shapes}")
+
+
+def _zeros(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        return np.zeros(shape, np.result_type(*values))
+    return first.new_zeros(shape)

@@ -1,0 +1,163 @@
+"""Samples and batches as dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
+
+from energon.samples.collate import generic_batch
+from energon.samples.source_info import SourceInfo
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+@overload
+def edataclass(cls: type[T]) -> type[T]: ...
+@overload
+def edataclass(cls: None = None) -> Callable[[type[T]], type[T]]: ...
+@dataclass_transform(kw_only_default=True)
+def edataclass(cls: type[T] | None = None) -> Any:
+    """Make a class a dataclass for samples: fields by keyword only, kept in slots."""
+
+    def decorate(target: type[T]) -> type[T]:
+        return dataclass(kw_only=True, slots=True)(target)
+
+    return decorate if cls is None else decorate(cls)
+
+
+@edataclass
+class Sample:
+    """What a dataset yields. Subclasses add fields, decorated with `edataclass`."""
+
+    __key__: str
+    """Names the sample within its dataset."""
+    __restore_key__: tuple[Any, ...] = ()
+    """Leaf, epoch and ordinal: where the plan has the sample."""
+    __subflavors__: Mapping[str, Any] | None = None
+    """What the dataset and the metadatasets above it say of themselves."""
+    __sources__: tuple[SourceInfo, ...] | None = None
+    """What went into the sample."""
+
+    @classmethod
+    def derive_from(cls, base_sample: Any, **values: Any) -> Self:
+        """Return a sample with the key, subflavors and sources of `base_sample`, and `values`."""
+        return cls(**{**_meta(base_sample), **values})
+
+    @classmethod
+    def from_joined(cls, *samples: Any, **values: Any) -> Self:
+        """Return one sample with the fields of several; later ones win, the first names it.
+
+        A sample may be None and then adds nothing.
+        """
+        present = [sample for sample in samples if sample is not None]
+        found: dict[str, Any] = {}
+        for sample in present:
+            found.update(_own_fields(sample))
+        meta = _meta(present[0]) if present else {}
+        sources = [source for sample in present for source in sample.__sources__ or ()]
+        return cls(**{**found, **meta, "__sources__": tuple(sources), **values})
+
+    @classmethod
+    def extend(cls, src: Any, **values: Any) -> Self:
+        """Return a sample with all fields of `src`, and `values` for those that it lacks."""
+        return cls(**{**_meta(src), **_own_fields(src), **values})
+
+    def pin_memory(self) -> Self:
+        """Return the sample with its tensors in page-locked memory."""
+        return map_tensors(self, lambda tensor: tensor.pin_memory())
+
+
+@edataclass
+class Batch:
+    """What a loader yields, if the task encoder makes it so: a field holds one value a sample."""
+
+    __key__: list[str]
+    __restore_key__: tuple[Any, ...] | list[Any] = ()
+    __subflavors__: list[Mapping[str, Any] | None] | None = None
+    __sources__: tuple[SourceInfo, ...] | list[Any] | None = None
+
+    @classmethod
+    def derive_from(cls, base_batch: Any, **values: Any) -> Self:
+        """Return a batch with the keys, subflavors and sources of `base_batch`, and `values`."""
+        return cls(**{**_meta(base_batch), **values})
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Any], **values: Any) -> Self:
+        """Return the batch of `samples`: tensors stacked (and padded), the rest as lists.
+
+        Args:
+            samples: At least one; fields that the batch does not have are left out.
+            values: Fields to take as they are.
+        """
+        wanted = {field.name for field in fields(cls)} - set(values)
+        found = {
+            name: generic_batch([getattr(sample, name) for sample in samples])
+            for name in _field_names(samples[0])
+            if name in wanted and not name.startswith("__")
+        }
+        meta = {
+            name: [getattr(sample, name) for sample in samples]
+            for name in ("__key__", "__restore_key__", "__subflavors__")
+        }
+        sources = [source for sample in samples for source in sample.__sources__ or ()]
+        return cls(**{**meta, "__sources__": tuple(sources), **found, **values})
+
+    @classmethod
+    def extend(cls, src: Any, **values: Any) -> Self:
+        """Return a batch with all fields of `src`, and `values` for those that it lacks."""
+        return cls(**{**_meta(src), **_own_fields(src), **values})
+
+    def pin_memory(self) -> Self:
+        """Return the batch with its tensors in page-locked memory."""
+        return map_tensors(self, lambda tensor: tensor.pin_memory())
+
+    def to_device(self, device: torch.device | str, *, non_blocking: bool = True) -> Self:
+        """Return the batch with its tensors on `device`.
+
+        Args:
+            device: Where to.
+            non_blocking: Whether to go on while page-locked tensors are being copied.
+        """
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+
+def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
+    """Return `value` with `function` applied to each tensor in its lists, dicts and fields."""
+    return _map(value, function)  # type: ignore[no-any-return]
+
+
+def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {name: _map(getattr(value, name), function) for name in _field_names(value)}
+        copy = object.__new__(type(value))
+        for name, item in changed.items():
+            object.__setattr__(copy, name, item)
+        return copy
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(item, function) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_map(item, function) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(item, function) for key, item in value.items()}
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "pin_memory"):
+        return function(value)
+    return value
+
+
+_META = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
+
+
+def _meta(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in _META}
+
+
+def _field_names(value: Any) -> list[str]:
+    return [field.name for field in fields(value)]
+
+
+def _own_fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in _field_names(value) if name not in _META}
