@@ -48,8 +48,10 @@ def main(descriptor: int, parent: int, preload: Sequence[str]) -> None:
                 break
             (request,) = _NUMBER.unpack(data)
             if request == START:
-                answer = _fork(channel, descriptors)
+                answer = fork_worker(descriptors, unused=[channel])
                 workers.add(answer)
+                for each in descriptors:
+                    os.close(each)
             else:
                 answer = exit_code(request)
                 if answer != RUNNING:
@@ -95,24 +97,35 @@ def _wait_for_request(channel: socket.socket, parent: int) -> bool:
             return False
 
 
-def _fork(channel: socket.socket, descriptors: Sequence[int]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            channel.close()
-            from energon.loader import worker_main
+def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] = ()) -> int:
+    """Fork a process that runs `worker_main.main(*descriptors)` and return its process id.
 
-            code = worker_main.main(*descriptors)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    for each in descriptors:
-        os.close(each)
-    return pid
+    The child closes the sockets in `unused`. What is buffered for standard output is written
+    first, or the child would write it again.
+    """
+    _flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for each in unused:
+            each.close()
+        from energon.loader import worker_main
+
+        code = worker_main.main(*descriptors)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _flush() -> None:
+    """Write what is buffered, if there is somebody to read it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
 
 
 def _end(workers: set[int]) -> None:

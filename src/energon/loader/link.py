@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import mmap
 import os
@@ -25,7 +26,7 @@ from energon.loader.pickling import load_batch
 from energon.loader.remote_error import RemoteError
 from energon.loader.shared_memory import map_shared, share_bytes
 from energon.loader.slots import LEASES
-from energon.loader.start import start_process
+from energon.loader.start import start_process, stop_fork_server
 from energon.loader.wire import Kind, Message, receive, send
 from energon.loader.worker_main import Opening, Setup
 
@@ -48,6 +49,7 @@ class ProcessLink:
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
         self._generation = 0
+        self._kill_at = 0.0
         self.num_copied = 0
         page = Heartbeat.create()
         self.heartbeat = Heartbeat(os.dup(page))
@@ -101,8 +103,7 @@ class ProcessLink:
     def close(self) -> None:
         """End the process, by force if it does not leave at once. Views stay valid."""
         self.disconnect()
-        deadline = time.monotonic() + CLOSE_SECONDS
-        while self.exit_code() is None and time.monotonic() < deadline:
+        while self.exit_code() is None and time.monotonic() < self._kill_at:
             time.sleep(0.002)
         self.kill()
 
@@ -116,7 +117,9 @@ class ProcessLink:
 
     def disconnect(self) -> None:
         """Close what is held open here, which tells the worker to leave."""
-        _links.discard(self)
+        if self in _links:
+            _links.discard(self)
+            self._kill_at = time.monotonic() + CLOSE_SECONDS
         self._channel.close()
         self._lifeline.close()
         self._slots.clear()
@@ -185,4 +188,15 @@ def _leave_links() -> None:
         link.disconnect()
 
 
+def _close_links() -> None:
+    """End all workers, then the process that has started them."""
+    links = list(_links)
+    for link in links:
+        link.disconnect()
+    for link in links:
+        link.close()
+    stop_fork_server()
+
+
 os.register_at_fork(after_in_child=_leave_links)
+atexit.register(_close_links)

@@ -204,6 +204,8 @@ class _Loop(Iterator[Any]):
 
 
 def _close_all(workers: list[LaneWorker]) -> None:
-    """Close `workers` and forget them, also if one of them fails to close."""
+    """Close `workers` and forget them; they stop at the same time, not one after the other."""
+    for worker in workers:
+        worker.stop()
     while workers:
         workers.pop().close()

@@ -39,6 +39,9 @@ class InlineWorker:
         """Return nothing: what can happen here is seen by the caller."""
         return {}
 
+    def stop(self) -> None:
+        """Do nothing: nothing runs."""
+
     def close(self) -> None:
         """Forget the lanes."""
         self._host = None
@@ -89,9 +92,13 @@ class ThreadWorker:
         """Return how often the watchdog expired."""
         return {"worker_timeouts": self._timeouts}
 
+    def stop(self) -> None:
+        """Let the thread end after its present batch."""
+        self._channel.close()
+
     def close(self) -> None:
         """Let the thread end, and wait for it for a moment."""
-        self._channel.close()
+        self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
 

@@ -32,6 +32,8 @@ class LoaderOptions:
         max_deaths: How often a worker may die at the same row before that row is left out.
         shared_memory_bytes: How much a worker may keep in shared memory, unless one batch alone
             needs more.
+        kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
+            process and in each worker process, see `heap`; 0 leaves its settings alone.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
     """
 
@@ -43,6 +45,7 @@ class LoaderOptions:
     fail_on_timeout: bool = False
     max_deaths: int = 3
     shared_memory_bytes: int = 2 << 30
+    kept_heap_bytes: int = 128 << 20
     pin_memory: bool | None = None
 
     def __post_init__(self) -> None:

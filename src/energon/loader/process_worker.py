@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from energon.errors import WorkerError
 from energon.loader.deaths import Address, DeathRecord, Verdict
+from energon.loader.heap import keep_heap
 from energon.loader.hosting import Event
 from energon.loader.link import POLL_SECONDS, ProcessLink
 from energon.loader.log import log
@@ -26,6 +27,7 @@ def make_process_workers(
 ) -> list[ProcessWorker]:
     """Return one worker process for each of `names`; they start when they get lanes."""
     pickled = dump_pipeline(pipeline)
+    keep_heap(options.kept_heap_bytes)
     seed = pipeline.worker_config.seed_offset
     return [
         ProcessWorker(pickled, options, name=name, seed=derive_seed(seed, "worker", name))
@@ -85,6 +87,11 @@ class ProcessWorker:
         copied = self._link.num_copied if self._link is not None else 0
         return {**self._stats, "batches_copied": self._stats["batches_copied"] + copied}
 
+    def stop(self) -> None:
+        """Let the process end."""
+        if self._link is not None and self._owner == os.getpid():
+            self._link.disconnect()
+
     def close(self) -> None:
         """End the process."""
         if self._link is not None and self._owner == os.getpid():
@@ -93,12 +100,7 @@ class ProcessWorker:
         self._events.clear()
 
     def _start(self) -> ProcessLink:
-        setup = Setup.of_this_process(
-            name=self._name,
-            seed=self._seed,
-            prefetch_factor=self._options.prefetch_factor,
-            shared_memory_bytes=self._options.shared_memory_bytes,
-        )
+        setup = Setup.of_this_process(self._options, name=self._name, seed=self._seed)
         link = ProcessLink(setup, self._pipeline, method=self._options.start_method)
         link.open(Opening(self._lanes, dict(self._positions)))
         return link

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -10,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -76,20 +74,7 @@ class _ForkedProcess:
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         self._code: int | None = None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 1
-        try:
-            from energon.loader import worker_main
-
-            code = worker_main.main(*descriptors)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        self.pid = fork_server.fork_worker(descriptors)
 
     def exit_code(self) -> int | None:
         if self._code is None:
@@ -192,4 +177,3 @@ def _interpreter_flags() -> list[str]:
 
 
 os.register_at_fork(after_in_child=_forget_server)
-atexit.register(stop_fork_server)

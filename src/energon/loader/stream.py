@@ -25,6 +25,9 @@ class LaneWorker(Protocol):
     def stats(self) -> dict[str, int]:
         """Return counts of what happened so far, by name."""
 
+    def stop(self) -> None:
+        """Begin to stop, without waiting."""
+
     def close(self) -> None:
         """Stop, and give back all that is held. May be called twice."""
 

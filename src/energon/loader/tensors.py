@@ -1,20 +1,20 @@
 """How torch tensors cross a process boundary: as the bytes of their storage.
 
-The bytes become a numpy array, which pickle protocol 5 hands over without a copy; on the other
-side a tensor is laid over them. Tensors that share a storage share it there, too.
+Pickle protocol 5 hands these bytes over without a copy, and on the other side a tensor is laid
+over them. Tensors that share a storage share it there, too.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pickle import PickleBuffer
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-Bytes = NDArray[np.uint8]
-
-_WHOLE_STORAGE_RATIO = 2
+WHOLE_STORAGE_RATIO = 2
 """A tensor that shows less than 1/2 of its storage takes only its own elements along."""
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class TensorReducer:
@@ -22,74 +22,86 @@ class TensorReducer:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._storages: dict[int, Bytes] = {}
+        self._parameter = torch.nn.Parameter
+        self._first_of: dict[int, Any] = {}
 
     def clear(self) -> None:
         """Forget the storages, before the next pickle."""
-        self._storages.clear()
+        self._first_of.clear()
 
     def reduce(self, tensor: Any) -> Any:
-        """Return what `reducer_override` has to return for `tensor`."""
-        if type(tensor) is self._torch.nn.Parameter:
-            return self._torch.nn.Parameter, (tensor.data, tensor.requires_grad)
-        if not self._is_plain(tensor):
+        """Return what `reducer_override` has to return for `tensor`.
+
+        Subclasses, sparse and quantized tensors, and those with attributes of their own are
+        left to torch.
+        """
+        torch = self._torch
+        kind = type(tensor)
+        if kind is self._parameter:
+            return self._parameter, (tensor.data, tensor.requires_grad)
+        if kind is not torch.Tensor or tensor.layout is not torch.strided or tensor.__dict__:
             return NotImplemented
-        device = None if tensor.device.type == "cpu" else str(tensor.device)
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        storage, plain = self._bytes_of(plain)
-        layout = (
-            str(plain.dtype).removeprefix("torch."),
-            plain.storage_offset(),
-            tuple(plain.shape),
-            plain.stride(),
-        )
-        return rebuild_tensor, (storage, *layout, bool(tensor.requires_grad), device)
+        if tensor.is_quantized or tensor.is_meta:
+            return NotImplemented
+        if not tensor.is_cpu:
+            return on_device, (tensor.detach().cpu(), str(tensor.device), tensor.requires_grad)
+        if tensor.requires_grad:
+            return with_gradient, (tensor.detach(),)
+        return self._reduce_plain(tensor.resolve_conj().resolve_neg())
 
-    def _is_plain(self, tensor: Any) -> bool:
-        """Return whether storage and layout are all that there is to it."""
-        return (
-            type(tensor) is self._torch.Tensor
-            and tensor.layout is self._torch.strided
-            and not tensor.is_quantized
-            and tensor.device.type != "meta"
-            and not tensor.__dict__
-        )
-
-    def _bytes_of(self, tensor: Any) -> tuple[Bytes, Any]:
-        """Return the bytes of the storage of `tensor`, and a tensor over exactly that storage."""
+    def _reduce_plain(self, tensor: Any) -> Reduced:
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
-        known = self._storages.get(address)
-        if known is not None and known.nbytes == size:
-            return known, tensor
-        if size > _WHOLE_STORAGE_RATIO * tensor.nbytes:
-            tensor = tensor.clone(memory_format=self._torch.contiguous_format)
-            storage = tensor.untyped_storage()
-            address, size = storage.data_ptr(), storage.nbytes()
-        found = self._torch.empty(0, dtype=self._torch.uint8).set_(storage).numpy()
-        if size:
-            # Keeping the array keeps the address taken until the pickle is done.
-            self._storages[address] = found
-        return found, tensor
+        first = self._first_of.get(address)
+        if first is not None and first is not tensor:
+            return self._view_of(first, tensor)
+        if size == tensor.nbytes and tensor.is_contiguous():
+            self._first_of[address] = tensor
+            return self._over_bytes(tensor)
+        if size > WHOLE_STORAGE_RATIO * tensor.nbytes:
+            return self._over_bytes(tensor.clone(memory_format=self._torch.contiguous_format))
+        whole = self._torch.empty(0, dtype=self._torch.uint8).set_(storage)
+        self._first_of[address] = whole
+        return self._view_of(whole, tensor)
+
+    def _over_bytes(self, tensor: Any) -> Reduced:
+        """Reduce a contiguous tensor that shows all of its storage."""
+        shape = tuple(tensor.shape)
+        if not tensor.nbytes:
+            return empty, (shape, tensor.dtype)
+        content = PickleBuffer(tensor.reshape(-1).view(self._torch.uint8).numpy())
+        return over_bytes, (content, tensor.dtype, shape)
+
+    def _view_of(self, first: Any, tensor: Any) -> Reduced:
+        """Reduce a tensor whose storage `first` shows."""
+        layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return view_of, (first, tensor.dtype, *layout)
 
 
-def rebuild_tensor(
-    storage: Bytes,
-    dtype: str,
-    offset: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    requires_grad: bool,
-    device: str | None,
+def over_bytes(content: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor that looks into `content`."""
+    tensor = sys.modules["torch"].frombuffer(content, dtype=dtype)
+    return tensor if len(shape) == 1 else tensor.view(shape)
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return a tensor without elements."""
+    return sys.modules["torch"].empty(shape, dtype=dtype)
+
+
+def view_of(
+    first: Any, dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> Any:
-    """Return a tensor over the bytes `storage`, without copying them to stay on the CPU."""
-    import torch
+    """Return another tensor over the storage of `first`."""
+    torch = sys.modules["torch"]
+    return torch.empty(0, dtype=dtype).set_(first.untyped_storage(), offset, shape, stride)
 
-    if storage.size:
-        shared = torch.from_numpy(storage).untyped_storage()
-        tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(shared, offset, shape, stride)
-    else:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-    if device is not None:
-        tensor = tensor.to(device)
-    return tensor.requires_grad_() if requires_grad else tensor
+
+def with_gradient(tensor: Any) -> Any:
+    """Return `tensor` as a leaf that takes gradients."""
+    return tensor.requires_grad_()
+
+
+def on_device(tensor: Any, device: str, requires_grad: bool) -> Any:
+    """Return `tensor` on the device that it came from."""
+    return tensor.to(device).requires_grad_(requires_grad)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import os
@@ -20,8 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.loader.fork_server import GRACE_SECONDS
+from energon.loader.heap import keep_heap
 from energon.loader.heartbeat import Heartbeat, seek_to_trace
 from energon.loader.hosting import Event, LaneHost
+from energon.loader.options import LoaderOptions
 from energon.loader.outbox import Outbox
 from energon.loader.shared_memory import read_shared
 from energon.loader.slots import SlotPool
@@ -29,9 +30,6 @@ from energon.loader.state import LanePosition
 from energon.loader.wire import Kind, Message, receive
 
 _TICK_SECONDS = 0.02
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_HEAP_BYTES = 128 << 20
-_LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,21 @@ class Setup:
     seed: int
     prefetch_factor: int
     shared_memory_bytes: int
+    kept_heap_bytes: int
     working_directory: str
     sys_path: Sequence[str]
     sys_argv: Sequence[str]
     environment: dict[str, str]
 
     @classmethod
-    def of_this_process(
-        cls, *, name: str, seed: int, prefetch_factor: int, shared_memory_bytes: int
-    ) -> Setup:
-        """Return what makes a worker resemble this process."""
+    def of_this_process(cls, options: LoaderOptions, *, name: str, seed: int) -> Setup:
+        """Return what makes a worker resemble this process and follow `options`."""
         return cls(
             name=name,
             seed=seed,
-            prefetch_factor=prefetch_factor,
-            shared_memory_bytes=shared_memory_bytes,
+            prefetch_factor=options.prefetch_factor,
+            shared_memory_bytes=options.shared_memory_bytes,
+            kept_heap_bytes=options.kept_heap_bytes,
             working_directory=os.getcwd(),
             sys_path=[entry or os.getcwd() for entry in sys.path],
             sys_argv=list(sys.argv),
@@ -73,6 +71,7 @@ class Setup:
             del os.environ[name]
         os.environ.update(self.environment)
         threading.current_thread().name = self.name
+        keep_heap(self.kept_heap_bytes)
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     companion = _Companion(lifeline_descriptor)
     companion.start()
-    _keep_heap()
     with socket.socket(fileno=channel_descriptor) as channel:
         channel.setblocking(True)
         with contextlib.suppress(_ParentLeft, BrokenPipeError, ConnectionResetError):
@@ -227,18 +225,6 @@ def _report_faults(descriptor: int) -> None:
     seek_to_trace(descriptor)
     faulthandler.enable(descriptor)
     faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True)
-
-
-def _keep_heap() -> None:
-    """Let the C library keep memory that is freed, instead of returning it to the system.
-
-    Batches of megabytes are allocated and freed again and again; without this, every one of
-    them costs page faults for all of its memory.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
 
 
 def _seed_generators(seed: int) -> None:

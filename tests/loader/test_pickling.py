@@ -1,0 +1,161 @@
+import io
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from energon.loader.pickling import BatchPickler, dump_pipeline, load_batch
+
+ROOT = Path(__file__).parents[2]
+
+
+def dumped(value):
+    file = io.BytesIO()
+    pickler = BatchPickler(file)
+    pickler.dump(value)
+    return file.getvalue(), list(pickler.buffers)
+
+
+def crossed(value):
+    data, buffers = dumped(value)
+    return load_batch(memoryview(data), [bytearray(buffer.raw()) for buffer in buffers])
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    "value", [None, {"a": [1, 2.5, "é", b"x" * 200_000]}, Point(1, 2), int, len, {1, 2}, 1 + 2j]
+)
+def test_returns_what_was_pickled(value):
+    assert crossed(value) == value
+
+
+def test_big_arrays_go_out_of_band_and_small_ones_do_not():
+    value = {"big": np.arange(10_000).reshape(100, 100), "small": np.arange(3)}
+    assert len(dumped(value)[1]) == 1
+    again = crossed(value)
+    assert (again["big"] == value["big"]).all()
+    assert (again["small"] == value["small"]).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_keeps_the_layout_of_arrays(order):
+    array = np.asarray(np.arange(10_000.0).reshape(10, 1000), order=order)
+    again = crossed(array)
+    assert again.flags[f"{order}_CONTIGUOUS"]
+    assert (again == array).all()
+
+
+def test_arrays_in_two_places_are_one_array():
+    array = np.zeros(10_000)
+    first, second = crossed([array, array])
+    assert first is second
+
+
+def local_class():
+    @dataclass
+    class Local:
+        x: int
+
+    return Local
+
+
+def test_a_local_class_comes_back_as_itself():
+    cls = local_class()
+    in_worker = pickle.loads(dump_pipeline(cls))
+    assert crossed(in_worker(3)) == cls(3)
+    assert type(crossed([in_worker(3)])[0]) is cls
+
+
+def test_a_class_of_the_worker_comes_back_the_same_each_time():
+    made_in_worker = type("Made", (), {"__module__": "nowhere"})
+    first, second = crossed(made_in_worker()), crossed(made_in_worker())
+    assert type(first) is type(second)
+
+
+def test_functions_without_a_name_are_sent_by_value():
+    assert crossed(lambda x: x + 1)(2) == 3
+
+
+PROGRAM = """
+import enum, sys
+from dataclasses import dataclass
+from itertools import islice
+import numpy as np
+from energon.errors import EnergonError
+from energon.loader import get_savable_loader
+from tests.loader.fake_pipeline import fake
+
+print("started")
+
+class Color(enum.Enum):
+    RED = 1
+
+@dataclass
+class Batch:
+    color: Color
+    rows: list
+    array: np.ndarray
+
+class MyError(Exception):
+    pass
+
+def build():
+    @dataclass(frozen=True)
+    class Local:
+        row: int
+    offset = 10
+    def make(lane, row):
+        if row == 5:
+            raise MyError("five")
+        return Batch(Color.RED, [Local(row + offset)], np.full(5000, row)), Local
+    return make, Local
+
+make, Local = build()
+loader = get_savable_loader(fake(make, workers=2), start_method=sys.argv[1])
+try:
+    for batch, cls in loader:
+        assert cls is Local
+        assert type(batch) is Batch and batch.color is Color.RED
+        assert batch.rows == [Local(int(batch.array[0]) + 10)]
+except MyError as error:
+    assert loader.stats()["batches"] == 10
+    print("arrived", error)
+print(next(iter(get_savable_loader(fake(lambda lane, row: row, workers=1)))))
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("how", ["script", "-c"])
+def test_programs_without_a_main_guard(tmp_path, how, method):
+    """The module of the program is not run again, and its classes are its own."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    arguments = [str(script)] if how == "script" else ["-c", PROGRAM]
+    done = subprocess.run(
+        [sys.executable, *arguments, method],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["started", "arrived five", "0"], done.stderr
+
+
+def test_cloudpickle_still_tracks_classes():
+    """The one thing that is taken from inside cloudpickle."""
+    from cloudpickle import cloudpickle as inside
+
+    cls = local_class()
+    cloudpickle.dumps(cls)
+    assert inside._DYNAMIC_CLASS_TRACKER_BY_ID[inside._DYNAMIC_CLASS_TRACKER_BY_CLASS[cls]] is cls
