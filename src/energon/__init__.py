@@ -38,12 +38,9 @@ if TYPE_CHECKING:
         TruncatedError,
         WorkerError,
     )
-    from energon.loader.savable import (
-        BasicDataLoader,
-        SavableDataLoader,
-        get_loader,
-        get_savable_loader,
-    )
+    from energon.loader.getters import get_loader, get_savable_loader
+    from energon.loader.loader import BasicDataLoader
+    from energon.loader.savable import SavableDataLoader
     from energon.metadataset.resolve import traverse_metadataset
     from energon.samples.collate import (
         batch_list,
@@ -99,7 +96,9 @@ _ROOMS = {
         "TruncatedError",
         "WorkerError",
     ],
-    "loader.savable": ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"],
+    "loader.getters": ["get_loader", "get_savable_loader"],
+    "loader.loader": ["BasicDataLoader"],
+    "loader.savable": ["SavableDataLoader"],
     "metadataset.resolve": ["traverse_metadataset"],
     "samples.collate": [
         "batch_list",
@@ -137,8 +136,8 @@ _ROOMS = {
 _HOME = {name: f"energon.{room}" for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
-    "Batch",
     "BasicDataLoader",
+    "Batch",
     "CaptioningSample",
     "ConfigError",
     "Cooker",

@@ -1,23 +1,23 @@
 """Exceptions: every one that energon raises on purpose.
 
-    EnergonError
-    ├── ConfigError (ValueError)            an argument or a YAML document does not make sense
-    │   ├── EmptyDatasetError               a dataset, split or subset holds no samples
-    │   └── MissingExtraError (ImportError) a feature needs a package that is not installed
-    ├── FormatError (ValueError)            bytes on disk are not what their format says
-    │   ├── TruncatedError (EOFError)       … because the end is missing
-    │   ├── ShardChangedError               … because a shard was changed after it was indexed
-    │   └── DuplicateSampleKeyError         two samples of a dataset have the same key
-    ├── DatasetNotFoundError (FileNotFoundError)  a shard, dataset or document is missing
-    ├── SecurityError (PermissionError)     refused unless the user allows it by name
-    ├── StateError (ValueError)             a saved state does not fit
-    ├── SampleError (ValueError)            a hook or decoder failed on a sample
-    │   ├── DecodeError                     … the bytes of a part cannot be decoded
-    │   ├── FieldAccessError (LookupError)  … a field map does not resolve
-    │   └── FatalSampleError                … and the run ends because of it
-    └── WorkerError (RuntimeError)          a loader worker died, hung or could not start
+EnergonError
+├── ConfigError (ValueError)            an argument or a YAML document does not make sense
+│   ├── EmptyDatasetError               a dataset, split or subset holds no samples
+│   └── MissingExtraError (ImportError) a feature needs a package that is not installed
+├── FormatError (ValueError)            bytes on disk are not what their format says
+│   ├── TruncatedError (EOFError)       … because the end is missing
+│   ├── ShardChangedError               … because a shard was changed after it was indexed
+│   └── DuplicateSampleKeyError         two samples of a dataset have the same key
+├── DatasetNotFoundError (FileNotFoundError)  a shard, dataset or document is missing
+├── SecurityError (PermissionError)     refused unless the user allows it by name
+├── StateError (ValueError)             a saved state does not fit
+├── SampleError (ValueError)            a hook or decoder failed on a sample
+│   ├── DecodeError                     … the bytes of a part cannot be decoded
+│   ├── FieldAccessError (LookupError)  … a field map does not resolve
+│   └── FatalSampleError                … and the run ends because of it
+└── WorkerError (RuntimeError)          a loader worker died, hung or could not start
 
-    SkipSample (Exception)                  raised by user hooks to drop a sample; not an error
+SkipSample (Exception)                  raised by user hooks to drop a sample; not an error
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class WorkerError(EnergonError, RuntimeError):
     """A loader worker died, hung or could not be started."""
 
 
-class SkipSample(Exception):  # noqa: N818 - the name that user code knows, and not an error
+class SkipSample(Exception):
     """Raise in a hook to drop the current sample without a word."""
 
 

@@ -1,1 +1,1 @@
-"""decode"""
+"""Bytes become images, arrays and text, by the extension of their name."""

@@ -1,1 +1,1 @@
-"""formats"""
+"""formats."""

@@ -22,7 +22,7 @@ def expand_braces(pattern: str) -> list[str]:
         return [pattern]
     try:
         return list(braceexpand.braceexpand(pattern))
-    except braceexpand.UnbalancedBracesError as error:
+    except ValueError as error:
         raise ConfigError(f"pattern {pattern!r}: {error}") from error
 
 

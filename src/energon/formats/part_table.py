@@ -93,9 +93,7 @@ class PartTable:
             text = bytes(data[low : max(stops)])
             if text.isascii():
                 letters = text.decode()
-                return [
-                    letters[a - low : b - low] for a, b in zip(starts, stops, strict=True)
-                ]
+                return [letters[a - low : b - low] for a, b in zip(starts, stops, strict=True)]
         return [
             str(data[a:b], "utf-8", "surrogateescape") for a, b in zip(starts, stops, strict=True)
         ]
@@ -141,7 +139,9 @@ class PartTable:
                 "parts": len(self.part_offset),
                 "shard_size": self.shard_size,
                 "shard_mtime_ns": self.shard_mtime_ns,
-                "names": [name.encode("utf-8", "surrogateescape").hex() for name in self.part_names],
+                "names": [
+                    name.encode("utf-8", "surrogateescape").hex() for name in self.part_names
+                ],
             }
         ).encode()
         about += b" " * (-(_HEADER.size + len(about)) % 8)

@@ -86,8 +86,8 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
         path = path.with_suffix(".json")
     if not path.is_file():
         raise ConfigError(
-            f"{Path(dataset) / META / name}: no such file; run `energon prepare {dataset}`, or name "
-            "another with split_config"
+            f"{Path(dataset) / META / name}: no such file; run `energon prepare {dataset}`, "
+            "or name another with split_config"
         )
     text = path.read_text()
     if path.suffix == ".json":

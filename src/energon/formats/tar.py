@@ -84,7 +84,9 @@ def iter_members(read: ReadAt, size: int, *, origin: str, strict: bool = True) -
     while True:
         at = pos - base
         if at < 0 or at + BLOCK > len(window):
-            wanted = READ_BYTES if pos == base + len(window) or at < len(window) + SKIP_BYTES else BLOCK
+            wanted = (
+                READ_BYTES if pos == base + len(window) or at < len(window) + SKIP_BYTES else BLOCK
+            )
             window, base, at = read(pos, max(BLOCK, min(wanted, size - pos))), pos, 0
             if not window:
                 break
@@ -292,9 +294,7 @@ def _pax_records(payload: bytes, origin: str, pos: int) -> dict[str, str]:
     return records
 
 
-def _skip_sparse(
-    read: ReadAt, pos: int, size: int, long_size: int | None, origin: str
-) -> int:
+def _skip_sparse(read: ReadAt, pos: int, size: int, long_size: int | None, origin: str) -> int:
     """Return where the member ends whose PAX header says that it is sparse."""
     header = read(pos, BLOCK)
     if len(header) < BLOCK:

@@ -146,7 +146,9 @@ class _Pattern:
     def count_until(self, entries: int) -> Ints:
         """Return how often each leaf comes in the first `entries` of the repeated pattern."""
         rounds, at = divmod(entries, self.size)
-        return rounds * self.counts + np.bincount(self.leaf[:at], minlength=len(self.counts))
+        counts: Ints = np.bincount(self.leaf[:at], minlength=len(self.counts))
+        counts += rounds * self.counts
+        return counts
 
 
 @lru_cache(maxsize=4096)
@@ -171,7 +173,7 @@ def apportion(weights: Sequence[float], total: int) -> Ints:
     shares = np.asarray(weights, np.float64)
     shares = shares / shares.max()
     exact = shares / shares.sum() * total
-    counts = np.floor(exact).astype(np.int64)
+    counts: Ints = np.floor(exact).astype(np.int64)
     missing = total - int(counts.sum())
     counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
     starved = (counts == 0) & (shares > 0)

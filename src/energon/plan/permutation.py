@@ -69,4 +69,5 @@ def _feistel(values: U64, sizes: U64, keys: U64) -> U64:
             low = low ^ (mix(high ^ key) & low_mask)
         else:
             high = high ^ (mix(low ^ key) & high_mask)
-    return (high << low_bits) | low
+    permuted: U64 = (high << low_bits) | low
+    return permuted

@@ -18,6 +18,10 @@ class Rows(NamedTuple):
     ordinal: NDArray[np.int64]
     """Number of the sample within the leaf."""
 
+    def pick(self, chosen: NDArray[np.int64] | slice) -> Rows:
+        """Return the rows at some places."""
+        return Rows(self.leaf[chosen], self.epoch[chosen], self.ordinal[chosen])
+
 
 class Plan(Protocol):
     """The order of a run: immutable, small, and a pure function of its parameters."""

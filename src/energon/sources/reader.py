@@ -56,7 +56,7 @@ class LeafReader:
         samples: list[Any] = [None] * len(rows.leaf)
         for leaf in leaves:
             places = np.flatnonzero(rows.leaf == leaf)
-            found = self._read_leaf(leaf, Rows(*(column[places] for column in rows)))
+            found = self._read_leaf(leaf, rows.pick(places))
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples

@@ -57,8 +57,6 @@ def _row_builder(
     fields = ", ".join(f"{name!r}: {value}" for name, value in entries)
     rows = ", ".join((*meta, *columns))
     arguments = ", ".join(f"_{name}" for name in (*meta, *columns))
-    source = (
-        f"lambda {arguments}: [CrudeSample({{{fields}}}) for {rows} in zip({arguments})]"
-    )
+    source = f"lambda {arguments}: [CrudeSample({{{fields}}}) for {rows} in zip({arguments})]"
     builder: RowBuilder = eval(source, {"CrudeSample": CrudeSample})
     return builder

@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import DatasetNotFoundError, EmptyDatasetError, ShardChangedError, TruncatedError
+from energon.errors import (
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    ShardChangedError,
+    TruncatedError,
+)
 from energon.formats.info import load_info
 from energon.formats.part_table import PartTable, open_part_table
 from energon.formats.split import load_split
@@ -330,4 +335,3 @@ def _by_schema(
                 break
             yield schema, rows[same], parts[same]
             rows, parts, names = rows[~same], parts[~same], names[~same]
-

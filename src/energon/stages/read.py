@@ -119,4 +119,4 @@ class _ReadIterator(DatasetIterator[Any]):
             self._planned = self.plan.rows(self.lane, self._row, ahead)
             self._planned_start = self._row
             at = 0
-        return Rows(*(column[at : at + count] for column in self._planned))
+        return self._planned.pick(slice(at, at + count))

@@ -249,16 +249,12 @@ class _Opened:
     parallel_shard_iters: int | None
 
 
-def _open_leaves(
-    leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None
-) -> list[_Opened]:
+def _open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) -> list[_Opened]:
     seen: dict[str, int] = {}
     return [_open_leaf(leaf, subflavors, seen) for leaf in leaves]
 
 
-def _open_leaf(
-    leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int]
-) -> _Opened:
+def _open_leaf(leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int]) -> _Opened:
     if leaf.aux:
         raise ConfigError(
             f"{leaf.origin}: auxiliary data ({', '.join(leaf.aux)}) are not part of this release"

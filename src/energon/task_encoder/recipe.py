@@ -222,7 +222,9 @@ def _check_hooks(encoder: AnyTaskEncoder) -> None:
             f"{name} overrides encode_sample and preencode_sample; preencode_sample replaces "
             "encode_sample where samples are packed, so override one of them"
         )
-    unsupported = [hook for hook in (*_PACKING, "batch_group_criterion") if overrides(encoder, hook)]
+    unsupported = [
+        hook for hook in (*_PACKING, "batch_group_criterion") if overrides(encoder, hook)
+    ]
     if unsupported:
         raise ConfigError(
             f"{name} overrides {', '.join(unsupported)}: packing and grouping are not part of this "

@@ -1,0 +1,139 @@
+"""Decode images to arrays, tensors or Pillow images.
+
+JPEGs in colour or grey are decoded by simplejpeg where it is installed: twice as fast as
+Pillow, and the pixels are the same. Everything else is Pillow's. The result is a uint8 array
+first; making floats of it costs more than decoding if it is not done by torch.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError, DecodeError, MissingExtraError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EXTENSIONS = frozenset(
+    "jpg jpeg jpe jfif png apng webp bmp dib gif tif tiff jp2 j2k jpc jpf jpx j2c ppm pgm pbm pnm "
+    "tga avif ico pcx sgi".split()
+)
+
+
+class ImageSpec(NamedTuple):
+    """What an image becomes."""
+
+    library: str
+    """numpy, torch or pil."""
+    mode: str
+    """Pillow's name of the channels: L, RGB or RGBA."""
+    floats: bool
+    """Whether values are float32 from 0 to 1 instead of uint8 from 0 to 255."""
+
+
+IMAGE_SPECS: dict[str, ImageSpec] = {
+    **{
+        f"{prefix}{channels}{suffix}": ImageSpec(library, channels.upper(), not suffix)
+        for prefix, library in (("", "numpy"), ("torch", "torch"))
+        for channels in ("l", "rgb", "rgba")
+        for suffix in ("8", "")
+    },
+    **{f"pil{channels}": ImageSpec("pil", channels.upper(), False) for channels in ("l", "rgb", "rgba")},
+    "torch": ImageSpec("torch", "RGB", True),
+    "pil": ImageSpec("pil", "RGB", False),
+}
+"""Names of what images may become. Tensors are (C, H, W), arrays (H, W, C); grey ones (H, W)."""
+
+
+def image_spec(name: str) -> ImageSpec:
+    """Return the specification of that name.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if name not in IMAGE_SPECS:
+        raise ConfigError(
+            f"image_decode={name!r}: wanted is one of {', '.join(sorted(IMAGE_SPECS))}"
+        )
+    return IMAGE_SPECS[name]
+
+
+def decode_image(data: bytes, spec: ImageSpec) -> Any:
+    """Return the image in `data`. Orientation in its metadata does not count.
+
+    Raises:
+        DecodeError: If the data are damaged, cut off or no image.
+        MissingExtraError: If tensors are wanted and torch is not installed.
+    """
+    if spec.library == "pil":
+        return _open(data, spec.mode)
+    pixels = _jpeg_pixels(data, spec.mode)
+    if pixels is None:
+        pixels = np.asarray(_open(data, spec.mode))
+    return _to_tensor(pixels, spec.floats) if spec.library == "torch" else _to_array(pixels, spec)
+
+
+def _open(data: bytes, mode: str) -> Image:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data))
+            image.load()
+            return image.convert(mode)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if it is meant") from error
+    except Exception as error:
+        raise DecodeError(
+            f"{len(data)} bytes that begin with {data[:8]!r} are no whole image: {error}"
+        ) from error
+
+
+def _jpeg_pixels(data: bytes, mode: str) -> NDArray[np.uint8] | None:
+    """Return pixels if simplejpeg gives the same ones as Pillow would, else None."""
+    if data[:2] != b"\xff\xd8" or mode == "RGBA":
+        return None
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    try:
+        _, _, colors, _ = simplejpeg.decode_jpeg_header(data)
+        if (mode, colors) == ("L", "Gray"):
+            grey: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace="Gray")[:, :, 0]
+            return grey
+        if mode == "RGB" and colors in ("Gray", "YCbCr", "RGB"):
+            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace="RGB")
+            return pixels
+    except ValueError:
+        # Pillow says what is wrong, or is more forgiving.
+        return None
+    return None
+
+
+def _to_array(pixels: NDArray[np.uint8], spec: ImageSpec) -> NDArray[Any]:
+    if not spec.floats:
+        return pixels
+    return pixels.astype(np.float32) / np.float32(255)
+
+
+def _to_tensor(pixels: NDArray[np.uint8], floats: bool) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "images as tensors need torch; install energon-loader[torch], or choose arrays with "
+            'SampleDecoder(image_decode="rgb8")'
+        ) from error
+    if not pixels.flags.writeable:
+        pixels = pixels.copy()
+    tensor = torch.from_numpy(pixels)
+    if tensor.ndim == 3:
+        tensor = tensor.permute(2, 0, 1).contiguous()
+    return tensor.to(torch.float32).div_(255) if floats else tensor

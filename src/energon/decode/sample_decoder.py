@@ -1,0 +1,207 @@
+"""Decode the parts of samples by extension."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+from energon.decode.images import decode_image, image_spec
+from energon.decode.tenbin import decode_tenbin
+from energon.errors import DecodeError, EnergonError, MissingExtraError, SecurityError
+
+MAX_UNPACKED_BYTES = 1 << 30
+"""What a compressed part may grow to."""
+_PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
+_SIGNATURES = {
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"GIF8": "gif",
+    b"RIFF": "webp",
+    b"BM": "bmp",
+    b"II*\0": "tiff",
+    b"MM\0*": "tiff",
+}
+
+
+@dataclass(frozen=True)
+class SampleDecoder:
+    """Turns the bytes of parts into what their names say they are.
+
+    Text (txt, text, transcript) becomes str; cls, cls2, index, inx, id and count int; json and
+    jsn what JSON says; npy an array, npz a dict of arrays; ten and tb lists of arrays; mp, msg
+    and cbor their content; images what `image_decode` says. A `gz` at the end is unpacked first.
+    Other parts stay bytes, those of audio and video too.
+
+    Args:
+        image_decode: What images become, see `energon.decode.images.IMAGE_SPECS`. The default
+            is float tensors (C, H, W) from 0 to 1; without torch, float arrays (H, W, C).
+        av_decode: Accepted for compatibility.
+        video_decode_audio: Accepted for compatibility.
+        guess_content: Whether the content, not the name, tells that a part is an image.
+        allow: "pickle" lets pkl, pyd and pth parts be unpickled, which runs any code that they
+            hold. The environment may allow it too: ENERGON_ALLOW=pickle.
+
+    Raises:
+        ConfigError: If `image_decode` is unknown.
+    """
+
+    image_decode: str = "torchrgb"
+    av_decode: str = "AVDecoder"
+    video_decode_audio: bool = False
+    guess_content: bool = False
+    allow: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        image_spec(self.image_decode)
+
+    def __call__(self, sample: Mapping[str, Any]) -> Any:
+        """Return a dict of the same type with the parts of `sample` decoded.
+
+        Raises:
+            DecodeError: If a part is damaged.
+        """
+        key = sample.get("__key__", "")
+        decoded = type(sample)()
+        for part, data in sample.items():
+            # Names like __key__ are about the sample; what is not bytes is decoded already.
+            if part.startswith("__") or not isinstance(data, bytes):
+                decoded[part] = data  # type: ignore[index]
+            else:
+                decoded[part] = self.decode(f"{key}.{part}", data)  # type: ignore[index]
+        return decoded
+
+    def decode(self, fname: str, data: bytes) -> Any:
+        """Return what `data` hold, by the extension of `fname`.
+
+        Raises:
+            DecodeError: If they are damaged.
+            SecurityError: If they are pickled, and that is not allowed.
+            MissingExtraError: If a package is not installed.
+        """
+        extension = fname.rpartition(".")[2].lower()
+        try:
+            if extension == "gz":
+                return self.decode(fname[:-3], _gunzip(data))
+            if self.guess_content:
+                extension = _guess(data) or extension
+            if extension in IMAGE_EXTENSIONS:
+                return decode_image(data, image_spec(self._image_decode))
+            if extension in _PICKLED:
+                return self._unpickle(extension, data)
+            decode = _DECODERS.get(extension)
+            return data if decode is None else decode(data)
+        except DecodeError as error:
+            raise DecodeError(f"{fname}: {error}") from error
+        except EnergonError:
+            raise
+        except Exception as error:
+            raise DecodeError(
+                f"{fname}: {len(data)} bytes that begin with {data[:16]!r} are no {extension}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def _image_decode(self) -> str:
+        default = SampleDecoder.image_decode
+        if self.image_decode == default and find_spec("torch") is None:
+            return default.removeprefix("torch")
+        return self.image_decode
+
+    def _unpickle(self, extension: str, data: bytes) -> Any:
+        if "pickle" not in {*self.allow, *os.environ.get("ENERGON_ALLOW", "").split(",")}:
+            raise SecurityError(
+                f"a .{extension} part is pickled, and unpickling runs any code that it holds; "
+                'allow it with SampleDecoder(allow=("pickle",)) or ENERGON_ALLOW=pickle if you '
+                "trust the dataset, or set decoder = None"
+            )
+        if extension == "pth":
+            import torch
+
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        import pickle
+
+        return pickle.loads(data)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _npz(data: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _npy(data: bytes) -> Any:
+    # A header may claim any size: numpy reads into memory that is there, not what is claimed.
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran, dtype = read(stream)
+    if dtype.hasobject:
+        raise DecodeError("the array holds pickled objects, which are not unpickled")
+    content = memoryview(data)[stream.tell() :]
+    wanted = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(content) < wanted:
+        raise DecodeError(f"the array needs {wanted} bytes, {len(content)} are there")
+    array = np.frombuffer(content[:wanted], dtype)
+    return array.reshape(shape, order="F" if fortran else "C").copy()
+
+
+def _msgpack(data: bytes) -> Any:
+    try:
+        import msgpack
+    except ImportError as error:
+        raise MissingExtraError(
+            "msgpack parts need msgpack; install energon-loader[formats]"
+        ) from error
+    return msgpack.unpackb(data)
+
+
+def _cbor(data: bytes) -> Any:
+    try:
+        import cbor2
+    except ImportError as error:
+        raise MissingExtraError("cbor parts need cbor2; install energon-loader[formats]") from error
+    return cbor2.loads(data)
+
+
+def _gunzip(data: bytes) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            unpacked = stream.read(MAX_UNPACKED_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DecodeError(f"no whole gzip data: {error}") from error
+    if len(unpacked) > MAX_UNPACKED_BYTES:
+        raise DecodeError(f"unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+    return unpacked
+
+
+def _guess(data: bytes) -> str | None:
+    if data[:4] == b"RIFF" and data[8:12] != b"WEBP":
+        return None
+    return next((name for start, name in _SIGNATURES.items() if data.startswith(start)), None)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "npy": _npy,
+    "npz": _npz,
+    **dict.fromkeys(("ten", "tb"), decode_tenbin),
+    **dict.fromkeys(("mp", "msg"), _msgpack),
+    "cbor": _cbor,
+}

@@ -1,0 +1,85 @@
+"""The array format of webdataset's `.ten` and `.tb` parts.
+
+A sequence of chunks: magic `~TenBin~`, length as little-endian int64, content padded to 64
+bytes. Each array is a header chunk (dtype code in 8 bytes, 8 bytes of information, number of
+dimensions and dimensions as int64) and a chunk of content.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import DecodeError
+
+MAGIC = b"~TenBin~"
+_DTYPES = {
+    **{f"f{size}": f"<f{size}" for size in (2, 4, 8)},
+    **{f"{kind}{size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
+}
+MAX_DIMENSIONS = 10
+
+
+def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
+    """Return the arrays in `data`, as views of it that cannot be written to.
+
+    Raises:
+        DecodeError: If the data are damaged or cut off.
+    """
+    chunks = _chunks(data)
+    if len(chunks) % 2:
+        raise DecodeError(f"tenbin data end after {len(chunks)} chunks, before an array")
+    return [_array(*pair) for pair in zip(chunks[::2], chunks[1::2], strict=True)]
+
+
+def encode_tenbin(arrays: list[NDArray[Any]]) -> bytes:
+    """Return `arrays` as tenbin data.
+
+    Raises:
+        ValueError: If the format has no such type.
+    """
+    return b"".join(_chunk(part) for array in arrays for part in _parts(array))
+
+
+def _chunks(data: bytes) -> list[memoryview]:
+    found, at = [], 0
+    while at < len(data):
+        if data[at : at + 8] != MAGIC or len(data) < at + 16:
+            raise DecodeError(f"tenbin data have no chunk at byte {at} of {len(data)}")
+        (length,) = struct.unpack_from("<q", data, at + 8)
+        if not 0 <= length <= len(data) - at - 16:
+            raise DecodeError(
+                f"tenbin chunk at byte {at} has {length} bytes, {len(data) - at - 16} are left"
+            )
+        found.append(memoryview(data)[at + 16 : at + 16 + length])
+        at += 16 + length + -length % 64
+    return found
+
+
+def _array(header: memoryview, content: memoryview) -> NDArray[Any]:
+    code = bytes(header[:8]).strip(b"\0 ").decode("ascii", "replace")
+    sizes = struct.unpack(f"<{len(header) // 8 - 2}q", header[16 : len(header) // 8 * 8])
+    if code not in _DTYPES or not sizes or len(sizes) != sizes[0] + 1 or sizes[0] > MAX_DIMENSIONS:
+        raise DecodeError(f"tenbin header {bytes(header)!r} describes no array")
+    shape = sizes[1:]
+    dtype = np.dtype(_DTYPES[code])
+    wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if min(shape, default=0) < 0 or wanted != len(content):
+        raise DecodeError(f"tenbin array {code}{shape} needs {wanted} bytes, has {len(content)}")
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _parts(array: NDArray[Any]) -> tuple[bytes, bytes]:
+    code = array.dtype.str.lstrip("<>|=")
+    if code not in _DTYPES or array.ndim >= MAX_DIMENSIONS:
+        raise ValueError(f"tenbin has no arrays of {array.dtype} with {array.ndim} dimensions")
+    header = code.encode().ljust(8) + bytes(8)
+    header += struct.pack(f"<{array.ndim + 1}q", array.ndim, *array.shape)
+    return header, np.ascontiguousarray(array).astype(_DTYPES[code], copy=False).tobytes()
+
+
+def _chunk(content: bytes) -> bytes:
+    return MAGIC + struct.pack("<q", len(content)) + content + bytes(-len(content) % 64)

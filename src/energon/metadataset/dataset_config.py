@@ -1,0 +1,182 @@
+"""Read `.nv-meta/dataset.yaml`: how the parts of one dataset become samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from energon.errors import ConfigError
+from energon.formats.yaml import load, plain
+from energon.metadataset.leaf import Subset
+
+if TYPE_CHECKING:
+    from energon.metadataset.dataset_grammar import DatasetDocument
+
+CRUDE_CLASS = "CrudeWebdataset"
+STANDARD_CLASS = "StandardWebdatasetFactory"
+FLAVOR_CLASSES = tuple(
+    f"{flavor}Webdataset"
+    for flavor in (
+        *("Captioning", "Image", "ImageClassification", "Interleaved", "MultiChoiceVQA", "OCR"),
+        *("SimilarityInterleaved", "Text", "VidQA", "VQA", "VQAOCR"),
+    )
+)
+"""Names of earlier times that stand for a sample type: OCRWebdataset yields OCRSample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """What a `dataset.yaml` says.
+
+    Args:
+        crude: Whether samples are left to cookers.
+        sample_type: Module and name of their class; None if crude.
+        field_map: For each field, the part that it is taken from.
+        sample_loader: `file.py:function` that makes the fields of the parts.
+        part_filter: Names of the parts to load, or `file.py:function` that chooses them.
+        subflavors: Those of the dataset itself; all others go over them.
+        split_config: File that lists the splits.
+        split_part: Which split.
+        shuffle_over_epochs: See `Leaf.shuffle_over_epochs_multiplier`.
+        parallel_shard_iters: Slices that are open at a time.
+        max_samples_per_sequence: Longest slice; None for no limit.
+        subset: The range of samples to which the dataset is narrowed.
+        decoder: Class and settings of the decoder, as written; None for no decoding.
+        given: Names of the keys that the file has. Only these go over what a call says.
+        origin: The file.
+    """
+
+    crude: bool
+    sample_type: tuple[str, str] | None
+    field_map: Mapping[str, str] | None
+    sample_loader: str | None
+    part_filter: str | tuple[str, ...] | None
+    subflavors: Mapping[str, Any]
+    split_config: str | None
+    split_part: str | None
+    shuffle_over_epochs: int | None
+    parallel_shard_iters: int | None
+    max_samples_per_sequence: int | None
+    subset: Subset | None
+    decoder: Mapping[str, Any] | None
+    given: frozenset[str]
+    origin: str
+
+
+def load_dataset_config(
+    dataset_path: str | os.PathLike[str], name: str = "dataset.yaml"
+) -> DatasetConfig:
+    """Return what `.nv-meta/<name>` of a dataset says.
+
+    Raises:
+        ConfigError: If it is missing or makes no sense; names every place where it does not.
+        FormatError: If it is not YAML.
+    """
+    path = os.path.join(dataset_path, ".nv-meta", name)
+    try:
+        with open(path, "rb") as file:
+            raw = load(file.read(), origin=path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is missing; `energon prepare {os.fspath(dataset_path)}` writes one. For samples "
+            f"that cookers make, it has two lines: `__module__: megatron.energon` and "
+            f"`__class__: {CRUDE_CLASS}`"
+        ) from None
+    return _config(_validate(raw, path), path)
+
+
+def _validate(raw: Any, path: str) -> DatasetDocument:
+    from pydantic import ValidationError
+
+    from energon.metadataset.dataset_grammar import DatasetDocument
+    from energon.metadataset.problems import explain
+
+    if not isinstance(raw, Mapping):
+        found = "is empty" if raw is None else "holds no mapping"
+        raise ConfigError(f"{path}: {found}; wanted is sample_type and field_map, or a __class__")
+    try:
+        document = DatasetDocument.model_validate(raw)
+    except ValidationError as exc:
+        raise ConfigError(explain(exc, DatasetDocument, raw)) from exc
+    if problems := [*_contradictions(document)]:
+        raise ConfigError("\n".join(problems))
+    return document
+
+
+def _contradictions(document: DatasetDocument) -> Iterator[str]:
+    given = document.model_fields_set
+    name = document.class_ or STANDARD_CLASS
+    if problem := _class_problem(document):
+        yield f"{document.where('__class__')}: {problem}"
+        return
+    typed = [key for key in ("sample_type", "field_map", "sample_loader") if key in given]
+    if name == CRUDE_CLASS:
+        for key in typed:
+            yield f"{document.where(key)}: {CRUDE_CLASS} leaves samples to cookers, drop {key!r}"
+        return
+    if name in FLAVOR_CLASSES and "sample_type" in given:
+        yield f"{document.where('sample_type')}: {name} names the sample type already"
+    if name == STANDARD_CLASS and "sample_type" not in given:
+        yield (
+            f"{document.where()}: no sample_type; name one, or leave samples to cookers with "
+            f"`__module__: megatron.energon` and `__class__: {CRUDE_CLASS}`"
+        )
+    yield from _loading_problems(document, given)
+
+
+def _class_problem(document: DatasetDocument) -> str | None:
+    if (document.module is None) != (document.class_ is None):
+        return "__module__ and __class__ belong together, one is missing"
+    known = (CRUDE_CLASS, STANDARD_CLASS, *FLAVOR_CLASSES)
+    name = document.class_
+    if name is None or (document.module in ("megatron.energon", "energon") and name in known):
+        return None
+    close = get_close_matches(name, known, 1)
+    proposal = f", did you mean {close[0]!r}?" if close else ";"
+    return (
+        f"no dataset class {document.module}.{name}{proposal} Wanted is one of megatron.energon: "
+        f"{', '.join(known[:2])}. Classes of your own go into sample_type"
+    )
+
+
+def _loading_problems(document: DatasetDocument, given: set[str]) -> Iterator[str]:
+    if "field_map" in given and "sample_loader" in given:
+        yield f"{document.where('sample_loader')}: both field_map and sample_loader; keep one"
+    elif "field_map" in given and "part_filter" in given:
+        yield f"{document.where('part_filter')}: field_map says which parts to load; drop this"
+    elif "sample_loader" in given and "part_filter" not in given:
+        yield f"{document.where('sample_loader')}: needs a part_filter: the names of the parts"
+    elif not given & {"field_map", "sample_loader"}:
+        yield f"{document.where()}: no field_map, like `field_map: {{image: jpg, caption: txt}}`"
+
+
+def _config(document: DatasetDocument, path: str) -> DatasetConfig:
+    parts = document.part_filter
+    return DatasetConfig(
+        crude=document.class_ == CRUDE_CLASS,
+        sample_type=_sample_type(document),
+        field_map=document.field_map,
+        sample_loader=document.sample_loader,
+        part_filter=tuple(parts) if isinstance(parts, list) else parts,
+        subflavors=plain(document.subflavors),
+        split_config=document.split_config,
+        split_part=document.split_part,
+        shuffle_over_epochs=document.shuffle_over_epochs,
+        parallel_shard_iters=document.parallel_shard_iters,
+        max_samples_per_sequence=document.max_samples_per_sequence,
+        subset=document.subset.bounds if document.subset else None,
+        decoder=plain(document.decoder),
+        given=frozenset(document.model_fields_set - {"module", "class_"}),
+        origin=path,
+    )
+
+
+def _sample_type(document: DatasetDocument) -> tuple[str, str] | None:
+    if document.sample_type:
+        return document.sample_type.module, document.sample_type.class_
+    if document.class_ in FLAVOR_CLASSES:
+        return str(document.module), document.class_.replace("Webdataset", "Sample")
+    return None
