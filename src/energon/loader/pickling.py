@@ -8,6 +8,7 @@ found again; else it is looked up by name in the main program.
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as tracking
 
 from energon.loader.tensors import TensorReducer
+from energon.worker import WorkerConfig
 
 PROTOCOL = 5
 OUT_OF_BAND_BYTES = 4096
@@ -74,8 +76,22 @@ class BatchPickler(pickle.Pickler):
 
 def dump_pipeline(pipeline: Any) -> bytes:
     """Pickle `pipeline` for workers, with what it uses of the main program."""
-    pickled: bytes = cloudpickle.dumps(pipeline, protocol=PROTOCOL)
-    return pickled
+    file = io.BytesIO()
+    _PipelinePickler(file, protocol=PROTOCOL).dump(pipeline)
+    return file.getvalue()
+
+
+class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Leaves process groups behind: workers take no part in them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is WorkerConfig:
+            return _rebuild_config, ({**vars(value), "data_parallel_group": None},)
+        return super().reducer_override(value)
+
+
+def _rebuild_config(values: dict[str, Any]) -> WorkerConfig:
+    return WorkerConfig(**values)
 
 
 def load_batch(data: memoryview, buffers: Sequence[Any]) -> Any:
