@@ -81,8 +81,8 @@ def load_dataset_config(
             raw = load(file.read(), origin=path)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is missing; `energon prepare {os.fspath(dataset_path)}` writes one. For samples "
-            f"that cookers make, it has two lines: `__module__: megatron.energon` and "
+            f"{path} is missing; `energon prepare {os.fspath(dataset_path)}` writes one. To leave "
+            "samples to cookers, write two lines: `__module__: megatron.energon` and "
             f"`__class__: {CRUDE_CLASS}`"
         ) from None
     return _config(_validate(raw, path), path)
@@ -135,7 +135,7 @@ def _class_problem(document: DatasetDocument) -> str | None:
     if name is None or (document.module in ("megatron.energon", "energon") and name in known):
         return None
     close = get_close_matches(name, known, 1)
-    proposal = f", did you mean {close[0]!r}?" if close else ";"
+    proposal = f", did you mean {close[0]!r}?" if close else "."
     return (
         f"no dataset class {document.module}.{name}{proposal} Wanted is one of megatron.energon: "
         f"{', '.join(known[:2])}. Classes of your own go into sample_type"

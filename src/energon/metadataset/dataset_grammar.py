@@ -33,7 +33,7 @@ class DatasetDocument(Node):
         ]
         | None
     ) = None
-    subflavors: dict[str, Any] = {}
+    subflavors: dict[str, Any] = Field(default_factory=dict)
     split_config: str | None = None
     split_part: str | None = None
     shuffle_over_epochs: Multiplier | None = 1

@@ -68,7 +68,13 @@ def _validate(raw: Any, origin: str) -> Document | DocumentV1:
     from energon.metadataset.problems import explain
 
     if not isinstance(raw, Mapping):
-        found = "is empty" if raw is None else f"holds a {type(raw).__name__.lower()}"
+        found = (
+            "is empty"
+            if raw is None
+            else "holds a list"
+            if isinstance(raw, Seq)
+            else f"is {raw!r:.60}"
+        )
         raise ConfigError(f"{origin}: {found}; wanted is a metadataset, which has `splits:`")
     model = _version(raw)
     try:

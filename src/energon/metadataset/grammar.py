@@ -116,7 +116,7 @@ class Inner(Node):
     """What every node may say of all the leaves below it."""
 
     subset: SubsetNode | None = None
-    subflavors: dict[str, Any] = {}
+    subflavors: dict[str, Any] = Field(default_factory=dict)
     shuffle_over_epochs_multiplier: Multiplier | None = 1
 
 
@@ -127,7 +127,7 @@ class Reference(Inner):
     split_part: str | None = None
     dataset_config: str | None = None
     split_config: str | None = None
-    aux: dict[Annotated[str, AfterValidator(_aux_name)], Path] = {}
+    aux: dict[Annotated[str, AfterValidator(_aux_name)], Path] = Field(default_factory=dict)
 
 
 class Blend(Inner):
@@ -261,7 +261,7 @@ class ReferenceV1(Weighted):
     path: Path
     split_part: str | None = None
     subflavor: str | None = None
-    subflavors: dict[str, Any] = {}
+    subflavors: dict[str, Any] = Field(default_factory=dict)
     shuffle_over_epochs_multiplier: Multiplier | None = 1
     dataset_config: str | None = None
     split_config: str | None = None

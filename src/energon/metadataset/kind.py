@@ -51,11 +51,6 @@ def _explain(path: str) -> str:
             "(.yaml, .yml) or a .jsonl file"
         )
     parent, name = os.path.split(os.path.normpath(path))
-    missing = parent
-    while not os.path.isdir(parent) and parent != os.path.dirname(parent):
+    while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)
-    return (
-        f"{path} does not exist: no {name!r} in {parent or '.'}"
-        if missing
-        else (f"{path} does not exist")
-    )
+    return f"{path} does not exist: no {name!r} in {parent or '.'}"

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from energon.errors import ConfigError, FormatError
+from energon.metadataset.dataset_config import load_dataset_config
+from tests.metadataset.folders import write
+
+CAPTIONING = """\
+sample_type:
+  __module__: megatron.energon
+  __class__: CaptioningSample
+field_map:
+  image: jpg
+  caption: txt
+"""
+CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
+def read(root, text: str, name: str = "dataset.yaml"):
+    write(root / ".nv-meta" / name, text)
+    return load_dataset_config(root, name)
+
+
+def message(root, text: str) -> str:
+    with pytest.raises(ConfigError) as info:
+        read(root, text)
+    return str(info.value).replace(f"{root}/.nv-meta/", "")
+
+
+def test_reads_a_sample_type_with_a_field_map(tmp_path):
+    config = read(tmp_path, CAPTIONING)
+    assert not config.crude
+    assert config.sample_type == ("megatron.energon", "CaptioningSample")
+    assert config.field_map == {"image": "jpg", "caption": "txt"}
+    assert config.given == {"sample_type", "field_map"}
+    assert config.origin == f"{tmp_path}/.nv-meta/dataset.yaml"
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_reads_a_crude_dataset(tmp_path):
+    config = read(tmp_path, CRUDE + "subflavors:\n  example_crude_selector: foobar\n", "crude.yaml")
+    assert config.crude
+    assert config.sample_type is None
+    assert config.subflavors == {"example_crude_selector": "foobar"}
+
+
+def test_reads_a_sample_loader(tmp_path):
+    config = read(
+        tmp_path,
+        "sample_type:\n  __module__: megatron.energon\n  __class__: OCRSample\n"
+        "sample_loader: sample_loader.py:sample_loader\n"
+        "part_filter: sample_loader.py:part_filter\n",
+    )
+    assert config.sample_loader == "sample_loader.py:sample_loader"
+    assert config.part_filter == "sample_loader.py:part_filter"
+
+
+@pytest.mark.parametrize("module", ["energon", "megatron.energon"])
+def test_a_flavor_of_earlier_times_stands_for_its_sample_type(tmp_path, module):
+    text = f"__module__: {module}\n__class__: VQAWebdataset\nfield_map: {{image: jpg}}\n"
+    assert read(tmp_path, text).sample_type == (module, "VQASample")
+
+
+def test_reads_what_the_constructor_takes(tmp_path):
+    config = read(
+        tmp_path,
+        CRUDE
+        + "part_filter: [jpg, txt]\nsplit_config: other.yaml\nsplit_part: val\n"
+        + "shuffle_over_epochs: -1\nparallel_shard_iters: 4\nmax_samples_per_sequence: null\n"
+        + "subset: {range: [0, 10]}\ndecoder: {__class__: X, deep: {a: [1]}}\n",
+    )
+    assert config.part_filter == ("jpg", "txt")
+    assert (config.split_config, config.split_part) == ("other.yaml", "val")
+    assert (config.shuffle_over_epochs, config.parallel_shard_iters) == (-1, 4)
+    assert config.subset == (0, 10)
+    assert config.decoder == {"__class__": "X", "deep": {"a": [1]}}
+    assert type(config.decoder["deep"]) is dict
+    assert config.max_samples_per_sequence is None
+    assert "max_samples_per_sequence" in config.given
+
+
+def test_a_missing_file_names_the_next_step(tmp_path):
+    with pytest.raises(ConfigError, match=f"energon prepare {tmp_path}.*CrudeWebdataset"):
+        load_dataset_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ["dataset.yaml: is empty; wanted is sample_type"]),
+        ("- 1", ["dataset.yaml: holds no mapping"]),
+        (
+            CAPTIONING + "subflavours: {}\n",
+            ["dataset.yaml:7: unknown key 'subflavours' in the document"],
+        ),
+        (
+            CAPTIONING.replace("__class__", "__clas__").replace("jpg", "3"),
+            [
+                "dataset.yaml:3: unknown key '__clas__' in sample_type, did you mean '__class__'?",
+                "dataset.yaml:5: field_map.image is 3, wanted text",
+            ],
+        ),
+        (
+            CRUDE + "field_map: {a: b}",
+            ["dataset.yaml:3: CrudeWebdataset leaves samples to cookers, drop 'field_map'"],
+        ),
+        (CRUDE + "part_filter: [1]", ["dataset.yaml:3: part_filter[0] is 1, wanted text"]),
+        (CRUDE + "part_filter: {a: 1}", ["dataset.yaml:3: part_filter is a mapping, wanted text"]),
+        (
+            CRUDE + "parallel_shard_iters: 0",
+            ["dataset.yaml:3: parallel_shard_iters is 0, wanted at least 1"],
+        ),
+        (
+            CRUDE.replace("Crude", "Crud"),
+            ["dataset.yaml:2: no dataset class megatron.energon.CrudWebdataset, did you"],
+        ),
+        (
+            "__module__: my.code\n__class__: Mine\n",
+            ["dataset.yaml:2: no dataset class my.code.Mine. Wanted"],
+        ),
+        (
+            "__class__: CrudeWebdataset\n",
+            ["dataset.yaml:1: __module__ and __class__ belong together"],
+        ),
+        ("field_map: {a: b}\n", ["dataset.yaml:1: no sample_type; name one"]),
+        (CAPTIONING[: CAPTIONING.index("field_map")], ["dataset.yaml:1: no field_map, like"]),
+        (
+            CAPTIONING + "sample_loader: a.py\n",
+            ["dataset.yaml:7: both field_map and sample_loader"],
+        ),
+        (CAPTIONING + "part_filter: [a]\n", ["dataset.yaml:7: field_map says which parts to load"]),
+        (
+            "sample_loader: a.py\nsample_type: {__module__: a, __class__: b}",
+            ["dataset.yaml:1: needs a part_filter"],
+        ),
+        (
+            "__module__: energon\n__class__: OCRWebdataset\n" + CAPTIONING,
+            ["dataset.yaml:3: OCRWebdataset names the sample type already"],
+        ),
+    ],
+)
+def test_says_what_is_wrong_and_in_which_line(tmp_path, text, expected):
+    found = message(tmp_path, text).splitlines()
+    assert len(found) == len(expected)
+    for line, start in zip(found, expected, strict=True):
+        assert line.startswith(start)
+
+
+def test_broken_yaml_is_a_format_error(tmp_path):
+    with pytest.raises(FormatError, match=r"dataset\.yaml:1:5: mapping values"):
+        read(tmp_path, "a: b: c")
