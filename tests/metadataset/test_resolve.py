@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from math import prod
 from pathlib import Path
@@ -446,6 +448,16 @@ def test_any_tree_gives_the_products_along_its_paths(tmp_path, tree):
                 assert leaf.repetitions == pytest.approx(prod(w for w, _ in steps))
         if key == "weight":
             assert sum(leaf.weight for leaf in leaves) == pytest.approx(1)
+
+
+def test_a_plain_dataset_is_resolved_without_the_grammar(tmp_path):
+    make_datasets(tmp_path, "a")
+    program = (
+        "import sys; from energon.metadataset.resolve import resolve\n"
+        "resolve(sys.argv[1], split_part='train')\n"
+        "sys.exit(bool({'pydantic', 'torch'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", program, tmp_path / "a"]).returncode == 0
 
 
 def test_300_leaves_resolve_in_no_time_with_one_look_at_each(tmp_path, monkeypatch):

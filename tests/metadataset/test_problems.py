@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+
+from energon.errors import ConfigError
+from energon.metadataset.document import read_metadataset
+from tests.metadataset.folders import write
+
+V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+
+
+def problems(tmp_path, text: str) -> list[str]:
+    path = write(tmp_path / "m.yaml", text)
+    with pytest.raises(ConfigError) as info:
+        read_metadataset(path)
+    return str(info.value).replace(f"{path}:", "").splitlines()
+
+
+BROKEN = """\
+__module__: megatron.energn
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - path: a
+        subset: {range: ["10%", 5]}
+      - blend:
+          - pth: c
+            weight: [3]
+          - blend_epochized: [{path: d, repetitions: 0}, 3]
+      - blnd: []
+      - path: a
+        blend: []
+      - path:
+      - weight: 2
+  val:
+    path: 3
+    aux:
+      a-b: c
+      d: 1
+    weight: .inf
+    shuffle_over_epochs_multiplier: 0
+  foo: bar
+  joined:
+    join: [{path: a}, {path: b, nonmatch: skp}]
+    joiner: {__module__: a, __clas__: b}
+  mapping:
+    join: {a: {pat: b}}
+    joiner: {__module__: a}
+extra: 1
+"""
+
+
+def test_names_every_mistake_with_its_line(tmp_path):
+    kinds = "path, blend, blend_epochized, join"
+    starts = [
+        "1: __module__ is 'megatron.energn', wanted 'megatron.energon' or 'energon'",
+        "7: splits.train.blend[0].subset.range is ['10%', 5]: subset ['10%', 5] mixes a percentage",
+        "9: unknown key 'pth' in splits.train.blend[1].blend[0], did you mean 'path'? Known are",
+        "10: splits.train.blend[1].blend[0].weight is [3], wanted a number",
+        "11: splits.train.blend[1].blend[1].blend_epochized[0].repetitions is 0, wanted more",
+        "11: splits.train.blend[1].blend[1].blend_epochized[1] is 3, wanted a mapping with one of",
+        "12: unknown key 'blnd' in splits.train.blend[2], did you mean 'blend'?",
+        f"14: splits.train.blend[3] has both 'path' and 'blend'; one of {kinds} is wanted",
+        "15: splits.train.blend[4].path is empty, wanted text",
+        f"16: splits.train.blend[5] has none of {kinds}",
+        "18: splits.val.path is 3, wanted text",
+        "20: splits.val.aux.a-b is 'a-b': becomes an argument of cookers",
+        "21: splits.val.aux.d is 1, wanted text",
+        "22: unknown key 'weight' in splits.val. Known are",
+        "23: splits.val.shuffle_over_epochs_multiplier is 0: wanted is a number of epochs",
+        f"24: splits.foo is 'bar', wanted a mapping with one of {kinds}",
+        "26: splits.joined.join[1].nonmatch is 'skp', wanted 'error', 'skip' or 'none'",
+        "27: unknown key '__clas__' in splits.joined.joiner, did you mean '__class__'?",
+        "29: unknown key 'pat' in splits.mapping.join.a, did you mean 'path'?",
+        "31: unknown key 'extra' in the document. Known are __module__, __class__, splits",
+    ]
+    found = problems(tmp_path, BROKEN)
+    assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", " is empty; wanted is a metadataset"),
+        ("[1]", " holds a list; wanted is a metadataset"),
+        ("splits:\n", "1: splits is empty, wanted a mapping"),
+        ("# x\na: 1\n", "2: the document has no 'splits'"),
+        ("splits: {1: {path: a}}", "1: splits[1] is 1, wanted text (in quotes"),
+        ("__class__: Other\nsplits: {}", "1: __class__ is 'Other', wanted 'MetadatasetV2'"),
+        (
+            "__class__: Metadataset\nsplits: {train: {blend: []}}",
+            "2: 'blend' is not part of version 1; set `__class__: MetadatasetV2`",
+        ),
+        (
+            "splits: {train: {datasets: [{path: a, aux: {}}]}}",
+            "1: unknown key 'aux' in splits.train.datasets[0]",
+        ),
+    ],
+)
+def test_says_what_is_wrong_with_a_document(tmp_path, text, expected):
+    found = problems(tmp_path, text)
+    assert any(line.startswith(expected) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("{path: a, split: b}", "unknown key 'split' in splits.train, did you mean 'split_part'?"),
+        ("{path: a, subset: {range: [5, 1]}}", "splits.train.subset.range is [5, 1]: does not go"),
+        ("{path: a, subset: {range: [end, 1]}}", "splits.train.subset.range is ['end', 1]: does"),
+        ("{path: a, subset: {range: [-1, 1]}}", "splits.train.subset.range is [-1, 1]: does not"),
+        ("{path: a, subset: {range: [1]}}", "splits.train.subset.range is [1]: wanted is [start"),
+        ("{path: a, subset: {range: 1}}", "splits.train.subset.range is 1: wanted is [start"),
+        ("{path: a, subset: {range: [0%, 101%]}}", "splits.train.subset.range is ['0%', '101%']:"),
+        ("{path: a, subset: {range: [a, b]}}", "splits.train.subset.range is ['a', 'b']: subset"),
+        ("{path: a, subflavors: [x]}", "splits.train.subflavors is ['x'], wanted a mapping"),
+        ("{blend: [{path: a, weight: '3'}]}", "splits.train.blend[0].weight is '3', wanted a num"),
+        ("{blend: [{path: a, weight: -1}]}", "splits.train.blend[0].weight is -1, wanted at least"),
+        ("{blend: [{path: a, weight: .nan}]}", "splits.train.blend[0].weight is nan, wanted a fin"),
+        ("{blend: [{path: a, weight: yes}]}", "splits.train.blend[0].weight is True, wanted a num"),
+        ("{blend: {path: a}}", "splits.train.blend is a mapping, wanted a list"),
+    ],
+)
+def test_says_what_was_found_and_wanted(tmp_path, node, expected):
+    (found,) = problems(tmp_path, f"{V2}splits:\n  train: {node}\n")
+    assert found.startswith(f"4: {expected}")
+
+
+def test_values_that_are_too_long_are_cut(tmp_path):
+    (found,) = problems(tmp_path, f"splits: {{train: {{path: a, subflavors: {'x' * 99}}}}}")
+    assert found == f"1: splits.train.subflavors is '{'x' * 56}..., wanted a mapping"
