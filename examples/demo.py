@@ -121,7 +121,14 @@ def draw(random: np.random.Generator, shape: str, color: tuple[int, int, int], t
 
 def prepare(folder: Path) -> None:
     """Prepare a dataset as a user would, with the command line."""
-    command = [sys.executable, "-m", "energon.cli.main", "prepare", str(folder), "--non-interactive"]
+    command = [
+        sys.executable,
+        "-m",
+        "energon.cli.main",
+        "prepare",
+        str(folder),
+        "--non-interactive",
+    ]
     settings = {
         "--split-ratio": "train:9,val:1",
         "--sample-type": "CaptioningSample",
@@ -208,7 +215,8 @@ def resume(path: Path, state: dict, *, world_size: int, num_workers: int) -> lis
     for loader in loaders:
         loader.load_state_dict(state)
     batches = [iter(loader) for loader in loaders]
-    keys = [next(batches[step % world_size]).__key__ for step in range(STEPS // 2)]
+    # Global batch g is delivered by rank g % world_size, whoever delivered those before.
+    keys = [next(batches[g % world_size]).__key__ for g in range(STEPS // 2, STEPS)]
     for loader in loaders:
         loader.close()
     return keys
@@ -224,7 +232,9 @@ def measure(path: Path, *, num_batches: int = 300) -> None:
         for _ in range(num_batches):
             next(batches)
         rate = num_batches * BATCH_SIZE / (time.perf_counter() - start)
-        console.print(f"  {num_workers} workers: {rate:,.0f} samples/s, decoded, cropped and batched")
+        console.print(
+            f"  {num_workers} workers: {rate:,.0f} samples/s, decoded, cropped and batched"
+        )
         loader.close()
 
 

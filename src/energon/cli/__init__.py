@@ -1,1 +1,1 @@
-"""cli"""
+"""The command line: one command per file; each parses options, calls a room and prints."""

@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
 from energon.errors import FormatError
 
-_INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
-_FLOAT = re.compile(
-    r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?i:inf)"
-)
+_NUMBER = re.compile(r"[-+.0-9][-+._0-9eE]*")  # which of them are numbers, Python knows
 _WORDS = {
     **dict.fromkeys(("", "~", "null")),
     **dict.fromkeys(("true", "yes"), True),
     **dict.fromkeys(("false", "no"), False),
-    ".nan": math.nan,
+    **{".nan": math.nan, ".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf},
 }
 _LONGEST_WORD = 5
-_NUMBER_STARTS = frozenset("0123456789-+.")
 _PLAIN = re.compile(
     r"(?:[A-Za-z_/]|\.(?=[A-Za-z./]))(?:[A-Za-z0-9_./{}@+=%,()-]|[ :](?=[A-Za-z0-9_./]))*"
 )
@@ -40,15 +37,10 @@ def scalar(text: str) -> Any:
     """Return what a plain (unquoted) scalar means."""
     if len(text) <= _LONGEST_WORD and (word := text.lower()) in _WORDS:
         return _WORDS[word]
-    if text[0] not in _NUMBER_STARTS:
-        return text
-    try:
-        if _INT.fullmatch(text):
-            return int(text)
-        if _FLOAT.fullmatch(text):
-            return float(text.lower().replace(".inf", "inf"))
-    except ValueError:  # more digits than Python converts
-        return text
+    if _NUMBER.fullmatch(text):
+        for number in (int, float):
+            with suppress(ValueError):
+                return number(text)
     return text
 
 

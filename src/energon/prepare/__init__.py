@@ -1,1 +1,1 @@
-"""prepare"""
+"""Everything that writes a dataset: its index, its splits, its description."""

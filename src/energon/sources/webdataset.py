@@ -49,7 +49,7 @@ class Location(NamedTuple):
 
     key: str
     shard: str
-    index: int
+    sample: int
     """Number of the sample within its shard."""
     offset: int
     """Where it begins in the shard, in bytes."""
@@ -177,7 +177,7 @@ class WebdatasetSource:
         return Location(
             key=table.keys(np.array([index]))[0],
             shard=self.shards[shard],
-            index=index,
+            sample=index,
             offset=int(table.sample_offset[index]),
             parts=tuple(table.part_names[name] for name in table.part_name[first:last]),
         )

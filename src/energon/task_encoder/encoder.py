@@ -65,7 +65,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
         """Return the batch of some samples. May be a generator."""
-        return self._batch(samples)
+        return self._batch(samples)  # type: ignore[no-any-return]
 
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
         """Return a batch as the training step needs it. May be a generator."""

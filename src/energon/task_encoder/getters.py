@@ -14,7 +14,7 @@ from energon.metadataset.resolve import resolve
 from energon.plan.build import choose_slice_samples
 from energon.plan.leaf import PlanLeaf
 from energon.samples.registry import resolve_class
-from energon.sources.field_map import FieldMap
+from energon.samples.field_map import FieldMap
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset import PlanRecipe, SavableDataset

@@ -1,0 +1,56 @@
+"""The command `energon`. Commands are imported when they run, so that help comes at once."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from energon.errors import EnergonError
+from energon.version import __version__
+
+COMMANDS = {
+    "info": "Show what a dataset holds.",
+    "prepare": "Index a folder of tar shards and describe it.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows the names of its commands, and imports one only to run it or to show its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"energon.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EnergonError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="energon")
+def main() -> None:
+    """Prepare, inspect and look after datasets of tar shards.
+
+    \b
+    Example:
+      energon prepare ./my_dataset --split-ratio 8,1,1 --sample-type CrudeWebdataset
+      energon info ./my_dataset
+    """
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Deal shards to train, val, test or any other splits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from energon.errors import ConfigError
+from energon.formats.braces import expand_braces
+
+DEFAULT_NAMES = ("train", "val", "test")
+
+
+def parse_ratio(text: str) -> dict[str, float]:
+    """Return the ratio of each split, as written in "8,1,1" or "train:9,holdout:1".
+
+    Raises:
+        ConfigError: If the text is malformed.
+    """
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    named = [entry.partition(":")[::2] if ":" in entry else None for entry in entries]
+    if not any(named) and len(entries) <= len(DEFAULT_NAMES):
+        named = list(zip(DEFAULT_NAMES, entries, strict=False))
+    ratios: dict[str, float] = {}
+    for entry in named:
+        try:
+            name, number = entry or ("", "")
+            ratio = float(number)
+        except ValueError:
+            ratio = -1.0
+        if not name or not 0 <= ratio < float("inf") or name.strip() in ratios:
+            raise ConfigError(
+                f'split ratio {text!r}: wanted is "8,1,1" for train, val and test, or names as in '
+                '"train:9,holdout:1"'
+            )
+        ratios[name.strip()] = ratio
+    if not any(ratios.values()):
+        raise ConfigError(f"split ratio {text!r}: at least one split needs more than 0")
+    return ratios
+
+
+def split_by_ratio(shards: Sequence[str], ratios: Mapping[str, float]) -> dict[str, list[str]]:
+    """Deal every shard to a split, consecutive ones together.
+
+    No shard is left out, and each split with a ratio above 0 gets one if there are enough.
+
+    Example:
+        >>> split_by_ratio(["a", "b", "c", "d"], {"train": 98, "val": 1, "test": 1})
+        {'train': ['a', 'b'], 'val': ['c'], 'test': ['d']}
+    """
+    wanted = [name for name, ratio in ratios.items() if ratio > 0]
+    total = sum(ratios.values())
+    exact = {name: len(shards) * ratios[name] / total for name in wanted}
+    counts = {name: int(exact[name]) for name in wanted}
+    by_rest = sorted(wanted, key=lambda name: counts[name] - exact[name])
+    for name in by_rest[: len(shards) - sum(counts.values())]:
+        counts[name] += 1
+    for name in wanted:
+        richest = max(wanted, key=lambda other: counts[other])
+        if counts[name] == 0 and counts[richest] > 1:
+            counts[name], counts[richest] = 1, counts[richest] - 1
+    parts: dict[str, list[str]] = {}
+    start = 0
+    for name in ratios:
+        stop = start + counts.get(name, 0)
+        parts[name] = list(shards[start:stop])
+        start = stop
+    return {name: found for name, found in parts.items() if found}
+
+
+def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str, list[str]]:
+    """Give each split the shards that match its patterns.
+
+    Args:
+        shards: Paths below the dataset folder.
+        patterns: As in `train:shards/train_.*`: a name and a regular expression for the
+            beginning of a path, in which braces are expanded first. Names may come again.
+
+    Raises:
+        ConfigError: If a pattern is malformed or matches no shard.
+    """
+    parts: dict[str, list[str]] = {}
+    for entry in patterns:
+        name, colon, pattern = entry.partition(":")
+        if not colon or not name or not pattern:
+            raise ConfigError(f"split part {entry!r}: wanted is NAME:REGEX, e.g. train:train/.*")
+        try:
+            expressions = [re.compile(text) for text in _expand(pattern)]
+        except re.error as error:
+            raise ConfigError(f"split part {entry!r}: {error}") from error
+        found = [shard for shard in shards if any(e.match(shard) for e in expressions)]
+        if not found:
+            raise ConfigError(
+                f"split part {entry!r} matches none of {len(shards)} shards, the first of which is "
+                f"{shards[0]!r}; patterns are regular expressions, so any text is .* and not *"
+            )
+        known = parts.setdefault(name, [])
+        known.extend(shard for shard in found if shard not in known)
+    return parts
+
+
+def _expand(pattern: str) -> list[str]:
+    # {3} and {2,5} count repetitions in a regular expression; {a,b} and {00..12} are names.
+    if re.search(r"\{(?!\d*,?\d*\})", pattern):
+        return expand_braces(pattern)
+    return [pattern]
