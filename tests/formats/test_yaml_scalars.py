@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.formats.yaml_scalars import scalar, scalar_text
@@ -86,8 +86,8 @@ def test_text_is_quoted_where_any_reader_would_take_it_for_something_else(value)
         assert text == value == scalar(text) == energons_scalar(text)
 
 
-@given(st.text("0123456789eE+-._", min_size=1, max_size=8))
+@settings(max_examples=1000)
+@given(st.text("019e+-._", min_size=1, max_size=6))
 def test_numbers_are_those_of_energon(text):
     ours, theirs = scalar(text), energons_scalar(text)
-    if "E" not in text:  # a capital E is a float in YAML 1.2, and text to Energon
-        assert (ours, type(ours)) == (theirs, type(theirs))
+    assert (ours, type(ours)) == (theirs, type(theirs))

@@ -18,6 +18,7 @@ from typing import Any
 from energon.errors import FormatError
 
 _NUMBER = re.compile(r"[-+.0-9][-+._0-9eE]*")  # which of them are numbers, Python knows
+_FRACTIONAL = frozenset(".eE")
 _WORDS = {
     **dict.fromkeys(("", "~", "null")),
     **dict.fromkeys(("true", "yes"), True),
@@ -38,9 +39,8 @@ def scalar(text: str) -> Any:
     if len(text) <= _LONGEST_WORD and (word := text.lower()) in _WORDS:
         return _WORDS[word]
     if _NUMBER.fullmatch(text):
-        for number in (int, float):
-            with suppress(ValueError):
-                return number(text)
+        with suppress(ValueError):
+            return int(text) if _FRACTIONAL.isdisjoint(text) else float(text)
     return text
 
 
