@@ -34,7 +34,7 @@ def command(path: Path, split_config: str, dataset_config: str, as_json: bool) -
     for name, split in about["splits"].items():
         share = 100 * split["samples"] / max(1, about["samples"])
         click.echo(
-            f"- split {name}: {split['samples']} samples ({share:.1f} %) in {split['shards']} shards"
+            f"- split {name}: {split['samples']} samples ({share:.1f} %), {split['shards']} shards"
         )
 
 

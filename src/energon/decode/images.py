@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = frozenset(
-    "jpg jpeg jpe jfif png apng webp bmp dib gif tif tiff jp2 j2k jpc jpf jpx j2c ppm pgm pbm pnm "
-    "tga avif ico pcx sgi".split()
+    {
+        *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "avif", "gif", "bmp", "dib", "tif"),
+        *("tiff", "jp2", "j2k", "jpc", "jpf", "jpx", "j2c", "ppm", "pgm", "pbm", "pnm", "tga"),
+        *("ico", "pcx", "sgi"),
+    }
 )
 
 
@@ -43,7 +46,10 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
         for channels in ("l", "rgb", "rgba")
         for suffix in ("8", "")
     },
-    **{f"pil{channels}": ImageSpec("pil", channels.upper(), False) for channels in ("l", "rgb", "rgba")},
+    **{
+        f"pil{channels}": ImageSpec("pil", channels.upper(), False)
+        for channels in ("l", "rgb", "rgba")
+    },
     "torch": ImageSpec("torch", "RGB", True),
     "pil": ImageSpec("pil", "RGB", False),
 }

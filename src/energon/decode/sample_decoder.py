@@ -147,7 +147,9 @@ def _npy(data: bytes) -> Any:
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     read = (
-        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
     )
     shape, fortran, dtype = read(stream)
     if dtype.hasobject:

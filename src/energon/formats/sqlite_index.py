@@ -80,7 +80,7 @@ def _insert(connection: sqlite3.Connection, number: int, shard: Shard, names: li
         connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
     except sqlite3.IntegrityError as error:
         raise _duplicate(connection, keys, shard, names) from error
-    owners = np.repeat(np.arange(count), np.diff(table.first_part.astype(np.int64)))
+    owners = np.repeat(np.arange(count), table.first_part[1:] - table.first_part[:-1])
     columns = (
         [number] * len(owners),
         owners.tolist(),

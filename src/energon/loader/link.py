@@ -51,14 +51,14 @@ class ProcessLink:
         self._generation = 0
         self._kill_at = 0.0
         self.num_copied = 0
-        page = Heartbeat.create()
-        self.heartbeat = Heartbeat(os.dup(page))
         self._channel, channel = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
         _links.add(self)
         with channel, lifeline:
             self._process = start_process(method, [channel.fileno(), lifeline.fileno()])
         self._channel.setblocking(False)
+        page = Heartbeat.create()
+        self.heartbeat = Heartbeat(os.dup(page))
         attached = [page, share_bytes(pickle.dumps(setup)), share_bytes(pipeline)]
         self._send(Message(Kind.SETUP, descriptors=attached))
         for descriptor in attached:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from types import TracebackType
 from typing import Any
 
@@ -51,7 +51,7 @@ class BasicDataLoader:
         self._positions: dict[int, LanePosition] | None = None
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
-        self._pin = pin_batches(self.options.pin_memory)
+        self._pin: Callable[[Any], Any] | None = None
         self._delivered = 0
         self._epoch_batches = 0
         self._close = weakref.finalize(self, _close_all, self._workers)
@@ -66,14 +66,19 @@ class BasicDataLoader:
     def __len__(self) -> int:
         """Return the number of batches of one loop of this rank.
 
+        If the data has no end and there is no virtual epoch, that is what the dataset counts
+        as one pass over it.
+
         Raises:
-            TypeError: If the data has no end and there is no virtual epoch.
+            TypeError: If the dataset has no length, either.
         """
         if self.dataset.virtual_epoch_length:
             return self.dataset.virtual_epoch_length
         counts = [self.dataset.num_batches(v, self._lanes) for v in self._rank_lanes()]
         known = [count for count in counts if count is not None]
         if len(known) < len(counts):
+            if isinstance(self.dataset, Sized):
+                return len(self.dataset)
             raise TypeError(
                 "this loader has no length, because its data is repeated without end; set "
                 "virtual_epoch_length to give a loop a length"
@@ -137,6 +142,7 @@ class BasicDataLoader:
         positions = self._current_positions()
         if not self._workers:
             self._workers += self._make_workers(len(positions))
+        self._pin = pin_batches(self.options.pin_memory)
         return RankStream(self._workers, positions, lanes=self._lanes)
 
     def _make_workers(self, lanes: int) -> list[LaneWorker]:

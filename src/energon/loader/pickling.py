@@ -8,6 +8,7 @@ found again; else it is looked up by name in the main program.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
@@ -64,6 +65,8 @@ class BatchPickler(pickle.Pickler):
         if torch is not None and issubclass(kind, torch.Tensor):
             self._tensors = self._tensors or TensorReducer(torch)
             return self._tensors.reduce
+        if _lost_slots(kind):
+            return _reduce_with_slots
         return None
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -72,6 +75,27 @@ class BatchPickler(pickle.Pickler):
             return True
         self.buffers.append(buffer)
         return False
+
+
+def _lost_slots(kind: type) -> bool:
+    """Return whether the class is a copy that cloudpickle made without the slots it declares.
+
+    Its instances keep in a dict what those of the program keep in slots.
+    """
+    own: tuple[Any, ...] = (kind.__getstate__, kind.__reduce_ex__)
+    plain = own == (object.__getstate__, object.__reduce_ex__)
+    return plain and "__slots__" in vars(kind) and _is_copy(kind)
+
+
+def _is_copy(kind: type) -> bool:
+    return kind in tracking._DYNAMIC_CLASS_TRACKER_BY_CLASS
+
+
+def _reduce_with_slots(value: Any) -> Any:
+    names = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
+    names.update(getattr(value, "__dict__", ()))
+    state = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return copyreg.__newobj__, (type(value),), (None, state)  # type: ignore[attr-defined]
 
 
 def dump_pipeline(pipeline: Any) -> bytes:

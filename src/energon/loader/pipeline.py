@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from energon.stages.base import DatasetIterator, State
 from energon.stages.lane import Lane
@@ -32,3 +32,11 @@ class Pipeline(Protocol):
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
         """Return what a saved state has to agree with, as JSON."""
+
+
+@runtime_checkable
+class DescribesRows(Protocol):
+    """A pipeline that can also say what is at a row, for messages about rows left out."""
+
+    def describe_row(self, lane: int, lanes: int, row: int) -> str:
+        """Return key, shard and offset of the sample at `row` of a lane."""

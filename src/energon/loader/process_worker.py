@@ -16,7 +16,7 @@ from energon.loader.link import POLL_SECONDS, ProcessLink
 from energon.loader.log import log
 from energon.loader.options import LoaderOptions
 from energon.loader.pickling import dump_pipeline
-from energon.loader.pipeline import Pipeline
+from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.loader.worker_main import Opening, Setup
 from energon.plan.seeds import derive_seed
@@ -30,7 +30,7 @@ def make_process_workers(
     keep_heap(options.kept_heap_bytes)
     seed = pipeline.worker_config.seed_offset
     return [
-        ProcessWorker(pickled, options, name=name, seed=derive_seed(seed, "worker", name))
+        ProcessWorker(pipeline, pickled, options, name=name, seed=derive_seed(seed, "worker", name))
         for name in names
     ]
 
@@ -43,14 +43,18 @@ class ProcessWorker:
     that a row at which workers die again and again is left out.
 
     Args:
-        pipeline: The pickled pipeline.
+        pipeline: What the lanes run.
+        pickled: The same, for the process.
         options: How to host.
         name: For messages.
         seed: For the global random generators of the process.
     """
 
-    def __init__(self, pipeline: bytes, options: LoaderOptions, *, name: str, seed: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, pickled: bytes, options: LoaderOptions, *, name: str, seed: int
+    ) -> None:
         self._pipeline = pipeline
+        self._pickled = pickled
         self._options = options
         self._name = name
         self._seed = seed
@@ -101,7 +105,7 @@ class ProcessWorker:
 
     def _start(self) -> ProcessLink:
         setup = Setup.of_this_process(self._options, name=self._name, seed=self._seed)
-        link = ProcessLink(setup, self._pipeline, method=self._options.start_method)
+        link = ProcessLink(setup, self._pickled, method=self._options.start_method)
         link.open(Opening(self._lanes, dict(self._positions)))
         return link
 
@@ -185,14 +189,22 @@ class ProcessWorker:
         position = self._positions[lane]
         position.skip_rows = (*position.skip_rows, row)
         log.error(
-            "lane %d row %d killed %d workers and is left out from now on",
+            "lane %d row %d killed %d workers and is left out from now on%s",
             lane,
             row,
             self._options.max_deaths,
+            self._describe_row(lane, row),
         )
+
+    def _describe_row(self, lane: int, row: int) -> str:
+        if not isinstance(self._pipeline, DescribesRows):
+            return ""
+        return f": {self._pipeline.describe_row(lane, self._lanes, row)}"
 
 
 def _describe_exit(code: int | None) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (the system does this when memory runs out)"
     if code is not None and code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"

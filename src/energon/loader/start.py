@@ -87,14 +87,13 @@ class _Server:
     """The fork server of this process, seen from here."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         self._lock = threading.Lock()
         here, there = socket.socketpair()
         preload = ["energon.loader.worker_main", *(["torch"] if "torch" in sys.modules else [])]
         with there:
             self._process = _python(
                 "from energon.loader.fork_server import main; "
-                f"main({there.fileno()}, {self.owner}, {preload!r})",
+                f"main({there.fileno()}, {os.getpid()}, {preload!r})",
                 [there.fileno()],
             )
         self._channel = here
@@ -112,7 +111,7 @@ class _Server:
 
     @property
     def is_running(self) -> bool:
-        return self.owner == os.getpid() and self._process.poll() is None
+        return self._process.poll() is None
 
     def forget(self) -> None:
         """Close the channel in a forked child, where the server is not its own."""
@@ -134,7 +133,7 @@ def stop_fork_server() -> None:
     """End the fork server of this process; the next worker starts another one."""
     global _server
     with _server_lock:
-        if _server is not None and _server.owner == os.getpid():
+        if _server is not None:
             _server.stop()
         _server = None
 
@@ -142,7 +141,10 @@ def stop_fork_server() -> None:
 def _current_server() -> _Server:
     global _server
     with _server_lock:
-        if _server is None or not _server.is_running:
+        if _server is not None and not _server.is_running:
+            _server.stop()
+            _server = None
+        if _server is None:
             _server = _Server()
         return _server
 

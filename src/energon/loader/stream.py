@@ -81,6 +81,7 @@ class RankStream:
             event = self._hosts[lane].take()
             if event.error is not None:
                 raise event.error
+            assert event.lane == lane, "worker and parent disagree about the order"
             position = self.positions[lane]
             if event.counts is not None:
                 position.counts = event.counts

@@ -17,8 +17,8 @@ from energon.formats.sqlite_index import Shard, write_sqlite_index
 from energon.io.atomic import atomic_path, write_atomic
 from energon.prepare.index import find_shards, index_shards
 from energon.prepare.splits import split_by_pattern, split_by_ratio
-from energon.samples.registry import resolve_class
 from energon.samples.field_map import FieldMap
+from energon.samples.registry import resolve_class
 from energon.version import __version__
 
 CRUDE = "CrudeWebdataset"

@@ -10,11 +10,11 @@ from typing import Any
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import BlendMode, Leaf
-from energon.metadataset.resolve import resolve
+from energon.metadataset.resolve import multiply_shuffle, resolve
 from energon.plan.build import choose_slice_samples
 from energon.plan.leaf import PlanLeaf
-from energon.samples.registry import resolve_class
 from energon.samples.field_map import FieldMap
+from energon.samples.registry import resolve_class
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset import PlanRecipe, SavableDataset
@@ -95,13 +95,13 @@ def get_train_dataset(
         leaves=tuple(
             replace(
                 leaf.plan_leaf,
-                slice_samples=max_samples_per_sequence
-                or leaf.max_samples_per_sequence
+                slice_samples=leaf.config.max_samples_per_sequence
+                or max_samples_per_sequence
                 or choose_slice_samples(leaf.source.mean_sample_bytes),
-                parallel_slices=parallel_shard_iters
-                or leaf.parallel_shard_iters
+                parallel_slices=leaf.config.parallel_shard_iters
+                or parallel_shard_iters
                 or PARALLEL_SLICES,
-                shuffle_over_epochs=_multiply(
+                shuffle_over_epochs=multiply_shuffle(
                     leaf.plan_leaf.shuffle_over_epochs, shuffle_over_epochs_multiplier
                 ),
             )
@@ -245,8 +245,7 @@ class _Opened:
     source: WebdatasetSource
     leaf: OpenLeaf
     plan_leaf: PlanLeaf
-    max_samples_per_sequence: int | None
-    parallel_shard_iters: int | None
+    config: DatasetConfig
 
 
 def _open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) -> list[_Opened]:
@@ -263,9 +262,9 @@ def _open_leaf(leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str,
     sample_type, field_map = _sample_type(config, leaf)
     source = WebdatasetSource(
         leaf.path,
-        split_part=leaf.split_part,
-        split_config=leaf.split_config,
-        subsets=leaf.subsets,
+        split_part=config.split_part or leaf.split_part,
+        split_config=config.split_config or leaf.split_config,
+        subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
         parts=None if field_map is None else field_map.parts,
     )
     name = f"{os.path.basename(os.path.normpath(leaf.path))}/{leaf.split_part}"
@@ -278,7 +277,7 @@ def _open_leaf(leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str,
         leaf=OpenLeaf(
             name=uid,
             dataset_path=leaf.path,
-            subflavors={**(config.subflavors or {}), **leaf.subflavors, **(subflavors or {})},
+            subflavors={**config.subflavors, **leaf.subflavors, **(subflavors or {})},
             sample_type=sample_type,
             field_map=field_map,
         ),
@@ -287,10 +286,12 @@ def _open_leaf(leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str,
             num_samples=len(source),
             weight=leaf.weight,
             repetitions=leaf.repetitions,
-            shuffle_over_epochs=leaf.shuffle_over_epochs_multiplier,
+            shuffle_over_epochs=multiply_shuffle(
+                config.shuffle_over_epochs if "shuffle_over_epochs" in config.given else 1,
+                leaf.shuffle_over_epochs_multiplier,
+            ),
         ),
-        max_samples_per_sequence=config.max_samples_per_sequence,
-        parallel_shard_iters=config.parallel_shard_iters,
+        config=config,
     )
 
 
@@ -363,10 +364,3 @@ def _build(
         virtual_epoch_length=virtual_epoch_length,
         restart=restart,
     )
-
-
-def _multiply(inner: int | None, outer: int | None) -> int | None:
-    """Return the multiplier of two levels: None wins over all, then -1, else the product."""
-    if inner is None or outer is None:
-        return None
-    return -1 if -1 in (inner, outer) else inner * outer

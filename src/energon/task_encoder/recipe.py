@@ -14,8 +14,8 @@ from typing import Any
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.samples.crude import CrudeSample
-from energon.samples.source_info import SourceInfo
 from energon.samples.field_map import FieldMap
+from energon.samples.source_info import SourceInfo
 from energon.sources.reader import LeafReader
 from energon.stages.apply import BatchDataset, MapDataset
 from energon.stages.base import Dataset
