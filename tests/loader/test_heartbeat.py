@@ -1,0 +1,28 @@
+import faulthandler
+import os
+
+from energon.loader.heartbeat import Heartbeat, seek_to_trace
+
+
+def test_the_other_side_sees_where_work_is():
+    page = Heartbeat.create()
+    worker, parent = Heartbeat(os.dup(page)), Heartbeat(page)
+    assert parent.address is None
+    assert parent.beats == 0
+    worker.enter(3)
+    assert parent.address is None
+    worker.row(14)
+    assert parent.address == (3, 14)
+    assert parent.beats == 2
+    worker.leave()
+    assert parent.address is None
+
+
+def test_shows_a_traceback_of_the_fault_handler():
+    page = Heartbeat.create()
+    parent = Heartbeat(os.dup(page))
+    assert parent.traceback() == ""
+    seek_to_trace(page)
+    faulthandler.dump_traceback(page)
+    os.close(page)
+    assert "test_shows_a_traceback_of_the_fault_handler" in parent.traceback()

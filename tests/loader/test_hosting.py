@@ -1,0 +1,71 @@
+from energon.loader.hosting import LaneHost
+from energon.loader.state import LanePosition
+from tests.loader.fake_pipeline import fake
+
+
+class Recorder:
+    def __init__(self):
+        self.steps = []
+
+    def enter(self, lane):
+        self.steps.append(("enter", lane))
+
+    def row(self, row):
+        self.steps.append(("row", row))
+
+    def leave(self):
+        self.steps.append("leave")
+
+
+def host(lanes=4, hosted=(1, 3), watch=None, rows=2, **positions):
+    starts = {lane: LanePosition() for lane in hosted} | positions.get("at", {})
+    return LaneHost(fake(rows=rows), starts, lanes=lanes, watch=watch)
+
+
+def test_yields_batches_and_ends_in_order():
+    events = [(event.lane, event.batch, event.ended) for event in host()]
+    assert events == [
+        (1, (1, 0), False),
+        (3, (3, 0), False),
+        (1, (1, 1), False),
+        (3, (3, 1), False),
+        (1, None, True),
+        (3, None, True),
+    ]
+
+
+def test_each_event_has_the_state_after_it():
+    assert [event.state()["row"] for event in host() if not event.ended] == [1, 1, 2, 2]
+
+
+def test_goes_on_at_positions():
+    at = {1: LanePosition(batches=1, state={"row": 1})}
+    assert [event.batch for event in host(at=at) if not event.ended] == [(3, 0), (1, 1), (3, 1)]
+
+
+def test_leaves_rows_out_and_goes_on_counting():
+    at = {1: LanePosition(skip_rows=(0,), counts={"samples": 5})}
+    event = next(host(at=at))
+    assert event.batch == (1, 1)
+    assert event.counts == {"skipped": 1, "samples": 6}
+
+
+def test_tells_where_it_is():
+    watch = Recorder()
+    next(host(watch=watch))
+    assert watch.steps == [("enter", 1), ("row", 0), "leave"]
+
+
+def test_opens_a_lane_when_it_is_its_turn():
+    opened = []
+
+    class Counting(type(fake())):
+        def open_lane(self, lane, state):
+            opened.append(lane.number)
+            return super().open_lane(lane, state)
+
+    batches = LaneHost(
+        Counting(fake().worker_config), {0: LanePosition(), 1: LanePosition()}, lanes=2
+    )
+    next(batches)
+    assert opened == [0]

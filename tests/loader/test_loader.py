@@ -1,0 +1,143 @@
+from itertools import islice
+
+import pytest
+
+from energon.errors import ConfigError
+from energon.loader.getters import get_loader
+from energon.loader.options import LoaderOptions
+from energon.worker import WorkerConfig
+from tests.loader.fake_pipeline import FakePipeline, fake, in_order
+
+KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
+
+
+@pytest.fixture(params=KINDS, ids=["in-line", "threads", "processes"])
+def loader_of(request):
+    """Builds loaders of each kind and closes them after the test."""
+    number, kind = request.param
+    made = []
+
+    def build(**kwargs):
+        made.append(get_loader(fake(workers=number, **kwargs), workers=kind))
+        return made[-1]
+
+    yield build
+    for loader in made:
+        loader.close()
+
+
+def test_delivers_in_global_order(loader_of):
+    assert list(islice(loader_of(lanes=3), 10)) == in_order(3, 4)[:10]
+
+
+def test_lanes_of_different_length_end_one_by_one(loader_of):
+    loader = loader_of(lanes=3, rows=lambda lane: lane + 1)
+    assert list(loader) == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (2, 2)]
+    assert len(loader) == 6
+
+
+def test_a_rank_delivers_its_share(loader_of):
+    loader = loader_of(lanes=4, rank=1, world_size=2)
+    assert list(islice(loader, 4)) == [(1, 0), (3, 0), (1, 1), (3, 1)]
+
+
+def test_training_goes_on_after_break_and_epoch(loader_of):
+    loader = loader_of(lanes=2, virtual_epoch_length=4)
+    assert list(loader) == in_order(2, 2)
+    assert next(iter(loader)) == (0, 2)
+    assert list(loader) == [(1, 2), (0, 3), (1, 3)]
+    assert len(loader) == 4
+    assert next(iter(loader)) == (0, 4)
+
+
+def test_validation_starts_afresh_each_time(loader_of):
+    loader = loader_of(lanes=2, rows=2, restart=True)
+    assert list(islice(loader, 1)) == [(0, 0)]
+    for _ in range(2):
+        assert list(loader) == in_order(2, 2)
+
+
+def test_data_with_an_end_start_again_after_it(loader_of):
+    loader = loader_of(lanes=2, rows=2)
+    for _ in range(2):
+        assert next(iter(loader)) == (0, 0)
+        assert list(loader) == in_order(2, 2)[1:]
+
+
+def test_a_finished_loop_stays_finished(loader_of):
+    loop = iter(loader_of(virtual_epoch_length=2, lanes=2))
+    assert list(loop) == in_order(2, 1)
+    assert list(loop) == []
+
+
+def test_goes_on_after_close(loader_of):
+    loader = loader_of(lanes=2)
+    list(islice(loader, 3))
+    loader.close()
+    assert next(iter(loader)) == (1, 1)
+
+
+def fail_at_row_1(lane, row):
+    if row == 1:
+        raise KeyError("one")
+    return lane, row
+
+
+def test_an_exception_of_user_code_comes_through(loader_of):
+    batches = iter(loader_of(make=fail_at_row_1, lanes=2))
+    assert list(islice(batches, 2)) == in_order(2, 1)
+    with pytest.raises(KeyError, match="one"):
+        next(batches)
+
+
+def test_counts_what_was_delivered(loader_of):
+    loader = loader_of(lanes=2)
+    list(islice(loader, 5))
+    stats = loader.stats()
+    assert (stats["batches"], stats["samples"]) == (5, 5)
+
+
+def test_has_no_length_without_an_end():
+    with pytest.raises(TypeError, match="virtual_epoch_length"):
+        len(get_loader(fake()))
+
+
+class SizedPipeline(FakePipeline):
+    def __len__(self):
+        return 17
+
+
+def test_takes_the_length_of_one_pass_from_the_dataset():
+    assert len(get_loader(SizedPipeline(fake().worker_config))) == 17
+
+
+def test_describes_itself():
+    config = get_loader(fake(lanes=3, workers=2)).config()
+    assert (config["lanes"], config["num_workers"], config["dataset"]) == (3, 2, {"seed": 7})
+
+
+def test_takes_no_other_worker_config():
+    other = WorkerConfig(rank=0, world_size=1, num_workers=3)
+    with pytest.raises(ConfigError, match="leave worker_config out"):
+        get_loader(fake(), worker_config=other)
+    get_loader(fake(), worker_config=fake().worker_config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": "greenlet"}, "workers must be one of process, thread, got 'greenlet'"),
+        ({"start_method": "exec"}, "start_method must be one of forkserver"),
+        ({"prefetch_factor": 0}, "prefetch_factor must be 1 or more"),
+        ({"watchdog_timeout_seconds": 0}, "must be positive or None"),
+    ],
+)
+def test_checks_its_options(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        LoaderOptions(**arguments)
+
+
+def test_the_first_sample_may_take_longer_than_others():
+    assert LoaderOptions(watchdog_timeout_seconds=2).first_timeout_seconds == 10
+    assert LoaderOptions(watchdog_timeout_seconds=None).first_timeout_seconds is None
+    assert LoaderOptions(watchdog_initial_timeout_seconds=7).first_timeout_seconds == 7

@@ -1,0 +1,88 @@
+import threading
+import time
+from itertools import islice
+
+import pytest
+
+from energon.errors import WorkerError
+from energon.loader.getters import get_loader, get_savable_loader
+from energon.loader.local_workers import InlineWorker
+from tests.loader.fake_pipeline import fake, in_order
+
+
+def test_threads_work_ahead_of_the_trainer():
+    made = []
+
+    def make(lane, row):
+        made.append(row)
+        return row
+
+    with get_loader(fake(make, workers=1), workers="thread", prefetch_factor=3) as loader:
+        next(iter(loader))
+        deadline = time.monotonic() + 5
+        while len(made) < 5 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        # One delivered, three ready, one waiting for room.
+        time.sleep(0.01)
+        assert made == [0, 1, 2, 3, 4]
+
+
+def test_the_state_of_threads_is_that_of_the_delivered_batches():
+    with get_savable_loader(fake(workers=2, lanes=2), workers="thread") as loader:
+        list(islice(loader, 3))
+        positions = loader.save_state_rank()["positions"]
+    assert [positions[lane]["state"]["row"] for lane in "01"] == [2, 1]
+
+
+def test_closing_ends_the_threads():
+    loader = get_loader(fake(workers=2), workers="thread")
+    next(iter(loader))
+    assert len(threads()) == 2
+    loader.close()
+    assert threads() == []
+
+
+def test_forgetting_a_loader_ends_its_threads():
+    loader = get_loader(fake(workers=1), workers="thread")
+    next(iter(loader))
+    del loader
+    assert threads() == []
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("energon rank")]
+
+
+def test_a_thread_that_hangs_is_reported(caplog):
+    release = threading.Event()
+
+    def make(lane, row):
+        if row == 1:
+            release.wait(5)
+        return lane, row
+
+    pipeline = fake(make, workers=1)
+    with get_loader(pipeline, workers="thread", watchdog_timeout_seconds=0.05) as loader:
+        threading.Timer(0.2, release.set).start()
+        assert list(islice(loader, 3)) == in_order(1, 3)
+        assert loader.stats()["worker_timeouts"] == 1
+    assert "threads cannot be replaced" in caplog.text
+
+
+def test_a_thread_that_hangs_raises_if_asked_to():
+    release = threading.Event()
+    pipeline = fake(lambda lane, row: release.wait(5), workers=1)
+    loader = get_loader(
+        pipeline, workers="thread", watchdog_timeout_seconds=0.05, fail_on_timeout=True
+    )
+    with pytest.raises(WorkerError, match=r"has not made a batch for 0\.05 s"):
+        next(iter(loader))
+    release.set()
+    loader.close()
+
+
+def test_a_closed_worker_says_so():
+    worker = InlineWorker(fake())
+    worker.close()
+    with pytest.raises(WorkerError, match="was closed"):
+        worker.take()

@@ -1,0 +1,118 @@
+import socket
+
+import numpy as np
+import pytest
+
+from energon.loader import outbox
+from energon.loader.event_table import read_table
+from energon.loader.hosting import Event
+from energon.loader.outbox import Outbox
+from energon.loader.pickling import load_batch
+from energon.loader.shared_memory import map_shared
+from energon.loader.slots import SlotPool
+from energon.loader.wire import receive
+
+
+class Parent:
+    """Receives what an outbox sends; keeps every slot until told to free it."""
+
+    def __init__(self):
+        self.socket, there = socket.socketpair()
+        self.socket.setblocking(False)
+        self.pool = SlotPool(prefetch=4, max_bytes=1 << 30)
+        self.outbox = Outbox(there, self.pool, wait=self.free, poll=lambda: None)
+        self.memory = {}
+        self.there = there
+
+    def free(self):
+        raise AssertionError("the outbox waits for a slot")
+
+    def messages(self):
+        """For each message, its events as (lane, batch, error)."""
+        found = []
+        while True:
+            try:
+                message = receive(self.socket)
+            except BlockingIOError:
+                return found
+            if message.descriptors:
+                self.memory[message.slot] = map_shared(message.descriptors[0])
+            view = memoryview(self.memory[message.slot])
+            layouts = read_table(view[message.start : message.stop])
+            found.append([self.event(view, layout) for layout in layouts])
+
+    def event(self, view, layout):
+        assert all(start % outbox.ALIGNMENT == 0 for start, _ in layout.buffers)
+        buffers = [view[start:stop] for start, stop in layout.buffers]
+        lane, batch, _, _, _, error = load_batch(view[layout.start : layout.stop], buffers)
+        return lane, batch, error
+
+
+@pytest.fixture
+def parent():
+    parent = Parent()
+    yield parent
+    parent.socket.close()
+    parent.there.close()
+
+
+@pytest.fixture
+def always_quick(monkeypatch):
+    monkeypatch.setattr(outbox, "BUNDLE_SECONDS", 100)
+
+
+def test_a_parent_that_waits_gets_its_event_at_once(parent, always_quick):
+    parent.outbox.put(Event(0, "a"))
+    assert parent.messages() == [[(0, "a", None)]]
+
+
+def test_small_events_travel_together_while_the_parent_is_busy(parent, always_quick):
+    for number in range(5):
+        parent.outbox.put(Event(number, number))
+    parent.outbox.flush()
+    sizes = [len(events) for events in parent.messages()]
+    assert sizes == [1, 4]
+
+
+def test_what_is_kept_can_be_sent_by_another_thread(parent, always_quick):
+    for number in range(3):
+        parent.outbox.put(Event(number))
+    parent.outbox.flush_idle()
+    assert [len(events) for events in parent.messages()] == [1, 2]
+
+
+def test_slow_events_go_alone(parent, monkeypatch):
+    monkeypatch.setattr(outbox, "BUNDLE_SECONDS", 0)
+    for number in range(3):
+        parent.outbox.put(Event(number))
+    assert [len(events) for events in parent.messages()] == [1, 1, 1]
+
+
+def test_big_events_go_alone(parent, always_quick):
+    for number in range(3):
+        parent.outbox.put(Event(number, bytes(outbox.BUNDLE_BYTES)))
+    assert [len(events) for events in parent.messages()] == [1, 1, 1]
+
+
+def test_arrays_lie_aligned_behind_their_pickle(parent):
+    batch = {"a": np.arange(5000), "b": np.ones(7001, np.uint8), "c": b"x"}
+    parent.outbox.put(Event(0, batch))
+    ((event,),) = parent.messages()
+    assert all((event[1][key] == batch[key]).all() for key in "ab")
+
+
+def test_a_batch_that_cannot_be_pickled_leaves_the_others_intact(parent, always_quick):
+    for batch in ("first", "second", [np.zeros(5000), (n for n in ())], "last"):
+        parent.outbox.put(Event(0, batch))
+    parent.outbox.flush()
+    events = [event for events in parent.messages() for event in events]
+    assert [event[1] for event in events] == ["first", "second", None, "last"]
+    assert "cannot pickle 'generator'" in events[2][2].summary
+
+
+def test_what_is_dropped_is_not_sent(parent, always_quick):
+    parent.outbox.put(Event(0, "a"))
+    parent.outbox.put(Event(0, "b"))
+    parent.outbox.drop()
+    parent.outbox.flush()
+    assert [events[0][1] for events in parent.messages()] == ["a"]

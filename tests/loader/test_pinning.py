@@ -1,0 +1,63 @@
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+
+from energon.errors import ConfigError
+from energon.loader.pinning import map_tensors, pin_batches, to_device
+
+torch = pytest.importorskip("torch")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    tensor: object
+    text: str = "x"
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def doubled(value):
+    return map_tensors(value, lambda tensor: tensor * 2)
+
+
+def test_goes_into_containers_and_dataclasses():
+    one = torch.ones(())
+    batch = {"a": [one, "b"], "c": (one, 3), "d": Pair(one, None), "e": Frozen(one)}
+    again = doubled(batch)
+    assert again == {"a": [2, "b"], "c": (2, 3), "d": Pair(2, None), "e": Frozen(torch.tensor(2))}
+    assert type(again["d"]) is Pair
+    assert batch["a"][0] == 1
+
+
+def test_keeps_what_holds_no_tensor():
+    batch = {"a": [1, 2], "b": Frozen("x")}
+    assert doubled(batch) is batch
+
+
+def test_keeps_the_class_of_a_dict():
+    class Sample(dict):
+        pass
+
+    assert type(doubled(Sample(a=torch.ones(1)))) is Sample
+
+
+def test_moves_to_a_device():
+    assert to_device([torch.ones(1)], "meta")[0].device.type == "meta"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_pins_nothing_without_cuda():
+    assert pin_batches(None) is None
+    assert pin_batches(False) is None
+    with pytest.raises(ConfigError, match="sees no CUDA device"):
+        pin_batches(True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_pins_with_cuda():
+    batch = pin_batches(None)({"a": [torch.ones(5)]})
+    assert batch["a"][0].is_pinned()

@@ -1,0 +1,65 @@
+import os
+import signal
+import time
+
+from energon.loader.getters import get_loader
+from energon.loader.start import stop_fork_server
+from tests.loader.fake_pipeline import fake
+
+
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def where(lane, row):
+    return os.getpid(), os.getcwd(), os.environ.get("SET_LATER")
+
+
+def test_workers_share_a_server_and_see_the_present_environment(monkeypatch, tmp_path):
+    servers = set()
+    for value in ("one", "two"):
+        monkeypatch.setenv("SET_LATER", value)
+        monkeypatch.chdir(tmp_path)
+        with get_loader(fake(where, workers=1)) as loader:
+            pid, directory, seen = next(iter(loader))
+            servers.add(parent_of(pid))
+        assert (directory, seen) == (str(tmp_path), value)
+    assert len(servers) == 1
+
+
+def test_a_server_that_is_killed_is_replaced_with_its_workers(caplog):
+    with get_loader(fake(where, workers=1)) as loader:
+        batches = iter(loader)
+        first = next(batches)[0]
+        os.kill(parent_of(first), signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while (pid := next(batches)[0]) == first:
+            assert time.monotonic() < deadline
+    assert pid != first
+
+
+def test_the_server_can_be_stopped_and_comes_back():
+    stop_fork_server()
+    with get_loader(fake(workers=1)) as loader:
+        assert next(iter(loader)) == (0, 0)
+    stop_fork_server()
+
+
+def drawn(lane, row):
+    import random
+
+    import numpy as np
+
+    return random.random(), np.random.random()
+
+
+def test_global_generators_differ_between_workers_and_not_between_runs():
+    def run():
+        with get_loader(fake(drawn, workers=2)) as loader:
+            batches = iter(loader)
+            return [next(batches) for _ in range(4)]
+
+    first, second = run(), run()
+    assert first == second
+    assert len({number for batch in first for number in batch}) == 8
