@@ -11,7 +11,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from energon.loader.pickling import BatchPickler, dump_pipeline, load_batch
+from energon.loader.pickling import BatchPickler, dump_pipeline, load_batch, mentions_torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,8 +133,10 @@ print(next(iter(get_savable_loader(fake(lambda lane, row: row, workers=1)))))
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-@pytest.mark.parametrize("how", ["script", "-c"])
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [("script", "forkserver"), ("-c", "forkserver"), ("script", "spawn"), ("script", "fork")],
+)
 def test_programs_without_a_main_guard(tmp_path, how, method):
     """The module of the program is not run again, and its classes are its own."""
     script = tmp_path / "train.py"
@@ -159,3 +161,14 @@ def test_cloudpickle_still_tracks_classes():
     cls = local_class()
     cloudpickle.dumps(cls)
     assert inside._DYNAMIC_CLASS_TRACKER_BY_ID[inside._DYNAMIC_CLASS_TRACKER_BY_CLASS[cls]] is cls
+
+
+def test_knows_whether_a_pipeline_is_likely_to_use_torch():
+    torch = pytest.importorskip("torch")
+
+    def uses_torch(row):
+        return torch.tensor(row)
+
+    assert mentions_torch(dump_pipeline({"decoder": "torchrgb"}))
+    assert mentions_torch(dump_pipeline(uses_torch))
+    assert not mentions_torch(dump_pipeline({"a": Path("b")}))

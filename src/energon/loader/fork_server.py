@@ -8,11 +8,13 @@ those that are stuck in foreign code. Requests and answers are single numbers:
 
     START, with the descriptors of the new worker   -> its process id
     process id                                      -> its exit code, or RUNNING
+    IMPORT_TORCH                                    -> 0
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import select
@@ -25,6 +27,7 @@ import traceback
 from collections.abc import Sequence
 
 START = 0
+IMPORT_TORCH = -1
 RUNNING = -(1 << 30)
 GRACE_SECONDS = 0.5
 """How long workers get to leave by themselves, once the training process is gone."""
@@ -34,11 +37,9 @@ _MAX_DESCRIPTORS = 2
 _POLL_SECONDS = 1.0
 
 
-def main(descriptor: int, parent: int, preload: Sequence[str]) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Serve the training process `parent` at the other end of socket `descriptor`."""
-    for name in preload:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    _import("energon.loader.worker_main", "numpy.random")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     workers: set[int] = set()
     with socket.socket(fileno=descriptor) as channel:
@@ -52,12 +53,24 @@ def main(descriptor: int, parent: int, preload: Sequence[str]) -> None:
                 workers.add(answer)
                 for each in descriptors:
                     os.close(each)
+            elif request == IMPORT_TORCH:
+                answer = _import("torch")
             else:
                 answer = exit_code(request)
                 if answer != RUNNING:
                     workers.discard(request)
             channel.sendall(_NUMBER.pack(answer))
     _end(workers)
+
+
+def _import(*names: str) -> int:
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # Collecting garbage in a worker would touch, and so copy, all memory shared with this one.
+    gc.collect()
+    gc.freeze()
+    return 0
 
 
 def request(channel: socket.socket, number: int, descriptors: Sequence[int] = ()) -> int:

@@ -22,7 +22,7 @@ from energon.loader.event_table import EventLayout, read_table
 from energon.loader.heartbeat import Heartbeat
 from energon.loader.hosting import Event
 from energon.loader.options import StartMethod
-from energon.loader.pickling import load_batch
+from energon.loader.pickling import load_batch, mentions_torch
 from energon.loader.remote_error import RemoteError
 from energon.loader.shared_memory import map_shared, share_bytes
 from energon.loader.slots import LEASES
@@ -30,9 +30,9 @@ from energon.loader.start import start_process, stop_fork_server
 from energon.loader.wire import Kind, Message, receive, send
 from energon.loader.worker_main import Opening, Setup
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.2
 CLOSE_SECONDS = 0.5
-_TRACE_SECONDS = 0.2
+_TRACE_SECONDS = 0.5
 
 
 class ProcessLink:
@@ -55,7 +55,11 @@ class ProcessLink:
         self._lifeline, lifeline = socket.socketpair()
         _links.add(self)
         with channel, lifeline:
-            self._process = start_process(method, [channel.fileno(), lifeline.fileno()])
+            self._process = start_process(
+                method,
+                [channel.fileno(), lifeline.fileno()],
+                imports_torch=mentions_torch(pipeline),
+            )
         self._channel.setblocking(False)
         page = Heartbeat.create()
         self.heartbeat = Heartbeat(os.dup(page))
@@ -95,10 +99,14 @@ class ProcessLink:
 
     def traceback(self) -> str:
         """Ask the running worker where it is, whatever it is doing."""
+        deadline = time.monotonic() + _TRACE_SECONDS
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-            time.sleep(_TRACE_SECONDS)
-        return self.heartbeat.traceback()
+        before, found = "", self.heartbeat.traceback()
+        while (not found or found != before) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            before, found = found, self.heartbeat.traceback()
+        return found
 
     def close(self) -> None:
         """End the process, by force if it does not leave at once. Views stay valid."""

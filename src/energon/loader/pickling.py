@@ -27,6 +27,8 @@ PROTOCOL = 5
 OUT_OF_BAND_BYTES = 4096
 """Smaller buffers are copied with the rest: a view costs more than that."""
 
+_SEARCHED_BYTES = 1 << 20
+
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -103,6 +105,24 @@ def dump_pipeline(pipeline: Any) -> bytes:
     file = io.BytesIO()
     _PipelinePickler(file, protocol=PROTOCOL).dump(pipeline)
     return file.getvalue()
+
+
+def mentions_torch(pickled: bytes) -> bool:
+    """Return whether a pickled pipeline is likely to use torch.
+
+    That is the case if it names torch, or a module that has torch among its globals. An error
+    costs time or memory, nothing else.
+    """
+    if "torch" not in sys.modules:
+        return False
+    if b"torch" in pickled:
+        return True
+    beginning = pickled[:_SEARCHED_BYTES]
+    return any(
+        "torch" in getattr(module, "__dict__", ())
+        for name, module in list(sys.modules.items())
+        if name.encode() in beginning
+    )
 
 
 class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]

@@ -26,10 +26,19 @@ class WorkerProcess(Protocol):
         """Return how it has ended (negative: by which signal), or None while it runs."""
 
 
-def start_process(method: StartMethod, descriptors: Sequence[int]) -> WorkerProcess:
-    """Start a process that runs `worker_main.main(*descriptors)`; they stay open here."""
+def start_process(
+    method: StartMethod, descriptors: Sequence[int], *, imports_torch: bool = False
+) -> WorkerProcess:
+    """Start a process that runs `worker_main.main(*descriptors)`; they stay open here.
+
+    Args:
+        method: How to start it.
+        descriptors: Sockets that the process inherits.
+        imports_torch: Whether all workers of the fork server, which share its memory, had
+            better find torch imported already.
+    """
     if method == "forkserver":
-        return _ServedProcess(descriptors)
+        return _ServedProcess(descriptors, imports_torch=imports_torch)
     if method == "spawn":
         return _SpawnedProcess(descriptors)
     return _ForkedProcess(descriptors)
@@ -38,8 +47,10 @@ def start_process(method: StartMethod, descriptors: Sequence[int]) -> WorkerProc
 class _ServedProcess:
     """A child of the fork server."""
 
-    def __init__(self, descriptors: Sequence[int]) -> None:
+    def __init__(self, descriptors: Sequence[int], *, imports_torch: bool) -> None:
         self._server = _current_server()
+        if imports_torch:
+            self._server.import_torch()
         self.pid = self._server.ask(fork_server.START, descriptors)
         self._code: int | None = None
 
@@ -89,11 +100,11 @@ class _Server:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         here, there = socket.socketpair()
-        preload = ["energon.loader.worker_main", *(["torch"] if "torch" in sys.modules else [])]
+        self._has_torch = False
         with there:
             self._process = _python(
                 "from energon.loader.fork_server import main; "
-                f"main({there.fileno()}, {os.getpid()}, {preload!r})",
+                f"main({there.fileno()}, {os.getpid()})",
                 [there.fileno()],
             )
         self._channel = here
@@ -108,6 +119,12 @@ class _Server:
                 f"the process that starts workers has ended ({error}); see its last words on "
                 "stderr, or use start_method='spawn'"
             ) from error
+
+    def import_torch(self) -> None:
+        """Import torch into the server, once."""
+        if not self._has_torch:
+            self.ask(fork_server.IMPORT_TORCH)
+            self._has_torch = True
 
     @property
     def is_running(self) -> bool:

@@ -137,7 +137,6 @@ class _Worker:
             return
         del self._pipeline_bytes
         _seed_generators(self._seed)
-        gc.collect()
         gc.freeze()
         while True:
             while self._opening is None:
