@@ -29,6 +29,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,18 @@ class PartTable:
     def num_samples(self) -> int:
         """How many samples the shard has."""
         return len(self.key_hash)
+
+    @cached_property
+    def common_parts(self) -> tuple[str, ...] | None:
+        """The parts that every sample has, in this order and no others; None if they differ."""
+        count = len(self.part_name) // max(1, self.num_samples)
+        if not count or len(self.part_name) != count * self.num_samples:
+            return None
+        names = self.part_name.reshape(-1, count)
+        regular = self.first_part[:-1] == np.arange(0, len(self.part_name), count)
+        if not regular.all() or not (names == names[0]).all():
+            return None
+        return tuple(self.part_names[name] for name in names[0].tolist())
 
     def keys(self, indices: NDArray[np.int64]) -> list[str]:
         """Return the keys of samples, in the order of `indices`."""

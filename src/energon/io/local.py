@@ -22,30 +22,13 @@ class FilePool:
 
     def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
         self.max_open = max_open
-        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = Lock()
         self._pid = os.getpid()
 
     def pread(self, path: str, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes of a file from `offset`.
-
-        Raises:
-            DatasetNotFoundError: If there is no such file.
-            TruncatedError: If it ends earlier.
-        """
-        file = self._open(path)
-        data = os.pread(file.descriptor, size, offset)
-        while len(data) < size:
-            # Linux gives at most 2 GiB at once.
-            more = os.pread(file.descriptor, size - len(data), offset + len(data))
-            if not more:
-                raise TruncatedError(
-                    f"{path}: ends at byte {offset + len(data)}, wanted {size} bytes from byte "
-                    f"{offset}; the file is cut off or changed since it was indexed, restore it or "
-                    "run `energon prepare` again"
-                )
-            data += more
-        return data
+        """Return exactly `size` bytes of a file from `offset`, see `OpenFile.pread`."""
+        return self.open(path).pread(offset, size)
 
     def size(self, path: str) -> int:
         """Return how many bytes a file has.
@@ -58,14 +41,19 @@ class FilePool:
         except FileNotFoundError:
             raise _missing(path) from None
 
-    def _open(self, path: str) -> _File:
+    def open(self, path: str) -> OpenFile:
+        """Return a file to read from. It stays open for as long as it is held.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+        """
         with self._lock:
             if self._pid != os.getpid():
                 self._files.clear()
                 self._pid = os.getpid()
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = _File(path)
+                file = self._files[path] = OpenFile(path)
                 if len(self._files) > self.max_open:
                     # Whoever reads from it still holds it; it is closed after that.
                     self._files.popitem(last=False)
@@ -74,15 +62,35 @@ class FilePool:
             return file
 
 
-class _File:
+class OpenFile:
     """A file that closes with its last user."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self.descriptor = -1
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise _missing(path) from None
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes from `offset`.
+
+        Raises:
+            TruncatedError: If the file ends earlier.
+        """
+        data = os.pread(self.descriptor, size, offset)
+        while len(data) < size:
+            # Linux gives at most 2 GiB at once.
+            more = os.pread(self.descriptor, size - len(data), offset + len(data))
+            if not more:
+                raise TruncatedError(
+                    f"{self.path}: ends at byte {offset + len(data)}, wanted {size} bytes from "
+                    f"byte {offset}; the file is cut off or changed since it was indexed, restore "
+                    "it or run `energon prepare` again"
+                )
+            data += more
+        return data
 
     def __del__(self) -> None:
         if self.descriptor >= 0:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.loader.heap import keep_heap
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.options import LoaderOptions
 from energon.loader.pinning import pin_batches
@@ -142,6 +143,7 @@ class BasicDataLoader:
         positions = self._current_positions()
         if not self._workers:
             self._workers += self._make_workers(len(positions))
+            keep_heap(self.options.kept_heap_bytes)
         self._pin = pin_batches(self.options.pin_memory)
         return RankStream(self._workers, positions, lanes=self._lanes)
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from energon.errors import WorkerError
 from energon.loader.deaths import Address, DeathRecord, Verdict
-from energon.loader.heap import keep_heap
 from energon.loader.hosting import Event
 from energon.loader.link import POLL_SECONDS, ProcessLink
 from energon.loader.log import log
@@ -27,7 +26,6 @@ def make_process_workers(
 ) -> list[ProcessWorker]:
     """Return one worker process for each of `names`; they start when they get lanes."""
     pickled = dump_pipeline(pipeline)
-    keep_heap(options.kept_heap_bytes)
     seed = pipeline.worker_config.seed_offset
     return [
         ProcessWorker(pipeline, pickled, options, name=name, seed=derive_seed(seed, "worker", name))

@@ -28,7 +28,7 @@ from energon.errors import (
 from energon.formats.info import load_info
 from energon.formats.part_table import PartTable, open_part_table
 from energon.formats.split import load_split
-from energon.io.local import FilePool
+from energon.io.local import FilePool, OpenFile
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
@@ -38,8 +38,8 @@ MAX_GAP_BYTES = 16 << 10
 """Bytes between two samples that are read along rather than skipped."""
 MAX_SPAN_BYTES = 4 << 20
 """Most bytes of one read."""
-LARGE_PART_BYTES = 1 << 20
-"""From here on a part is read into bytes of its own: a copy would cost more than a call."""
+LARGE_PART_BYTES = 32 << 10
+"""From here on parts are read into bytes of their own: a copy would cost more than a call."""
 MAX_OPEN_TABLES = 256
 MEAN_SIZE_SHARDS = 8
 
@@ -201,72 +201,46 @@ class WebdatasetSource:
     ) -> list[CrudeSample]:
         """Return samples of one shard; `indices` ascend."""
         table = self._table(shard)
-        first = table.first_part[indices].astype(np.int64)
-        counts = table.first_part[indices + 1].astype(np.int64) - first
+        file = self._files.open(self._shard_path(shard))
+        name = self.shards[shard]
+        names = table.common_parts
+        if names is not None:
+            parts = indices[:, None] * len(names) + np.arange(len(names))
+            meta = (table.keys(indices), repeat(name), restore_keys, repeat(subflavors))
+            return self._read_parts(file, table, names, parts, meta)
         samples: list[Any] = [None] * len(indices)
-        for names, rows, parts in _by_schema(table, first, counts):
-            if self.parts is not None:
-                wanted = [at for at, name in enumerate(names) if name in self.parts]
-                names, parts = tuple(names[at] for at in wanted), parts[:, wanted]
-            meta = (
-                table.keys(indices[rows]),
-                repeat(self.shards[shard]),
-                [restore_keys[row] for row in rows.tolist()],
-                repeat(subflavors),
-            )
-            found = self._read_parts(shard, table, names, parts, meta)
-            if len(rows) == len(indices):
-                return found
+        for names, rows, parts in _by_schema(table, indices):
+            keys = [restore_keys[row] for row in rows.tolist()]
+            meta = (table.keys(indices[rows]), repeat(name), keys, repeat(subflavors))
+            found = self._read_parts(file, table, names, parts, meta)
             for row, sample in zip(rows.tolist(), found, strict=True):
                 samples[row] = sample
         return samples
 
     def _read_parts(
         self,
-        shard: int,
+        file: OpenFile,
         table: PartTable,
         names: tuple[str, ...],
         parts: NDArray[np.int64],
         meta: Sequence[Any],
     ) -> list[CrudeSample]:
         """Return samples with these `parts`, a row of numbers per sample and a column per name."""
-        path = self._shard_path(shard)
+        if self.parts is not None and not self.parts.issuperset(names):
+            wanted = [at for at, name in enumerate(names) if name in self.parts]
+            names, parts = tuple(names[at] for at in wanted), parts[:, wanted]
         if not names:
-            return join_rows((), (*meta[:1], *meta[1:]), ())
-        starts = table.part_offset[parts].astype(np.int64)
-        sizes = table.part_size[parts].astype(np.int64)
-        if int(sizes.sum()) >= LARGE_PART_BYTES * len(parts):
-            contents = [
-                [self._files.pread(path, *span) for span in zip(at, size, strict=True)]
-                for at, size in zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
-            ]
-            return join_rows(names, meta, contents)
+            return join_rows((), meta, ())
+        starts = table.part_offset[parts].view(np.int64)
+        sizes = table.part_size[parts].view(np.int64)
+        if sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(parts):
+            columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
+            return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])
         stops = starts + sizes
-        buffers, base = self._read_spans(path, starts.min(axis=1), stops.max(axis=1))
-        columns = (starts - base[:, None], stops - base[:, None])
-        bounds = [edge[:, at].tolist() for at in range(len(names)) for edge in columns]
+        buffers, base = _read_spans(file, starts.min(axis=1), stops.max(axis=1))
+        edges = (starts - base[:, None], stops - base[:, None])
+        bounds = [edge[:, at].tolist() for at in range(len(names)) for edge in edges]
         return slice_rows(names, meta, buffers, bounds)
-
-    def _read_spans(
-        self, path: str, low: NDArray[np.int64], high: NDArray[np.int64]
-    ) -> tuple[list[bytes], NDArray[np.int64]]:
-        """Read samples that lie at `low` to `high`, ascending, with few calls.
-
-        Returns:
-            The buffer that each sample lies in, and where in the file that begins.
-        """
-        cut = (low[1:] - high[:-1] > MAX_GAP_BYTES) | (
-            low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
-        )
-        edges = [0, *(np.flatnonzero(cut) + 1).tolist(), len(low)]
-        buffers: list[bytes] = []
-        base = np.empty_like(low)
-        for start, stop in pairwise(edges):
-            begin = int(low[start])
-            span = self._files.pread(path, begin, int(high[start:stop].max()) - begin)
-            buffers.extend(repeat(span, stop - start))
-            base[start:stop] = begin
-        return buffers, base
 
     def _shard_path(self, shard: int) -> str:
         return str(self.path / self.shards[shard])
@@ -315,14 +289,16 @@ class WebdatasetSource:
 
 
 def _by_schema(
-    table: PartTable, first: NDArray[np.int64], counts: NDArray[np.int64]
+    table: PartTable, indices: NDArray[np.int64]
 ) -> Iterable[tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]]:
     """Sort samples by which parts they have.
 
     Yields:
-        The names of the parts, the rows of the samples that have them, and the numbers of
-        their parts with shape (len(rows), len(names)).
+        The names of the parts, the places in `indices` of the samples that have them, and the
+        numbers of their parts with shape (samples, names).
     """
+    first = table.first_part[indices].astype(np.int64)
+    counts = table.first_part[indices + 1].astype(np.int64) - first
     for count in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == count)
         parts = first[rows][:, None] + np.arange(count)
@@ -330,8 +306,29 @@ def _by_schema(
         while len(rows):
             same = (names == names[0]).all(axis=1)
             schema = tuple(table.part_names[name] for name in names[0].tolist())
-            if same.all():
-                yield schema, rows, parts
-                break
             yield schema, rows[same], parts[same]
             rows, parts, names = rows[~same], parts[~same], names[~same]
+
+
+def _read_spans(
+    file: OpenFile, low: NDArray[np.int64], high: NDArray[np.int64]
+) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Read samples that lie at `low` to `high`, ascending, with few calls.
+
+    Returns:
+        The buffer that each sample lies in, and where in the file that begins.
+    """
+    cut = (low[1:] - high[:-1] > MAX_GAP_BYTES) | (
+        low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
+    )
+    edges = np.concatenate(([0], np.flatnonzero(cut) + 1))
+    begin = low[edges]
+    size = np.maximum.reduceat(high, edges) - begin
+    spans = list(map(file.pread, begin.tolist(), size.tolist()))
+    if len(spans) == len(low):
+        return spans, low
+    counts = np.diff(edges, append=len(low))
+    shared = [
+        span for span, count in zip(spans, counts.tolist(), strict=True) for _ in range(count)
+    ]
+    return shared, np.repeat(begin, counts)
