@@ -1,4 +1,4 @@
-from energon.loader.deaths import DeathRecord, Verdict
+from energon.loader.deaths import MAX_SKIPPED, DeathRecord, Verdict
 
 RETRY, SKIP, GIVE_UP = Verdict.RETRY, Verdict.SKIP, Verdict.GIVE_UP
 
@@ -33,6 +33,13 @@ def test_deaths_at_ever_other_rows_end_the_run():
     assert verdicts == [RETRY] * 7 + [GIVE_UP]
 
 
-def test_many_bad_rows_in_one_batch_do_not():
+def test_several_bad_rows_in_one_batch_do_not():
     record = DeathRecord(2)
-    assert GIVE_UP not in [record.died((0, row)) for row in range(50) for _ in range(2)]
+    deaths = [record.died((0, row)) for row in range(MAX_SKIPPED) for _ in range(2)]
+    assert deaths == [RETRY, SKIP] * MAX_SKIPPED
+
+
+def test_too_many_bad_rows_in_one_batch_have_another_cause():
+    record = DeathRecord(1)
+    verdicts = [record.died((0, row)) for row in range(MAX_SKIPPED + 1)]
+    assert verdicts == [SKIP] * MAX_SKIPPED + [GIVE_UP]

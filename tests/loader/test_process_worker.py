@@ -11,6 +11,7 @@ from energon.errors import WorkerError
 from energon.loader.getters import get_savable_loader
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions
+from energon.loader.start import stop_fork_server
 from tests.loader.fake_pipeline import fake, in_order
 
 
@@ -217,6 +218,23 @@ def test_more_workers_than_lanes_start_no_idle_ones(loader_of):
     loader = loader_of(workers=5, lanes=2)
     assert list(islice(loader, 4)) == in_order(2, 2)
     assert len(pids(loader)) == 2
+
+
+def test_works_with_more_descriptors_than_select_can_take(loader_of):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("the system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    stop_fork_server()
+    try:
+        assert list(islice(loader_of(workers=1), 3)) == in_order(1, 3)
+    finally:
+        stop_fork_server()
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_options_reach_the_workers():

@@ -10,6 +10,10 @@ Address = tuple[int, int]
 """Lane and row."""
 
 
+MAX_SKIPPED = 16
+"""How many rows may be left out before the next batch arrives."""
+
+
 class Verdict(Enum):
     """What follows from a death."""
 
@@ -23,14 +27,16 @@ class DeathRecord:
     """The deaths of one worker and its successors.
 
     A row that has seen `max_deaths` of them is left out. Deaths elsewhere (while starting, or
-    between samples) end the run after as many in a row; deaths at ever other rows, without one
-    batch in between, after four times as many.
+    between samples) end the run after as many in a row. Without one batch in between, so do
+    four times as many at ever other rows, and the first row above `MAX_SKIPPED`: then it is
+    something else that kills workers.
     """
 
     max_deaths: int
     _at: Counter[Address] = field(default_factory=Counter)
     _elsewhere: int = 0
     _since_progress: int = 0
+    _skipped: int = 0
 
     def died(self, address: Address | None) -> Verdict:
         """Count a death at `address`, or None if no sample was being worked on."""
@@ -42,10 +48,11 @@ class DeathRecord:
         self._at[address] += 1
         if self._at[address] >= self.max_deaths:
             self._since_progress = 0
-            return Verdict.SKIP
+            self._skipped += 1
+            return Verdict.SKIP if self._skipped <= MAX_SKIPPED else Verdict.GIVE_UP
         given_up = self._since_progress >= 4 * self.max_deaths
         return Verdict.GIVE_UP if given_up else Verdict.RETRY
 
     def delivered(self) -> None:
         """Note that a batch has arrived."""
-        self._elsewhere = self._since_progress = 0
+        self._elsewhere = self._since_progress = self._skipped = 0

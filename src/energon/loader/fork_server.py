@@ -17,7 +17,6 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import struct
@@ -25,6 +24,8 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+
+from energon.loader.wire import is_readable
 
 START = 0
 IMPORT_TORCH = -1
@@ -102,12 +103,10 @@ def _wait_for_request(channel: socket.socket, parent: int) -> bool:
     A process that the parent has forked may hold the other end of the channel and outlive it,
     so the parent itself is watched, too.
     """
-    while True:
-        ready, _, _ = select.select([channel], [], [], _POLL_SECONDS)
-        if ready:
-            return True
+    while not is_readable(channel, _POLL_SECONDS):
         if os.getppid() != parent:
             return False
+    return True
 
 
 def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] = ()) -> int:

@@ -7,7 +7,6 @@ import contextlib
 import mmap
 import os
 import pickle
-import select
 import signal
 import socket
 import time
@@ -27,7 +26,7 @@ from energon.loader.remote_error import RemoteError
 from energon.loader.shared_memory import map_shared, share_bytes
 from energon.loader.slots import LEASES
 from energon.loader.start import start_process, stop_fork_server
-from energon.loader.wire import Kind, Message, receive, send
+from energon.loader.wire import Kind, Message, is_readable, receive, send
 from energon.loader.worker_main import Opening, Setup
 
 POLL_SECONDS = 0.2
@@ -86,7 +85,7 @@ class ProcessLink:
         try:
             message = receive(self._channel)
         except BlockingIOError:
-            if not select.select([self._channel], [], [], timeout)[0]:
+            if not is_readable(self._channel, timeout):
                 return []
             return self.receive(0)
         except OSError:

@@ -7,6 +7,7 @@ other to read.
 from __future__ import annotations
 
 import enum
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -41,6 +42,16 @@ class Message(NamedTuple):
     start: int = 0
     stop: int = 0
     descriptors: Sequence[int] = ()
+
+
+def is_readable(channel: socket.socket | int, timeout_seconds: float) -> bool:
+    """Return whether there is something to read, waiting for it for a while.
+
+    Unlike `select.select`, this works for descriptors of any number.
+    """
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(timeout_seconds * 1000))
 
 
 def send(channel: socket.socket, message: Message) -> None:

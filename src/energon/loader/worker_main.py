@@ -8,7 +8,6 @@ import gc
 import os
 import pickle
 import random
-import select
 import signal
 import socket
 import sys
@@ -27,7 +26,7 @@ from energon.loader.outbox import Outbox
 from energon.loader.shared_memory import read_shared
 from energon.loader.slots import SlotPool
 from energon.loader.state import LanePosition
-from energon.loader.wire import Kind, Message, receive
+from energon.loader.wire import Kind, Message, is_readable, receive
 
 _TICK_SECONDS = 0.02
 
@@ -191,7 +190,7 @@ class _Worker:
 
     def _poll(self) -> None:
         """Read the messages of the parent that are there."""
-        while select.select([self._channel], [], [], 0)[0]:
+        while is_readable(self._channel, 0):
             self._wait()
 
 
@@ -209,7 +208,7 @@ class _Companion(threading.Thread):
         self._parent = os.getppid()
 
     def run(self) -> None:
-        while not select.select([self._lifeline], [], [], _TICK_SECONDS)[0]:
+        while not is_readable(self._lifeline, _TICK_SECONDS):
             if os.getppid() != self._parent:
                 break
             if self.outbox is not None:
