@@ -101,6 +101,28 @@ def test_kill_9_while_a_fork_of_the_program_lives_on():
     assert_gone(started[:2])
 
 
+def test_kill_9_while_a_worker_holds_the_interpreter_lock():
+    program = """
+        import ctypes
+        def stuck(lane, row):
+            if row == 1:
+                ctypes.PyDLL(None).sleep(100)
+        more = iter(get_loader(fake(stuck, workers=1)))
+        next(more)
+        print(more._loader._workers[0].pid, flush=True)
+        next(more)
+    """
+    code = PROGRAM.format(method="forkserver") + textwrap.dedent(program)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        started = list(map(int, process.stdout.readline().split()))
+        started += [int(process.stdout.readline())]
+        time.sleep(0.1)
+        process.kill()
+    assert_gone(started)
+
+
 @pytest.mark.parametrize(
     ("program", "expected"),
     [

@@ -1,3 +1,5 @@
+import pickle
+
 from energon.loader.hosting import LaneHost
 from energon.loader.state import LanePosition
 from tests.loader.fake_pipeline import fake
@@ -35,7 +37,8 @@ def test_yields_batches_and_ends_in_order():
 
 
 def test_each_event_has_the_state_after_it():
-    assert [event.state()["row"] for event in host() if not event.ended] == [1, 1, 2, 2]
+    states = [pickle.loads(event.state) for event in host() if not event.ended]
+    assert [state["row"] for state in states] == [1, 1, 2, 2]
 
 
 def test_goes_on_at_positions():

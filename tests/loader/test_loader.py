@@ -90,6 +90,23 @@ def test_an_exception_of_user_code_comes_through(loader_of):
         next(batches)
 
 
+def interrupt_once(lane, row):
+    if row == 1:
+        interrupt_once.calls += 1
+        if interrupt_once.calls == 1:
+            raise KeyboardInterrupt
+    return lane, row
+
+
+def test_an_interrupt_ends_the_workers_and_loses_nothing():
+    interrupt_once.calls = 0
+    loader = get_loader(fake(interrupt_once, lanes=2))
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    assert loader._workers == []
+    assert list(islice(loader, 2)) == in_order(2, 2)[2:]
+
+
 def test_counts_what_was_delivered(loader_of):
     loader = loader_of(lanes=2)
     list(islice(loader, 5))

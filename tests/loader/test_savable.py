@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError, SkipSample, StateError
 from energon.loader.getters import get_savable_loader
 from energon.loader.savable import SavableDataLoader
-from tests.loader.fake_pipeline import fake, in_order
+from tests.loader.fake_pipeline import FakeBatches, FakePipeline, fake, in_order
 
 
 def loaders(world_size, *, workers=0, lanes=None, **kwargs):
@@ -170,3 +170,36 @@ def test_a_state_is_small():
     (loader,) = loaders(1, lanes=8)
     take([loader], 100)
     assert len(json.dumps(loader.save_state_global())) < 1000
+
+
+class HalfDone(FakePipeline):
+    """Goes on from the row after the one that failed, unless it is restored."""
+
+    def open_lane(self, lane, state):
+        batches = super().open_lane(lane, state)
+        batches.__class__ = HalfDoneBatches
+        return batches
+
+
+class HalfDoneBatches(FakeBatches):
+    def __next__(self):
+        row = self.next_row
+        try:
+            return super().__next__()
+        except ValueError:
+            self.next_row = row + 1
+            raise
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_after_a_failure_is_that_of_the_last_batch(workers):
+    def fail(lane, row):
+        if row == 3:
+            raise ValueError("three")
+        return lane, row
+
+    with SavableDataLoader(HalfDone(fake(workers=workers).worker_config, fail)) as loader:
+        with pytest.raises(ValueError, match="three"):
+            list(loader)
+        positions = loader.save_state_rank()["positions"]
+    assert positions["0"] == {"batches": 3, "epoch_batches": 3, "state": {"row": 3}}

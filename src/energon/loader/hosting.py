@@ -6,14 +6,15 @@ puts what it yields into a queue, a process sends it through shared memory.
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from energon.loader.order import DeliveryOrder
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
-from energon.stages.base import DatasetIterator, State
+from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
 
 
@@ -23,8 +24,7 @@ class Event(NamedTuple):
     Args:
         lane: Which lane it is about.
         batch: What the lane yielded.
-        state: State of the lane after the batch, or what returns it as long as no further
-            batch of the lane is taken.
+        state: State of the lane after the batch, pickled: later batches do not change it.
         counts: Statistics of the lane after the batch.
         ended: The lane has no more batches.
         error: Raised instead of a batch.
@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
     lane: int
     batch: Any = None
-    state: State | Callable[[], State] | None = None
+    state: bytes | None = None
     counts: Mapping[str, int] | None = None
     ended: bool = False
     error: BaseException | None = None
@@ -98,9 +98,9 @@ class LaneHost:
             self._watch.leave()
         if batch is _END:
             self._order.drop()
-            return Event(lane, counts=counts, ended=True)
+            return Event(lane, counts=dict(counts), ended=True)
         self._order.advance()
-        return Event(lane, batch, iterator.state_dict, counts)
+        return Event(lane, batch, pickle.dumps(iterator.state_dict()), dict(counts))
 
     def _open_lane(self, number: int) -> tuple[DatasetIterator[Any], Counter[str]]:
         position = self._positions[number]

@@ -53,12 +53,16 @@ class ProcessLink:
         self._channel, channel = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
         _links.add(self)
-        with channel, lifeline:
-            self._process = start_process(
-                method,
-                [channel.fileno(), lifeline.fileno()],
-                imports_torch=mentions_torch(pipeline),
-            )
+        try:
+            with channel, lifeline:
+                self._process = start_process(
+                    method,
+                    [channel.fileno(), lifeline.fileno()],
+                    imports_torch=mentions_torch(pipeline),
+                )
+        except BaseException:
+            self.disconnect()
+            raise
         self._channel.setblocking(False)
         page = Heartbeat.create()
         self.heartbeat = Heartbeat(os.dup(page))

@@ -166,10 +166,14 @@ class BasicDataLoader:
             batch = self._stream.next_batch()
         except StopIteration:
             raise
-        except BaseException:
+        except Exception:
             # What workers have done ahead is dropped: the next call goes on after the last
             # batch that was delivered, be it to fail again or not.
             self._stream = None
+            raise
+        except BaseException:
+            # An interrupt may have come between any two steps.
+            self.close()
             raise
         self._delivered += 1
         self._epoch_batches += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -140,15 +139,9 @@ def _host_into(host: LaneHost, channel: _Channel) -> None:
     """Put the events of `host` into `channel` until either ends."""
     while (lane := host.lane) is not None:
         try:
-            event = _detached(next(host))
+            event = next(host)
         except BaseException as error:
             channel.put(Event(lane, error=error))
             return
         if not channel.put(event):
             return
-
-
-def _detached(event: Event) -> Event:
-    """Return `event` with what the lane goes on changing copied."""
-    state = event.state() if callable(event.state) else event.state
-    return event._replace(state=pickle.loads(pickle.dumps(state)), counts=dict(event.counts or {}))

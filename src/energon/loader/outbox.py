@@ -149,6 +149,5 @@ def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
 
 def _portable(event: Event) -> tuple[Any, ...]:
     """Return `event` as what is pickled."""
-    state = event.state() if callable(event.state) else event.state
-    error = None if event.error is None else RemoteError.of(event.error)
-    return (event.lane, event.batch, state, dict(event.counts or {}), event.ended, error)
+    *fields, error = event
+    return (*fields, None if error is None else RemoteError.of(error))

@@ -155,7 +155,6 @@ class ProcessWorker:
         link = self._link
         if link is None:
             return
-        link.disconnect()
         link.close()
         self._stats["worker_deaths"] += 1
         self._replace(link, _describe_exit(link.exit_code()))

@@ -15,7 +15,8 @@ ranks and workers there were.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import pickle
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,20 +39,21 @@ class LanePosition:
     Args:
         batches: Number of batches delivered since the beginning of the run.
         epoch_batches: Number of those that belong to the current virtual epoch.
-        state: State of the pipeline after them, or what returns it; None at the beginning.
+        state: State of the pipeline after them, or its pickle (few states are ever looked at);
+            None at the beginning.
         skip_rows: Rows that are left out, because they killed workers.
         counts: Statistics of the lane.
     """
 
     batches: int = 0
     epoch_batches: int = 0
-    state: State | Callable[[], State] | None = None
+    state: State | bytes | None = None
     skip_rows: tuple[int, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def saved_state(self) -> State | None:
         """Return the state as data."""
-        return self.state() if callable(self.state) else self.state
+        return pickle.loads(self.state) if isinstance(self.state, bytes) else self.state
 
     def to_json(self) -> dict[str, Any]:
         """Return what is saved of this lane; statistics are not."""
