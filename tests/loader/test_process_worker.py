@@ -55,6 +55,17 @@ def test_order_and_state_survive_kill_9(loader_of, caplog):
     assert "was killed by SIGKILL" in caplog.text
 
 
+def test_workers_leave_interrupts_and_sigterm_to_the_program(loader_of):
+    loader = loader_of(workers=1)
+    batches = iter(loader)
+    seen = list(islice(batches, 5))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pids(loader)[0], number)
+        seen += islice(batches, 1000)
+    assert seen == in_order(1, 2005)
+    assert loader.stats()["worker_deaths"] == 0
+
+
 def exit_at_row_2_of_lane_1(lane, row):
     if (lane, row) == (1, 2):
         os._exit(3)
@@ -71,6 +82,13 @@ def test_a_row_that_kills_its_worker_is_left_out(loader_of, caplog):
     assert loader.stats()["worker_deaths"] == 3
     assert "lane 1 row 2 killed 3 workers" in caplog.text
     assert loader.save_state_rank()["positions"]["1"]["skip_rows"] == [2]
+
+
+def test_a_row_left_out_stays_so_in_the_next_pass(loader_of):
+    loader = loader_of(exit_at_row_2_of_lane_1, workers=1, lanes=2, rows=4, restart=True)
+    first = list(loader)
+    assert list(loader) == first
+    assert loader.stats()["worker_deaths"] == 3
 
 
 def segfault_at_row_1(lane, row):

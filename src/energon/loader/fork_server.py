@@ -41,7 +41,9 @@ _POLL_SECONDS = 1.0
 def main(descriptor: int, parent: int) -> None:
     """Serve the training process `parent` at the other end of socket `descriptor`."""
     _import("energon.loader.worker_main", "numpy.random")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_parent()
+    # If the training process ignores it, ended workers would vanish without an exit code.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     workers: set[int] = set()
     with socket.socket(fileno=descriptor) as channel:
         while _wait_for_request(channel, parent):
@@ -93,8 +95,27 @@ def exit_code(pid: int) -> int:
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return 0
+        # Somebody else has waited for it, or the system does not keep exit codes.
+        return RUNNING if _exists(pid) else 0
     return os.waitstatus_to_exitcode(status) if found else RUNNING
+
+
+def leave_signals_to_parent() -> None:
+    """Let only the training process react to ^C and to SIGTERM for the whole process group.
+
+    It may want some more batches, to save a checkpoint. Handlers are used, because programs
+    started from here would inherit that a signal is ignored.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _wait_for_request(channel: socket.socket, parent: int) -> bool:

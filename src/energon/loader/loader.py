@@ -134,9 +134,11 @@ class BasicDataLoader:
         return self._positions
 
     def _restart(self) -> None:
-        """Go to the first batch of every lane."""
-        counts = {lane: p.counts for lane, p in self._current_positions().items()}
-        self._positions = {lane: LanePosition(counts=c) for lane, c in counts.items()}
+        """Go to the first batch of every lane; what was learned about bad rows is kept."""
+        self._positions = {
+            lane: LanePosition(skip_rows=position.skip_rows, counts=position.counts)
+            for lane, position in self._current_positions().items()
+        }
         self._stream = None
 
     def _open_stream(self) -> RankStream:

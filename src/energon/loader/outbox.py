@@ -10,6 +10,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from energon.errors import WorkerError
+from energon.loader.columns import by_column
 from energon.loader.event_table import EventLayout, EventTable
 from energon.loader.hosting import Event
 from energon.loader.pickling import BatchPickler
@@ -149,5 +150,5 @@ def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
 
 def _portable(event: Event) -> tuple[Any, ...]:
     """Return `event` as what is pickled."""
-    *fields, error = event
-    return (*fields, None if error is None else RemoteError.of(error))
+    lane, batch, *rest, error = event
+    return (lane, by_column(batch), *rest, None if error is None else RemoteError.of(error))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.loader.fork_server import GRACE_SECONDS
+from energon.loader.fork_server import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.heap import keep_heap
 from energon.loader.heartbeat import Heartbeat, seek_to_trace
 from energon.loader.hosting import Event, LaneHost
@@ -86,7 +86,7 @@ def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
 
     Nothing is ever sent on the lifeline. It closes when the parent closes it or ends.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_parent()
     companion = _Companion(lifeline_descriptor)
     companion.start()
     with socket.socket(fileno=channel_descriptor) as channel:
