@@ -153,8 +153,14 @@ class ProcessLink:
             return events
         lease = np.frombuffer(mapping, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_note, self._returned, slot))
-        self._send(Message(Kind.LEASED, slot))
-        return [_read_event(lease.data, each, copied=False) for each in layouts]
+        events = [_read_event(lease.data, each, copied=False) for each in layouts]
+        del lease
+        if slot in self._returned:
+            # What was in the slot has been copied while the batch was rebuilt.
+            self._give_back()
+        else:
+            self._send(Message(Kind.LEASED, slot))
+        return events
 
     def _give_back(self) -> None:
         """Tell the worker which slots nobody looks into any more."""
