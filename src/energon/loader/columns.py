@@ -30,45 +30,48 @@ class Columns:
         self.columns = columns
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return rebuild, (self.kind is CrudeSample, self.names, *self.columns)
+        lifted = tuple(at for at, column in enumerate(self.columns) if _is_large(column))
+        columns = list(self.columns)
+        for at in lifted:
+            columns[at] = [_lift(value) for value in columns[at]]
+        return rebuild, (self.kind is CrudeSample, self.names, lifted, columns)
 
 
 def by_column(batch: Any) -> Any:
     """Return `batch` as columns if it is a list of dicts with the same names, else as it is."""
-    if type(batch) is not list or not batch or not batch[0]:
+    if type(batch) is not list or not batch:
         return batch
     kind = type(batch[0])
-    if kind is not CrudeSample and kind is not dict:
+    if (kind is not CrudeSample and kind is not dict) or not batch[0]:
         return batch
     names = tuple(batch[0])
-    for sample in batch:
-        # Names in the same order, as one reader gives them: a comparison of tuples.
-        if type(sample) is not kind or tuple(sample) != names:
-            return batch
-    if not all(type(name) is str for name in names):
+    # Names in the same order, as one reader gives them.
+    if set(map(type, batch)) != {kind} or set(map(tuple, batch)) != {names}:
         return batch
-    columns: list[Sequence[Any]] = list(zip(*[sample.values() for sample in batch], strict=True))
-    return Columns(kind, names, [_lifted(column) for column in columns])
+    if set(map(type, names)) != {str}:
+        return batch
+    return Columns(kind, names, list(zip(*[sample.values() for sample in batch], strict=True)))
 
 
-def rebuild(crude: bool, names: tuple[str, ...], *columns: Sequence[Any]) -> list[Any]:
+def rebuild(
+    crude: bool, names: tuple[str, ...], lifted: Sequence[int], columns: list[Sequence[Any]]
+) -> list[Any]:
     """Return the list that was sent."""
-    lowered = [
-        [bytes(value) if type(value) is memoryview else value for value in column]
-        if any(type(value) is memoryview for value in column)
-        else column
-        for column in columns
-    ]
-    return _row_builder(crude, names)(*lowered)
+    for at in lifted:
+        # Out of the pickle they are views of shared memory.
+        columns[at] = [bytes(v) if type(v) is memoryview else v for v in columns[at]]
+    return _row_builder(crude, names)(*columns)
 
 
-def _lifted(column: Sequence[Any]) -> Sequence[Any]:
-    if not any(type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES for value in column):
-        return column
-    return [
-        PickleBuffer(value) if type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES else value
-        for value in column
-    ]
+def _is_large(column: Sequence[Any]) -> bool:
+    if type(column[0]) is not bytes:
+        return False
+    return any(type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES for value in column)
+
+
+def _lift(value: Any) -> Any:
+    large = type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES
+    return PickleBuffer(value) if large else value
 
 
 @lru_cache(maxsize=1024)

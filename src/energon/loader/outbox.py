@@ -19,9 +19,10 @@ from energon.loader.slots import Slot, SlotPool
 from energon.loader.wire import Kind, Message, send
 
 ALIGNMENT = 64
-BUNDLE_BYTES = 1 << 16
+BUNDLE_BYTES = 1 << 18
 BUNDLE_EVENTS = 64
 BUNDLE_SECONDS = 0.001
+POLL_SECONDS = 0.0002
 """Waking the parent costs as much as a hundred small samples. So while it has something to do,
 small events wait for each other, as long as they come quickly."""
 
@@ -56,6 +57,7 @@ class Outbox:
         self._slot: Slot | None = None
         self._table = EventTable()
         self._last_put = 0.0
+        self._last_poll = 0.0
         self.generation = 0
 
     def write(self, data: Any) -> int:
@@ -137,7 +139,9 @@ class Outbox:
         self._last_put = now
         if not is_quick or slot.position >= BUNDLE_BYTES or len(self._table) >= BUNDLE_EVENTS:
             return False
-        self._poll()
+        if now - self._last_poll > POLL_SECONDS:
+            self._last_poll = now
+            self._poll()
         return self._slots.num_sent > 0
 
 

@@ -1,0 +1,53 @@
+"""LitData: reads its own format, into which the dataset is converted first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import litdata
+
+VERSION = litdata.__version__
+
+
+def same(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def _read(shard: str) -> Iterator[dict[str, Any]]:
+    import tarfile
+
+    sample: dict[str, Any] = {}
+    with tarfile.open(shard) as tar:
+        for member in tar:
+            key, _, part = member.name.partition(".")
+            if sample.get("__key__", key) != key:
+                yield sample
+                sample = {}
+            sample["__key__"] = key
+            sample[part] = tar.extractfile(member).read()
+    yield sample
+
+
+def convert(path: str) -> str:
+    target = f"{path}-litdata"
+    if not os.path.exists(f"{target}/index.json"):
+        shards = sorted(str(shard) for shard in Path(path).glob("*.tar"))
+        litdata.optimize(_read, shards, target, chunk_bytes="64MB", num_workers=2)
+    return target
+
+
+def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Iterator[list[Any]]:
+    dataset = litdata.StreamingDataset(convert(path), shuffle=True)
+    loader = litdata.StreamingDataLoader(
+        dataset, batch_size=batch_size, num_workers=num_workers, collate_fn=same
+    )
+    while True:
+        yield from loader
+
+
+if __name__ == "__main__":
+    convert(sys.argv[1])

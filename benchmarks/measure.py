@@ -1,0 +1,88 @@
+"""Measure one library on one dataset in this process, and print a JSON line.
+
+python benchmarks/measure.py LIBRARY PATH --workers N --batch-size B --shuffle S
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+WARM_SECONDS = 1.5
+
+
+def tree_pss_bytes() -> int:
+    """Return the proportional memory of this process and its descendants."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    todo, total = [os.getpid()], 0
+    while todo:
+        pid = todo.pop()
+        todo += parents.get(pid, [])
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(
+            int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")
+        )
+    return total
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library")
+    parser.add_argument("path")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--shuffle", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    start = time.perf_counter()
+    adapter = import_module(f"adapters.{arguments.library}")
+    imported = time.perf_counter() - start
+    start = time.perf_counter()
+    batches = adapter.batches(
+        arguments.path, arguments.workers, arguments.batch_size, arguments.shuffle
+    )
+    next(batches)
+    first = time.perf_counter() - start
+    count = total = 0
+    warm_until = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < warm_until:
+        next(batches)
+    start = time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < arguments.seconds:
+        batch = next(batches)
+        count += len(batch)
+        for sample in batch:
+            total += len(sample)
+    result = {
+        "version": adapter.VERSION,
+        "samples_per_second": count / elapsed,
+        "first_batch_seconds": first,
+        "import_seconds": imported,
+        "pss_mb": tree_pss_bytes() / 1e6,
+        "entries": total,
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+    # Loaders of some libraries do not end by themselves.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
