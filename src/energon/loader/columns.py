@@ -22,10 +22,9 @@ OUT_OF_BAND_BYTES = 4096
 class Columns:
     """A list of samples on its way to another process, where it is a list again."""
 
-    __slots__ = ("columns", "kind", "names")
+    __slots__ = ("columns", "names")
 
-    def __init__(self, kind: type, names: tuple[str, ...], columns: list[Sequence[Any]]) -> None:
-        self.kind = kind
+    def __init__(self, names: tuple[str, ...], columns: list[Sequence[Any]]) -> None:
         self.names = names
         self.columns = columns
 
@@ -34,33 +33,33 @@ class Columns:
         columns = list(self.columns)
         for at in lifted:
             columns[at] = [_lift(value) for value in columns[at]]
-        return rebuild, (self.kind is CrudeSample, self.names, lifted, columns)
+        return rebuild, (self.names, lifted, columns)
 
 
 def by_column(batch: Any) -> Any:
-    """Return `batch` as columns if it is a list of dicts with the same names, else as it is."""
+    """Return `batch` as columns if it is a list of crude samples with the same names, else as it is."""
     if type(batch) is not list or not batch:
         return batch
-    kind = type(batch[0])
-    if (kind is not CrudeSample and kind is not dict) or not batch[0]:
+    # Plain dicts are left alone: pickle itself is fast with those.
+    if type(batch[0]) is not CrudeSample or not batch[0]:
         return batch
     names = tuple(batch[0])
     # Names in the same order, as one reader gives them.
-    if set(map(type, batch)) != {kind} or set(map(tuple, batch)) != {names}:
+    if set(map(type, batch)) != {CrudeSample} or set(map(tuple, batch)) != {names}:
         return batch
     if set(map(type, names)) != {str}:
         return batch
-    return Columns(kind, names, list(zip(*[sample.values() for sample in batch], strict=True)))
+    return Columns(names, list(zip(*[sample.values() for sample in batch], strict=True)))
 
 
 def rebuild(
-    crude: bool, names: tuple[str, ...], lifted: Sequence[int], columns: list[Sequence[Any]]
-) -> list[Any]:
+    names: tuple[str, ...], lifted: Sequence[int], columns: list[Sequence[Any]]
+) -> list[CrudeSample]:
     """Return the list that was sent."""
     for at in lifted:
         # Out of the pickle they are views of shared memory.
         columns[at] = [bytes(v) if type(v) is memoryview else v for v in columns[at]]
-    return _row_builder(crude, names)(*columns)
+    return _row_builder(names)(*columns)
 
 
 def _is_large(column: Sequence[Any]) -> bool:
@@ -75,15 +74,14 @@ def _lift(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _row_builder(crude: bool, names: tuple[str, ...]) -> Callable[..., list[Any]]:
+def _row_builder(names: tuple[str, ...]) -> Callable[..., list[CrudeSample]]:
     """Compile a function of columns that returns a dict per row.
 
     Names come from data, so they appear in the source as string literals only.
     """
     values = ", ".join(f"v{index}" for index in range(len(names)))
     entries = ", ".join(f"{name!r}: v{index}" for index, name in enumerate(names))
-    row = f"CrudeSample({{{entries}}})" if crude else f"{{{entries}}}"
     columns = ", ".join(f"c{index}" for index in range(len(names)))
-    source = f"lambda {columns}: [{row} for {values}, in zip({columns})]"
-    builder: Callable[..., list[Any]] = eval(source, {"CrudeSample": CrudeSample})
+    source = f"lambda {columns}: [CrudeSample({{{entries}}}) for {values}, in zip({columns})]"
+    builder: Callable[..., list[CrudeSample]] = eval(source, {"CrudeSample": CrudeSample})
     return builder

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.errors import FormatError, TruncatedError
+from energon.formats.part_table import PartTable, open_part_table, part_table_path
+from energon.formats.tar import scan_tar
+from tests.datasets import write_shard
+
+keys = st.lists(
+    st.text(st.characters(exclude_characters="/.\0", exclude_categories=["Cs"]), min_size=1).filter(
+        lambda key: not key.startswith("__") and len(key.encode()) < 90
+    ),
+    min_size=1,
+    max_size=12,
+    unique=True,
+)
+
+
+@given(keys, st.data())
+@settings(max_examples=40, deadline=None)
+def test_tables_read_back_what_was_scanned(tmp_path_factory, keys, data):
+    path = tmp_path_factory.mktemp("shard") / "x.tar"
+    parts = st.sets(st.sampled_from(["jpg", "txt", "a.json"]), min_size=1)
+    samples = [(f"k{key}", dict.fromkeys(sorted(data.draw(parts)), b"x")) for key in keys]
+    try:
+        write_shard(path, samples)
+    except ValueError:
+        return  # the name does not fit a ustar header
+    scan = scan_tar(path)
+    table = PartTable.from_buffer(PartTable.from_scan(scan).to_bytes(), origin="x", verify=True)
+    everything = np.arange(len(samples))
+    assert table.keys(everything) == scan.keys == [key for key, _ in samples]
+    assert [table.index_of(key) for key in scan.keys] == everything.tolist()
+    assert table.index_of("no such key") is None
+    for name in ("sample_offset", "first_part", "part_name", "part_offset", "part_size"):
+        assert np.array_equal(getattr(table, name), getattr(scan, name))
+    same = len({tuple(parts) for _, parts in samples}) == 1
+    assert table.common_parts == (tuple(samples[0][1]) if same else None)
+
+
+def make_table(tmp_path):
+    shard = tmp_path / "x.tar"
+    write_shard(shard, [(f"s{n}", {"txt": b"x"}) for n in range(5)])
+    path = part_table_path(shard)
+    path.write_bytes(PartTable.from_scan(scan_tar(shard)).to_bytes())
+    return shard, path
+
+
+def test_tables_lie_beside_their_shard(tmp_path):
+    shard, path = make_table(tmp_path)
+    assert path == tmp_path / "x.tar.parts"
+    assert open_part_table(shard).num_samples == 5
+
+
+def test_a_shard_without_a_table_is_scanned(tmp_path):
+    shard, path = make_table(tmp_path)
+    path.unlink()
+    assert open_part_table(shard).keys(np.array([4, 0])) == ["s4", "s0"]
+
+
+def test_damage_is_noticed(tmp_path):
+    _, path = make_table(tmp_path)
+    data = bytearray(path.read_bytes())
+    with pytest.raises(TruncatedError, match="energon prepare"):
+        PartTable.from_buffer(data[:-1], origin="x.tar.parts")
+    with pytest.raises(FormatError, match="wanted b'ENERGPT1'"):
+        PartTable.from_buffer(b"x" * len(data), origin="x.tar.parts")
+    data[-1] ^= 1
+    with pytest.raises(FormatError, match="checksum"):
+        PartTable.from_buffer(data, origin="x.tar.parts", verify=True)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from energon.errors import ConfigError, FormatError
+from energon.formats.split import load_split
+
+
+def write(root, text, name="split.yaml"):
+    (root / ".nv-meta").mkdir(exist_ok=True)
+    (root / ".nv-meta" / name).write_text(text)
+    return root
+
+
+def test_patterns_are_expanded_and_excluded_shards_left_out(tmp_path):
+    write(
+        tmp_path,
+        "split_parts:\n  train: ['s_{0..3}.tar', other.tar]\n"
+        "exclude: [s_1.tar, 's_2.tar/key', 's_{0..3}.tar/dir/key.1']\n",
+    )
+    split = load_split(tmp_path)
+    assert split.shards("train") == ["s_0.tar", "s_2.tar", "s_3.tar", "other.tar"]
+    assert ("s_2.tar", "key") in split.excluded_samples
+    assert ("s_3.tar", "dir/key.1") in split.excluded_samples
+
+
+def test_json_stands_in_for_yaml(tmp_path):
+    write(tmp_path, json.dumps({"split_parts": {"train": ["a.tar"]}}), "split.json")
+    assert load_split(tmp_path).shards("train") == ["a.tar"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "split_parts"),
+        ("split_parts: {train: a.tar}", "lists of paths"),
+        ("split_parts: {}\nexcludes: []", r"unknown keys \['excludes'\]"),
+    ],
+)
+def test_other_documents_are_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_split(write(tmp_path, text))
+
+
+def test_damaged_files_and_missing_ones_say_so(tmp_path):
+    with pytest.raises(ConfigError, match="no such file.*energon prepare"):
+        load_split(tmp_path)
+    with pytest.raises(FormatError):
+        load_split(write(tmp_path, "{", "split.json"), "split.json")

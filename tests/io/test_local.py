@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from energon.errors import DatasetNotFoundError, TruncatedError
+from energon.io.local import FilePool
+
+
+def test_reads_exact_ranges_with_few_open_files_in_many_threads(tmp_path):
+    for number in range(20):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * 1000)
+    pool = FilePool(max_open=3)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def read(number):
+        return pool.pread(str(tmp_path / str(number % 20)), 10, 100)
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(read, range(400)))
+    assert found == [bytes([number % 20]) * 100 for number in range(400)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+
+
+def test_a_short_file_says_where_it_ends(tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(b"12345")
+    with pytest.raises(
+        TruncatedError, match=r"x\.tar: ends at byte 5, wanted 10 bytes from byte 2"
+    ):
+        FilePool().pread(str(path), 2, 10)
+
+
+def test_a_missing_file_says_what_to_do(tmp_path):
+    for read in (lambda pool, path: pool.pread(path, 0, 1), lambda pool, path: pool.size(path)):
+        with pytest.raises(DatasetNotFoundError, match="no such file.*energon prepare"):
+            read(FilePool(), str(tmp_path / "x.tar"))
+
+
+def test_a_forked_child_opens_files_of_its_own(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"parent")
+    pool = FilePool()
+    pool.pread(str(path), 0, 6)
+    pool._pid += 1  # as seen in a child
+    assert pool.pread(str(path), 0, 6) == b"parent"
+    assert pool._pid == os.getpid()
