@@ -37,7 +37,7 @@ class Columns:
 
 
 def by_column(batch: Any) -> Any:
-    """Return `batch` as columns if it is a list of crude samples with the same names, else as it is."""
+    """Return a list of crude samples with the same names as columns, anything else as it is."""
     if type(batch) is not list or not batch:
         return batch
     # Plain dicts are left alone: pickle itself is fast with those.

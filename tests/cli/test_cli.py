@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from energon.cli.main import COMMANDS, main
+from tests.datasets import make_captions, make_crude, write_shard
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_help_comes_without_torch_or_anything_heavy():
+    program = (
+        "import sys\nfrom click.testing import CliRunner\nfrom energon.cli.main import main\n"
+        "print(CliRunner().invoke(main, ['--help']).output)\n"
+        "heavy = {'torch', 'PIL', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "prepare" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"energon {command}" in result.output
+    assert "Example" in result.output
+
+
+def test_version():
+    assert "0.1.0" in run("--version").output
+
+
+def test_prepares_and_shows_a_dataset(tmp_path):
+    write_shard(tmp_path / "a.tar", [(str(n), {"txt": b"x", "jpg": b"y"}) for n in range(5)])
+    write_shard(tmp_path / "b.tar", [(f"b{n}", {"txt": b"x", "jpg": b"y"}) for n in range(3)])
+    result = run(
+        *("prepare", tmp_path, "--non-interactive", "--split-parts", "train:a"),
+        *("--split-parts", "val:b", "--sample-type", "CaptioningSample"),
+        *("--field-map", '{"image": "jpg", "caption": "txt"}'),
+    )
+    assert result.exit_code == 0, result.output
+    shown = json.loads(run("info", tmp_path, "--json").stdout)
+    assert shown["sample_type"] == "CaptioningSample"
+    assert (shown["samples"], shown["shards"]) == (8, 2)
+    assert shown["splits"] == {
+        "train": {"samples": 5, "shards": 1},
+        "val": {"samples": 3, "shards": 1},
+    }
+    assert "split train: 5 samples (62.5 %)" in run("info", tmp_path).stdout
+
+
+def test_info_knows_crude_datasets_and_missing_shards(tmp_path):
+    root = make_crude(tmp_path / "ds", [2, 2])
+    (root / "001.tar").unlink()
+    shown = json.loads(run("info", root, "--json").stdout)
+    assert shown["sample_type"] == "CrudeWebdataset"
+    assert shown["missing_shards"] == ["001.tar"]
+
+
+def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
+    root = make_captions(tmp_path / "ds", [2])
+    result = run("prepare", root, "--non-interactive", "--split-ratio", "1")
+    assert result.exit_code == 1
+    assert "--force-overwrite" in result.output
+    assert (
+        run(
+            "prepare", root, "--non-interactive", "--split-ratio", "1", "--force-overwrite"
+        ).exit_code
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--split-ratio", "x"], "split ratio 'x'"),
+        ([], "--split-ratio or --split-parts"),
+        (["--split-ratio", "1", "--field-map", "{"], "wanted is JSON"),
+        (["--split-ratio", "1", "--field-map", "[]"], "wanted is"),
+    ],
+)
+def test_errors_are_one_message_and_exit_code_1(tmp_path, arguments, message):
+    write_shard(tmp_path / "a.tar", [("a", {"txt": b"x"})])
+    result = run("prepare", tmp_path, "--non-interactive", *arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_folder_without_shards_is_an_error(tmp_path):
+    result = run("prepare", tmp_path, "--non-interactive", "--split-ratio", "1")
+    assert result.exit_code == 1
+    assert "no .tar file" in result.output
+    assert run("info", tmp_path).exit_code == 1

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DuplicateSampleKeyError,
+    FormatError,
+    TruncatedError,
+)
+from energon.formats.info import load_info
+from energon.formats.part_table import part_table_path
+from energon.formats.split import load_split
+from energon.prepare import index
+from energon.prepare.dataset import prepare_dataset
+from energon.sources.webdataset import WebdatasetSource
+from tests.datasets import write_shard
+
+ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
+
+
+def shards(root, counts, *, prefix=""):
+    for number, count in enumerate(counts):
+        samples = [(f"{prefix}{number}_{n}", {"txt": b"x" * n}) for n in range(count)]
+        write_shard(root / f"{number:03}.tar", samples)
+    return root
+
+
+def test_writes_all_that_a_dataset_is_made_of(tmp_path):
+    done = []
+    info = prepare_dataset(
+        shards(tmp_path, [3, 4]), **ALL, progress=lambda *about: done.append(about)
+    )
+    assert info.shard_counts == {"000.tar": 3, "001.tar": 4}
+    assert done == [(1, 2), (2, 2)]
+    assert sorted(os.listdir(tmp_path / ".nv-meta")) == [
+        ".info.json",
+        "dataset.yaml",
+        "index.sqlite",
+        "index.uuid",
+        "split.yaml",
+    ]
+    assert sorted(os.listdir(tmp_path)) == [
+        ".nv-meta",
+        *(f"{n:03}.tar{suffix}" for n in range(2) for suffix in ("", ".idx", ".parts")),
+    ]
+    assert load_split(tmp_path).shards("train") == ["000.tar", "001.tar"]
+
+
+def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
+    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    scanned = []
+    scan = index.scan_tar
+    monkeypatch.setattr(index, "scan_tar", lambda path: scanned.append(path) or scan(path))
+    prepare_dataset(tmp_path, **ALL)
+    assert scanned == []
+    write_shard(tmp_path / "001.tar", [("other", {"txt": b"changed"})])
+    write_shard(tmp_path / "002.tar", [("new", {"txt": b"new"})])
+    info = prepare_dataset(tmp_path, **ALL)
+    assert [os.path.basename(path) for path in scanned] == ["001.tar", "002.tar"]
+    assert info.shard_counts == {"000.tar": 3, "001.tar": 1, "002.tar": 1}
+
+
+def test_shards_are_read_in_processes_where_that_pays(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "MIN_PARALLEL_BYTES", 0)
+    info = prepare_dataset(shards(tmp_path, [2] * 30), **ALL, num_workers=2)
+    assert sum(info.shard_counts.values()) == 60
+
+
+def test_a_key_in_two_shards_is_an_error_and_writes_no_index(tmp_path):
+    shards(tmp_path, [3])
+    write_shard(tmp_path / "001.tar", [("0_1", {"txt": b"again"})])
+    with pytest.raises(DuplicateSampleKeyError, match=r"'0_1' is in 000\.tar .* 001\.tar"):
+        prepare_dataset(tmp_path, **ALL)
+    assert not (tmp_path / ".nv-meta/.info.json").exists()
+    assert not list((tmp_path / ".nv-meta").glob("*index.sqlite*"))
+
+
+def test_a_truncated_shard_is_an_error_that_names_it(tmp_path):
+    shards(tmp_path, [3, 30])
+    os.truncate(tmp_path / "001.tar", 9000)
+    with pytest.raises(TruncatedError, match=r"001\.tar"):
+        prepare_dataset(tmp_path, **ALL)
+
+
+def test_a_shard_without_samples_is_an_error_that_says_why(tmp_path):
+    shards(tmp_path, [3])
+    write_shard(tmp_path / "001.tar", [("__meta__/a", {"txt": b"x"})])
+    with pytest.raises(FormatError, match=r"001\.tar: has no samples.*--exclude"):
+        prepare_dataset(tmp_path, **ALL)
+    assert prepare_dataset(tmp_path, **ALL, exclude=["001"]).shard_counts == {"000.tar": 3}
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.gz", "a.tar.zst"])
+def test_compressed_shards_are_refused_with_what_to_do(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConfigError, match="compressed.*Unpack"):
+        prepare_dataset(tmp_path, **ALL)
+
+
+def test_folders_without_shards_are_refused(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match="no .tar file"):
+        prepare_dataset(tmp_path, **ALL)
+    with pytest.raises(DatasetNotFoundError, match="no such folder"):
+        prepare_dataset(tmp_path / "nothing", **ALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split_parts": []}, "neither split_ratio nor split_parts"),
+        ({"sample_type": "CaptoinSample"}, "did you mean 'CaptioningSample'"),
+        ({"sample_type": "TextSample", "field_map": {"txt": "txt"}}, "no field 'txt'"),
+        ({"sample_type": "TextSample"}, "needs the field 'text'"),
+        ({"field_map": {"text": "txt"}}, "takes no field_map"),
+        ({"sample_type": None, "field_map": {"text": "txt"}}, "needs a sample_type"),
+        ({"exclude": [".*"]}, "leaves none"),
+        ({"exclude": ["["]}, "exclude"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_before_anything_is_written(
+    tmp_path, arguments, message
+):
+    shards(tmp_path, [2])
+    with pytest.raises(ConfigError, match=message):
+        prepare_dataset(tmp_path, **{**ALL, **arguments})
+    assert os.listdir(tmp_path) == ["000.tar"]
+
+
+@pytest.mark.timeout(120)
+def test_killing_it_at_any_moment_leaves_the_old_or_the_new_dataset(tmp_path):
+    """Kill -9 during the second preparation, at ten random moments."""
+    shards(tmp_path, [40] * 4)
+    prepare_dataset(tmp_path, **ALL)
+    program = (
+        "from energon.prepare.dataset import prepare_dataset\n"
+        f"print('go', flush=True); prepare_dataset({str(tmp_path)!r}, split_parts=['train:.*'],"
+        " sample_type='CrudeWebdataset')"
+    )
+    moments = random.Random(1)
+    old, new = {f"{n:03}.tar": 40 for n in range(4)}, {f"{n:03}.tar": 40 for n in range(6)}
+    for number in range(4, 6):
+        samples = [(f"{number}_{n}", {"txt": b"x"}) for n in range(40)]
+        write_shard(tmp_path / f"{number:03}.tar", samples)
+    for _ in range(10):
+        for number in range(4, 6):
+            part_table_path(tmp_path / f"{number:03}.tar").unlink(missing_ok=True)
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(moments.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        assert load_info(tmp_path).shard_counts in (old, new)
+        source = WebdatasetSource(tmp_path)
+        import numpy as np
+
+        assert len(source.read(np.arange(len(source)))) == len(source)
+    assert prepare_dataset(tmp_path, **ALL).shard_counts == new

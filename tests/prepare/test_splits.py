@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon.errors import ConfigError
+from energon.prepare.splits import parse_ratio, split_by_pattern, split_by_ratio
+
+
+@given(
+    st.integers(1, 200),
+    st.dictionaries(st.text(min_size=1), st.floats(0.01, 100), min_size=1, max_size=6),
+)
+def test_every_shard_is_in_one_split_and_ratios_are_met(count, ratios):
+    shards = [f"{n:03}.tar" for n in range(count)]
+    parts = split_by_ratio(shards, ratios)
+    assert [shard for part in parts.values() for shard in part] == shards
+    if count >= len(ratios):
+        assert set(parts) == set(ratios)
+    total = sum(ratios.values())
+    for name, found in parts.items():
+        assert abs(len(found) - count * ratios[name] / total) <= len(ratios)
+
+
+def test_no_shard_is_lost_by_rounding():
+    parts = split_by_ratio([str(n) for n in range(10)], {"train": 7, "val": 2, "test": 1})
+    assert {name: len(found) for name, found in parts.items()} == {"train": 7, "val": 2, "test": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8,1,1", {"train": 8, "val": 1, "test": 1}),
+        ("1", {"train": 1}),
+        ("train:0.9, holdout:0.1", {"train": 0.9, "holdout": 0.1}),
+        ("1,0,0", {"train": 1, "val": 0, "test": 0}),
+    ],
+)
+def test_ratios_are_numbers_or_names_with_numbers(text, expected):
+    assert parse_ratio(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,2,3,4", "train:x", "a:1,a:2", "0,0", "-1,2", "a:1,2"])
+def test_other_ratios_are_refused(text):
+    with pytest.raises(ConfigError, match="split ratio"):
+        parse_ratio(text)
+
+
+def test_patterns_match_the_beginning_of_a_path():
+    shards = ["shards/train_0.tar", "shards/train_1.tar", "shards/val_0.tar", "x/shards/train_.tar"]
+    assert split_by_pattern(shards, ["train:shards/train_.*", "val:shards/val_.*"]) == {
+        "train": shards[:2],
+        "val": shards[2:3],
+    }
+    assert split_by_pattern(shards, ["a:shards/{train,val}_0.tar"]) == {"a": [shards[0], shards[2]]}
+    assert split_by_pattern(shards, [r"a:shards/[a-z]{5}_\d.*"]) == {"a": shards[:2]}
+
+
+@pytest.mark.parametrize("pattern", ["train", ":x", "train:[", "train:nothing.*"])
+def test_patterns_that_match_nothing_are_refused(pattern):
+    with pytest.raises(ConfigError, match="split part"):
+        split_by_pattern(["a.tar"], [pattern])
