@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
+from energon.errors import ConfigError, DecodeError
+
+MODES = {"jpg": ["RGB", "L", "CMYK"], "png": ["RGB", "RGBA", "L", "P", "1", "LA", "I;16"]}
+
+
+def picture(mode="RGB", size=(21, 13)):
+    pixels = np.random.default_rng(1).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    if mode == "I;16":
+        return Image.fromarray(pixels[:, :, 0].astype(np.uint16))
+    return image.convert(mode)
+
+
+def encoded(mode, file_format, **settings):
+    buffer = io.BytesIO()
+    picture(mode).save(buffer, "JPEG" if file_format == "jpg" else file_format, **settings)
+    return buffer.getvalue()
+
+
+FILES = [
+    *(encoded(mode, name) for name, modes in MODES.items() for mode in modes),
+    encoded("RGB", "jpg", progressive=True),
+    encoded("RGB", "jpg", subsampling=0),
+    encoded("RGB", "jpg", subsampling=2, quality=30),
+    encoded("RGB", "webp"),
+    encoded("RGB", "bmp"),
+]
+
+
+@pytest.mark.parametrize("spec", IMAGE_SPECS)
+@pytest.mark.parametrize("data", FILES)
+def test_every_spec_gives_what_pillow_gives(data, spec):
+    library, mode, floats = image_spec(spec)
+    found = decode_image(data, image_spec(spec))
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+    if library == "pil":
+        assert found.mode == mode
+        assert np.array_equal(np.asarray(found), expected)
+        return
+    if floats:
+        expected = expected.astype(np.float32) / np.float32(255)
+    if library == "torch":
+        assert found.is_contiguous()
+        assert found.dtype == (torch.float32 if floats else torch.uint8)
+        found = found.numpy()
+        expected = expected.transpose(2, 0, 1) if expected.ndim == 3 else expected
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected)
+
+
+def test_images_are_channels_first_and_can_be_written_to():
+    image = decode_image(encoded("RGB", "png"), image_spec("torchrgb8"))
+    assert image.shape == (3, 13, 21)
+    image += 1
+
+
+def test_damaged_and_truncated_images_are_errors():
+    for data in (encoded("RGB", "jpg"), encoded("RGB", "png")):
+        for wrong in (data[: len(data) // 2], data[:20], b"", b"\xff\xd8no image", b"text"):
+            for spec in ("torchrgb", "pil", "l8"):
+                with pytest.raises(DecodeError, match="are no whole image"):
+                    decode_image(wrong, image_spec(spec))
+
+
+def test_image_bombs_are_refused(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS"):
+        decode_image(encoded("RGB", "png"), image_spec("rgb8"))
+
+
+def test_unknown_specs_are_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match="torchrgb8"):
+        image_spec("RGB")

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import subprocess
+import sys
+
+import cbor2
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon.decode.sample_decoder import SampleDecoder
+from energon.decode.tenbin import decode_tenbin, encode_tenbin
+from energon.errors import ConfigError, DecodeError, SecurityError
+from energon.samples.crude import CrudeSample
+from tests.datasets import jpeg
+
+
+def saved(save, *arguments, **named):
+    buffer = io.BytesIO()
+    save(buffer, *arguments, **named)
+    return buffer.getvalue()
+
+
+VALUE = {"a": [1, 2.5, "ü", None, True]}
+ARRAY = np.arange(6, dtype=np.int16).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("k.txt", "grüß".encode(), "grüß"),
+        ("k.transcript", b"x", "x"),
+        ("k.cls", b" 12\n", 12),
+        ("k.index", b"7", 7),
+        ("k.json", json.dumps(VALUE).encode(), VALUE),
+        ("k.detail.JSON", b"[1]", [1]),
+        ("k.mp", msgpack.packb(VALUE), VALUE),
+        ("k.cbor", cbor2.dumps(VALUE), VALUE),
+        ("k.txt.gz", gzip.compress(b"text"), "text"),
+        ("k.gz", gzip.compress(b"bytes"), b"bytes"),
+        ("k.mp4", b"raw", b"raw"),
+        ("k.unknown", b"raw", b"raw"),
+    ],
+)
+def test_parts_are_decoded_by_extension(name, data, expected):
+    assert SampleDecoder().decode(name, data) == expected
+
+
+@pytest.mark.parametrize("array", [ARRAY, np.asfortranarray(ARRAY), np.float64(3), ARRAY[:0]])
+def test_arrays_are_decoded(array):
+    found = SampleDecoder().decode("k.npy", saved(np.save, array))
+    assert found.dtype == np.asarray(array).dtype
+    assert np.array_equal(found, array)
+    packed = SampleDecoder().decode("k.npz", saved(np.savez, x=array))
+    assert np.array_equal(packed["x"], array)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]),
+            st.lists(st.integers(0, 4), max_size=3),
+        ),
+        max_size=4,
+    )
+)
+def test_tenbin_reads_what_it_writes(about):
+    arrays = [np.arange(np.prod(shape), dtype=code).reshape(shape) for code, shape in about]
+    found = decode_tenbin(encode_tenbin(arrays))
+    assert [(a.dtype, a.tolist()) for a in found] == [(a.dtype, a.tolist()) for a in arrays]
+
+
+def test_a_tenbin_of_three_floats_has_160_bytes():
+    data = encode_tenbin([np.ones(3, np.float32)])
+    assert len(data) == 160
+    assert SampleDecoder().decode("k.ten", data)[0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("k.txt", b"\xff\xfe"),
+        ("k.cls", b"cat"),
+        ("k.json", b"{"),
+        ("k.npy", b"no array"),
+        ("k.npy", saved(np.save, ARRAY)[:-1]),
+        ("k.npy", saved(np.save, np.array([{}]), allow_pickle=True)),
+        ("k.npz", b"PK"),
+        ("k.mp", b"\xc1"),
+        ("k.cbor", b"\xff"),
+        ("k.txt.gz", gzip.compress(b"text")[:-3]),
+        ("k.ten", encode_tenbin([ARRAY])[:-64]),
+        ("k.ten", b"~TenBin~" + b"\xff" * 8),
+        ("k.jpg", jpeg(0)[:100]),
+        ("k.png", b"no image"),
+    ],
+)
+def test_damaged_parts_are_errors_that_name_them(name, data):
+    with pytest.raises(DecodeError, match=name.removesuffix(".gz")):
+        SampleDecoder().decode(name, data)
+
+
+def test_pickled_parts_are_only_unpickled_where_that_is_allowed(monkeypatch):
+    data = pickle.dumps(VALUE)
+    for name in ("k.pkl", "k.pyd", "k.pickle", "k.pth"):
+        with pytest.raises(SecurityError, match="ENERGON_ALLOW=pickle"):
+            SampleDecoder().decode(name, data)
+    assert SampleDecoder(allow=("pickle",)).decode("k.pkl", data) == VALUE
+    monkeypatch.setenv("ENERGON_ALLOW", "pickle")
+    tensor = saved(lambda file: torch.save(torch.ones(2), file))
+    assert SampleDecoder().decode("k.pth", tensor).tolist() == [1, 1]
+
+
+def test_samples_keep_their_type_and_what_is_about_them():
+    sample = CrudeSample({"__key__": "a/b", "__restore_key__": (1,), "txt": b"x", "jpg": jpeg(0)})
+    decoded = SampleDecoder()(sample)
+    assert type(decoded) is CrudeSample
+    assert decoded["__restore_key__"] == (1,)
+    assert decoded["txt"] == "x"
+    assert decoded["jpg"].shape == (3, 8, 12)
+    assert decoded["jpg"].dtype == torch.float32
+    assert sample["txt"] == b"x"
+    with pytest.raises(DecodeError, match=r"a/b\.json"):
+        SampleDecoder()({"__key__": "a/b", "json": b"{"})
+
+
+def test_images_may_be_recognised_by_their_content():
+    decoder = SampleDecoder(image_decode="rgb8", guess_content=True)
+    assert decoder.decode("k.dat", jpeg(0)).shape == (8, 12, 3)
+    assert decoder.decode("k.dat", b"RIFFxxxxWAVE") == b"RIFFxxxxWAVE"
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ConfigError, match="image_decode='RGB'"):
+        SampleDecoder(image_decode="RGB")
+
+
+def test_without_torch_images_are_arrays():
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from importlib import util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+        "from energon.decode.sample_decoder import SampleDecoder\n"
+        f"image = SampleDecoder().decode('k.jpg', {jpeg(0)!r})\n"
+        "assert type(image).__module__ == 'numpy' and image.shape == (8, 12, 3), image"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from energon.errors import ConfigError, FieldAccessError
+from energon.samples.field_map import FieldMap
+from energon.samples.types import CaptioningSample, VQASample
+
+
+def test_values_are_found_in_parts_and_below_them():
+    field_map = FieldMap.parse({"a": "txt", "b": "json[boxes][0]", "c": "left.json[x][-1][y]"})
+    parts = {
+        "txt": "text",
+        "json": {"boxes": [1, 2]},
+        "left.json": {"x": [{}, {"y": 5}]},
+    }
+    assert field_map.apply(parts) == {"a": "text", "b": 1, "c": 5}
+    assert field_map.parts == {"txt", "json", "left.json"}
+
+
+def test_the_first_alternative_that_is_there_counts():
+    field_map = FieldMap.parse({"image": "jpg, png,webp"})
+    assert field_map.apply({"png": 1, "webp": 2}) == {"image": 1}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{}, {"json": {}}, {"json": {"a": []}}, {"json": {"a": {"0": 1}}}, {"json": "text"}],
+)
+def test_what_is_not_there_is_an_error_that_names_the_sample_and_its_parts(parts):
+    field_map = FieldMap.parse({"x": "json[a][0][b]"})
+    with pytest.raises(FieldAccessError, match=r"sample 'k': field 'x' .* json\[a\]\[0\]\[b\]"):
+        field_map.apply({"__key__": "k", **parts})
+
+
+def test_fields_must_be_those_of_the_sample_type():
+    FieldMap.parse({"image": "jpg", "caption": "txt"}).check(CaptioningSample)
+    FieldMap.parse({"image": "jpg", "context": "txt"}).check(VQASample)
+    with pytest.raises(ConfigError, match="did you mean 'caption'"):
+        FieldMap.parse({"image": "jpg", "captions": "txt"}).check(CaptioningSample)
+    with pytest.raises(ConfigError, match="needs the field 'caption'"):
+        FieldMap.parse({"image": "jpg"}).check(CaptioningSample)
+
+
+@pytest.mark.parametrize("text", ["", "json[", "json[]", "a,,b", "[a]", "json[a]b", 5])
+def test_malformed_maps_are_refused(text):
+    with pytest.raises(ConfigError, match="field_map: 'x'"):
+        FieldMap.parse({"x": text})

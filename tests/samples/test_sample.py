@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import torch
+
+from energon.samples.crude import CrudeSample, basic_sample_keys
+from energon.samples.sample import Batch, Sample, edataclass
+from energon.samples.source_info import SourceInfo, add_source_info, get_source_info
+from energon.samples.types import CaptioningSample, TextSample
+
+SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="a.tar", file_names=("k.txt",))
+META = {
+    "__key__": "k",
+    "__restore_key__": (0, 1, 2),
+    "__subflavors__": {"a": 1},
+    "__sources__": (SOURCE,),
+}
+
+
+def meta(value):
+    return {name: getattr(value, name) for name in META}
+
+
+@edataclass
+class Pair(Batch):
+    image: torch.Tensor
+    caption: list[str]
+
+
+@dataclass
+class OldStyle(Sample):
+    number: int = 0
+
+
+def captioning(number, height=4):
+    return CaptioningSample(
+        **{**META, "__key__": str(number)},
+        image=torch.full((3, height, 5), float(number)),
+        caption=f"c{number}",
+    )
+
+
+def test_samples_keep_what_they_are_derived_from():
+    text = TextSample(**META, text="x")
+    derived = CaptioningSample.derive_from(text, image=torch.zeros(1), caption="c")
+    assert meta(derived) == META
+    assert TextSample.extend(text, text="z").text == "z"
+    assert TextSample.extend(text).text == "x"
+
+
+def test_joined_samples_take_later_fields_and_the_first_name():
+    first, second = TextSample(**META, text="x"), captioning(5)
+
+    @edataclass
+    class Joined(TextSample):
+        image: torch.Tensor
+        caption: str
+
+    joined = Joined.from_joined(first, None, second, caption="mine")
+    assert (joined.__key__, joined.text, joined.caption) == ("k", "x", "mine")
+    assert joined.image is second.image
+    assert joined.__sources__ == (SOURCE, SOURCE)
+
+
+def test_a_batch_stacks_and_pads_tensors_and_lists_the_rest():
+    batch = Pair.from_samples([captioning(0), captioning(1, height=6)])
+    assert batch.image.shape == (2, 3, 6, 5)
+    assert batch.image[0, :, 4:].sum() == 0
+    assert batch.caption == ["c0", "c1"]
+    assert batch.__key__ == ["0", "1"]
+    assert batch.__subflavors__ == [{"a": 1}, {"a": 1}]
+    assert batch.__restore_key__ == [(0, 1, 2), (0, 1, 2)]
+
+
+def test_falsy_metadata_stays_aligned():
+    samples = [TextSample(__key__="a", text="x"), TextSample(**META, text="y")]
+    batch = Batch.from_samples(samples)
+    assert batch.__subflavors__ == [None, {"a": 1}]
+
+
+def test_batches_move_with_their_structure():
+    batch = Pair.from_samples([captioning(0)]).to_device("cpu")
+    assert type(batch) is Pair
+    nested = Pair.extend(batch, caption=[{"t": torch.ones(2)}, (torch.ones(1), "x")])
+    moved = nested.to_device("meta")
+    assert moved.image.device.type == "meta"
+    assert moved.caption[0]["t"].device.type == "meta"
+    assert moved.caption[1][1] == "x"
+
+
+def test_samples_are_small_and_can_be_pickled():
+    sample = captioning(1)
+    assert not hasattr(sample, "__dict__")
+    again = pickle.loads(pickle.dumps(sample))
+    assert meta(again) == meta(sample)
+    assert OldStyle(__key__="a", number=5).number == 5
+
+
+def test_cooked_samples_take_over_what_names_them():
+    crude = CrudeSample({**META, "txt": b"x"})
+    other = SourceInfo("/aux", "f", None, ("f",))
+    assert basic_sample_keys(crude) == META
+    assert basic_sample_keys(crude, [other])["__sources__"] == (SOURCE, other)
+    assert basic_sample_keys({"__key__": "a"})["__restore_key__"] == ()
+
+
+def test_sources_are_noted_on_dicts_and_objects():
+    for sample in (CrudeSample({"__key__": "a"}), TextSample(__key__="a", text="")):
+        assert not get_source_info(sample)
+        add_source_info(sample, SOURCE)
+        add_source_info(sample, SOURCE)
+        assert get_source_info(sample) == (SOURCE, SOURCE)
