@@ -41,9 +41,13 @@ def convert(path: str) -> str:
 
 
 def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Iterator[list[Any]]:
-    dataset = litdata.StreamingDataset(convert(path), shuffle=True)
+    dataset = litdata.StreamingDataset(convert(path), shuffle=True, drop_last=True)
     loader = litdata.StreamingDataLoader(
-        dataset, batch_size=batch_size, num_workers=num_workers, collate_fn=same
+        dataset,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        collate_fn=same,
+        persistent_workers=num_workers > 0,
     )
     while True:
         yield from loader
