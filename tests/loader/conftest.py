@@ -1,8 +1,0 @@
-"""Worker processes import the test modules by name, so they need to find them."""
-
-import sys
-from pathlib import Path
-
-ROOT = str(Path(__file__).parents[2])
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
