@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from energon.errors import ConfigError
+import numpy as np
+
+from energon.errors import ConfigError, EnergonError
 from energon.plan.build import blend_plan, concat_plan, epochized_plan
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Plan
+from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, State
 from energon.stages.lane import Lane
 from energon.worker import WorkerConfig
@@ -68,6 +71,7 @@ class SavableDataset:
         plan: The order of its samples.
         worker_config: Who loads it.
         batch_size: Samples of a batch; None yields samples.
+        reader: Reads the samples; knows where each one lies.
         data: For each leaf, what a saved state must find unchanged.
         virtual_epoch_length: Batches of each rank after which an epoch ends; 0 never ends it.
         restart: Whether each pass starts from the beginning (validation) or goes on.
@@ -77,6 +81,7 @@ class SavableDataset:
     plan: PlanRecipe
     worker_config: WorkerConfig
     batch_size: int | None
+    reader: LeafReader
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     virtual_epoch_length: int = 0
     restart: bool = False
@@ -107,6 +112,20 @@ class SavableDataset:
     def num_batches(self, lane: int, lanes: int) -> int | None:
         """Return how many batches a lane has at most; None means no end."""
         return self.stage.num_items(lane, lanes)
+
+    def describe_row(self, lane: int, lanes: int, row: int) -> str:
+        """Return which sample comes at a row of a lane: its key, shard and offset, in words.
+
+        Never fails on account of the data, since messages about failures are made of this.
+        """
+        found = self.plan(lanes).at(lane, np.array([row]))
+        leaf, epoch, ordinal = (int(column[0]) for column in found)
+        try:
+            (source,) = self.reader.locate((leaf, epoch, ordinal))
+        except (EnergonError, OSError) as error:
+            uid = self.plan.leaves[leaf].uid
+            return f"sample number {ordinal} of {uid}, epoch {epoch}, not to be found: {error}"
+        return f"{source}, epoch {epoch}"
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
         """Return all that decides the order, as JSON: a state fits only where it is equal."""

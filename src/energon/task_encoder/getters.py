@@ -360,6 +360,7 @@ def _build(
         plan=plan,
         worker_config=worker_config,
         batch_size=batch_size,
+        reader=reader,
         data={leaf.plan_leaf.uid: leaf.source.fingerprint() for leaf in opened},
         virtual_epoch_length=virtual_epoch_length,
         restart=restart,

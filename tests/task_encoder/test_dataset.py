@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+from itertools import islice
+
+import pytest
+
+from energon import (
+    ConfigError,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon.stages.lane import Lane
+from tests.datasets import make_crude
+
+
+class Keys(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+
+class ExitAt7(Keys):
+    def encode_sample(self, sample):
+        if sample["__key__"] == "s7":
+            os._exit(1)
+        return sample
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
+
+
+def config(**settings):
+    return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, **settings})
+
+
+def train(root, *, encoder=None, batch_size=4, worker_config=None, **settings):
+    return get_train_dataset(
+        root,
+        worker_config=worker_config or config(),
+        batch_size=batch_size,
+        task_encoder=encoder or Keys(),
+        **settings,
+    )
+
+
+def val(root, *, batch_size=4, worker_config=None, **settings):
+    return get_val_dataset(
+        root,
+        worker_config=worker_config or config(),
+        batch_size=batch_size,
+        task_encoder=Keys(),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 6}, {"repeat": False}])
+def test_a_row_is_described_by_the_sample_that_comes_there(root, settings):
+    dataset = train(root, batch_size=None, **settings)
+    for lane in range(2):
+        samples = islice(dataset.open_lane(Lane(lane, 2)), 10)
+        for row, sample in enumerate(samples):
+            description = dataset.describe_row(lane, 2, row)
+            _, epoch, ordinal = sample["__restore_key__"]
+            for wanted in (
+                repr(sample["__key__"]),
+                sample["__shard__"],
+                f"number {ordinal};",
+                f"epoch {epoch}",
+            ):
+                assert wanted in description
+
+
+def test_the_description_of_a_row_says_at_which_byte_it_begins(root):
+    shard = (root / "001.tar").read_bytes()
+    text = val(root).describe_row(0, 1, 7)
+    offset = int(text.partition("at byte ")[2].partition(")")[0])
+    assert shard[offset:].startswith(b"s7.txt\0")
+
+
+def test_a_row_is_described_even_where_its_shard_is_gone(tmp_path):
+    root = make_crude(tmp_path / "ds", [5, 8])
+    dataset = val(root)
+    (root / "001.tar").unlink()
+    text = dataset.describe_row(0, 1, 7)
+    assert text.startswith("sample number 7 of ds/val, epoch 0, not to be found: ")
+    assert "001.tar: no such file" in text
+
+
+def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
+    loader = get_savable_loader(
+        get_val_dataset(
+            root, worker_config=config(num_workers=1), batch_size=4, task_encoder=ExitAt7()
+        )
+    )
+    with loader:
+        batches = list(loader)
+    assert [key for batch in batches for key in batch] == [f"s{n}" for n in range(20) if n != 7]
+    assert "lane 0 row 7 killed 3 workers and is left out" in caplog.text
+    assert f"sample 's7' of {root} (number 7; 001.tar at byte" in caplog.text
+
+
+def test_a_virtual_epoch_of_fewer_than_no_batches_is_refused(root):
+    with pytest.raises(ConfigError, match="not -1"):
+        train(root, virtual_epoch_length=-1)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("world_size", "lanes"), [(1, 1), (1, 3), (2, 4), (4, 4)])
+def test_the_length_is_the_number_of_batches_that_come(root, drop_last, world_size, lanes):
+    for rank in range(world_size):
+        worker_config = config(rank=rank, world_size=world_size, lanes=lanes)
+        dataset = val(root, batch_size=3, worker_config=worker_config, batch_drop_last=drop_last)
+        loader = get_savable_loader(dataset)
+        assert len(dataset) == len(loader) == len(list(loader))
+
+
+def test_the_length_of_a_virtual_epoch_is_what_was_asked_for(root):
+    assert len(train(root, virtual_epoch_length=7)) == 7
+
+
+def test_the_length_of_endless_data_is_that_of_one_pass(root):
+    assert len(train(root, batch_size=3)) == 7
+    half = config(rank=1, world_size=2)
+    assert len(train(root, batch_size=3, worker_config=half)) == 4
+    assert len(train(root, batch_size=None)) == 20
+
+
+def test_the_fingerprint_is_json_and_changes_with_whatever_decides_the_order(root, tmp_path):
+    def fingerprint(**settings):
+        dataset = train(settings.pop("path", root), **settings)
+        return json.loads(json.dumps(dataset.fingerprint(2)))
+
+    plain = fingerprint()
+    assert fingerprint() == plain
+    assert fingerprint(encoder=DefaultTaskEncoder()) == plain
+    others = [
+        fingerprint(batch_size=5),
+        fingerprint(shuffle_buffer_size=9),
+        fingerprint(max_samples_per_sequence=2),
+        fingerprint(parallel_shard_iters=3),
+        fingerprint(shuffle_over_epochs_multiplier=-1),
+        fingerprint(worker_config=config(seed_offset=1)),
+        fingerprint(split_part="val"),
+        fingerprint(repeat=False),
+        fingerprint(path=make_crude(tmp_path / "ds", [5, 8, 8])),
+        train(root).fingerprint(3),
+    ]
+    assert plain not in others
+    assert len({json.dumps(other) for other in others}) == len(others)
+
+
+def test_moving_the_data_does_not_change_the_fingerprint(tmp_path):
+    before = train(make_crude(tmp_path / "here/ds", [5, 8])).fingerprint(2)
+    os.rename(tmp_path / "here", tmp_path / "there")
+    assert train(tmp_path / "there/ds").fingerprint(2) == before
+
+
+def test_the_configuration_is_that_of_the_default_lanes(root):
+    dataset = train(root, worker_config=config(lanes=6))
+    assert dataset.config() == dataset.fingerprint(6)
