@@ -1,0 +1,129 @@
+"""Run the examples of a page, from its first block to its last.
+
+- `python` blocks of a page share one namespace, that of a program's main module.
+- `console` blocks have a command in each line that begins with `$ `, carried on in the next
+  line by a backslash. Each has to succeed. Lines below it are what it prints.
+- A `text` block right below a `python` block is what that block prints.
+- A `yaml` block that begins with a comment like `# data/blend.yaml` is written to that file.
+
+In what is printed, `…` stands for any text. Comments before a block say what else is expected:
+`<!-- raises ConfigError -->` or `<!-- fails -->`, and rarely `<!-- not run: reason -->`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.markdown import Block, find_blocks
+
+SECONDS = 60
+_NAMED = re.compile(r"# ([\w./-]+\.ya?ml)$")
+
+
+@dataclass
+class Page:
+    """A page that is being run in the working directory."""
+
+    name: str
+    module: types.ModuleType
+    printed: str | None = None
+
+    def run(self, block: Block) -> None:
+        if block.marker.startswith("not run"):
+            reason = block.marker.partition(":")[2].strip()
+            assert len(reason.split()) > 2, f"{self.at(block)}: say why it is not run"
+            self.printed = None
+        elif block.language == "python":
+            self.printed = self.execute(block)
+        elif block.language == "console":
+            self.printed = None
+            for command, wanted in commands(block.text):
+                self.check(block, call(command, fails=block.marker == "fails"), wanted)
+        elif block.language == "text" and block.follows and self.printed is not None:
+            self.check(block, self.printed, block.text)
+            self.printed = None
+        elif block.language == "yaml" and (name := _NAMED.match(block.text.partition("\n")[0])):
+            Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(name[1]).write_text(block.text)
+
+    def execute(self, block: Block) -> str:
+        """Run Python; tracebacks show the line of the page."""
+        code = compile("\n" * (block.line - 1) + block.text, self.name, "exec")
+        wanted = block.marker.removeprefix("raises ") if block.marker.startswith("raises") else ""
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            try:
+                exec(code, self.module.__dict__)
+            except Exception as error:
+                kind = type(error).__name__
+                if kind != wanted:
+                    raise
+                print(f"{kind}: {error}")
+            else:
+                assert not wanted, f"{self.at(block)}: raises no {wanted}"
+        return output.getvalue()
+
+    def check(self, block: Block, printed: str, wanted: str) -> None:
+        if wanted.strip():
+            assert matches(printed, wanted), (
+                f"{self.at(block)} shows\n{wanted}\nbut this was printed:\n{printed}"
+            )
+
+    def at(self, block: Block) -> str:
+        return f"{self.name}:{block.line}"
+
+
+def run_page(name: str, text: str, main: types.ModuleType) -> None:
+    page = Page(name, main)
+    for block in find_blocks(text):
+        page.run(block)
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """Return the commands of a console block, each with what it is shown to print."""
+    found: list[tuple[str, str]] = []
+    carried = False
+    for line in text.splitlines(keepends=True):
+        if line.startswith("$ "):
+            found.append((line[2:], ""))
+        elif not found:
+            raise ValueError(f"{line!r} comes before any command")
+        elif carried:
+            found[-1] = (found[-1][0] + line, "")
+        else:
+            found[-1] = (found[-1][0], found[-1][1] + line)
+        carried = line.endswith("\\\n") and not found[-1][1]
+    return found
+
+
+def call(command: str, *, fails: bool) -> str:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-ec", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "PATH": path, "COLUMNS": "100"},
+    )
+    assert (done.returncode != 0) == fails, f"{command} gave {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def matches(printed: str, wanted: str) -> bool:
+    """Return whether `printed` is what is `wanted`, in which `…` stands for any text."""
+    pattern = "(?s:.*?)".join(map(re.escape, _stripped(wanted).split("…")))
+    return re.fullmatch(pattern, _stripped(printed)) is not None
+
+
+def _stripped(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())

@@ -1,0 +1,53 @@
+"""Pages hang together: links lead somewhere, and no page or public name is left out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import energon
+from tests.docs.conftest import ROOT
+from tests.docs.markdown import anchors, links
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_links_of_a_page_lead_somewhere(name):
+    page = ROOT / name
+    broken = []
+    for link in links(page.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        known = anchors(target.read_text()) if target.suffix == ".md" and target.exists() else ()
+        if not target.exists() or (anchor and anchor not in known):
+            broken.append(link)
+    assert not broken
+
+
+def test_every_page_can_be_reached_from_the_index():
+    index = ROOT / "docs/index.md"
+    reached, ahead = set(), [index]
+    while ahead:
+        page = ahead.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        for link in links(page.read_text()):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md" and target.exists():
+                ahead.append(target)
+    missing = {page.name for page in ROOT.glob("docs/*.md")} - {page.name for page in reached}
+    assert not missing
+
+
+def test_every_public_name_is_in_the_documentation():
+    text = "\n".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    words = set(re.findall(r"\w+", text))
+    assert not [name for name in energon.__all__ if name not in words]
