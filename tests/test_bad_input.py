@@ -111,6 +111,19 @@ def test_a_field_map_to_a_part_that_samples_do_not_have(tmp_path):
         read_all(root, task_encoder=Strict())
 
 
+def test_settings_of_a_dataset_that_would_have_no_effect(tmp_path):
+    root = make_crude(tmp_path / "ds", [3])
+    edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(part_filter="code.py:choose"))
+    with pytest.raises(ConfigError, match=r"dataset\.yaml: part_filter.*list the names"):
+        read_all(root)
+    edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(part_filter=["json"]))
+    dataset = get_val_dataset(root, worker_config=config(), batch_size=None)
+    assert [part for part in next(iter(get_savable_loader(dataset))) if part[0] != "_"] == []
+    edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(decoder={"image_decode": "pil"}))
+    with pytest.raises(ConfigError, match=r"dataset\.yaml: a decoder .*task encoder"):
+        read_all(root)
+
+
 def test_unknown_keys_in_a_metadataset(tmp_path):
     path = tmp_path / "meta.yaml"
     path.write_text(

@@ -30,12 +30,11 @@ class WorkerConfig:
         data_parallel_group: Process group of torch.distributed over which global states are
             gathered; None means the default group.
         seed_offset: The seed of the run.
-        worker_debug_path: Where workers log, formatted with `worker_id` and `pid`; None means
-            the logger "energon".
-        worker_log_level: 0 logs nothing per sample, 1 and 2 log more.
+        worker_debug_path: Has no effect: workers log to the logger "energon".
+        worker_log_level: Has no effect, see `worker_debug_path`.
         global_error_handler: Called as `handler(exception, sample, sources)` for every sample
             that fails and is tolerated; None logs it.
-        restore_error_handler: The same while a sample is restored; None raises.
+        restore_error_handler: Has no effect: after a restore failures are handled as ever.
 
     Raises:
         ConfigError: If the numbers do not fit together.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -259,13 +259,18 @@ def _open_leaf(leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str,
             f"{leaf.origin}: auxiliary data ({', '.join(leaf.aux)}) are not part of this release"
         )
     config = load_dataset_config(leaf.path, leaf.dataset_config)
+    if "decoder" in config.given:
+        raise ConfigError(
+            f"{config.origin}: a decoder of its own for a dataset is not part of this release; set "
+            "`decoder` of the task encoder"
+        )
     sample_type, field_map = _sample_type(config, leaf)
     source = WebdatasetSource(
         leaf.path,
         split_part=config.split_part or leaf.split_part,
         split_config=config.split_config or leaf.split_config,
         subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
-        parts=None if field_map is None else field_map.parts,
+        parts=_parts(config, field_map),
     )
     name = f"{os.path.basename(os.path.normpath(leaf.path))}/{leaf.split_part}"
     # Neither the place in the document nor the mount point is part of the identity of a leaf,
@@ -307,6 +312,16 @@ def _sample_type(config: DatasetConfig, leaf: Leaf) -> tuple[type | None, FieldM
     field_map = FieldMap.parse(config.field_map)
     field_map.check(sample_type)
     return sample_type, field_map
+
+
+def _parts(config: DatasetConfig, field_map: FieldMap | None) -> Collection[str] | None:
+    """Return the parts to read; None for all."""
+    if isinstance(config.part_filter, str):
+        raise ConfigError(
+            f"{config.origin}: part_filter: {config.part_filter!r} is code, which is not part of "
+            "this release; list the names of the parts to read"
+        )
+    return config.part_filter if field_map is None else field_map.parts
 
 
 def _build_validation(
