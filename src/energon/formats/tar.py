@@ -103,13 +103,13 @@ def iter_members(read: ReadAt, size: int, *, origin: str, strict: bool = True) -
         if first < 0:
             first = pos
         kind = header[156:157]
-        length = _size(header, origin, pos)
+        length = member_size(header, origin, pos)
         if header[257:262] != b"ustar" or ended:
-            _verify_checksum(header, origin, pos)
+            verify_checksum(header, origin, pos)
         ended = False
         pos += BLOCK
         if kind in _REGULAR:
-            name = long_name if long_name is not None else _name(header)
+            name = long_name if long_name is not None else member_name(header)
             content = length if long_size is None else long_size
             if pos + content > size:
                 raise TruncatedError(
@@ -125,7 +125,7 @@ def iter_members(read: ReadAt, size: int, *, origin: str, strict: bool = True) -
             if kind == b"L":
                 long_name = payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
             else:
-                records = _pax_records(payload, origin, pos)
+                records = pax_records(payload, origin, pos)
                 long_name = records.get("path", long_name)
                 if "size" in records:
                     long_size = int(records["size"])
@@ -236,7 +236,8 @@ def _group(members: Iterator[Member], size: int) -> TarScan:
     )
 
 
-def _name(header: bytes) -> str:
+def member_name(header: bytes) -> str:
+    """Return the name that a header gives, which an extended header before it may replace."""
     name = header[:100].partition(b"\0")[0]
     # GNU tar uses the place of the prefix for other things, and says so in its magic.
     if header[345] and header[257:263] == b"ustar\0":
@@ -244,7 +245,12 @@ def _name(header: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _size(header: bytes, origin: str, pos: int) -> int:
+def member_size(header: bytes, origin: str, pos: int) -> int:
+    """Return how many bytes of content follow the header at byte `pos`.
+
+    Raises:
+        FormatError: If its size field is no number.
+    """
     try:
         return int(header[124:135], 8)
     except ValueError:
@@ -263,8 +269,12 @@ def _size(header: bytes, origin: str, pos: int) -> int:
     )
 
 
-def _verify_checksum(header: bytes, origin: str, pos: int) -> None:
-    """Headers without the ustar magic are believed only if their checksum fits."""
+def verify_checksum(header: bytes, origin: str, pos: int) -> None:
+    """Check a header without the ustar magic, which is believed only if its checksum fits.
+
+    Raises:
+        FormatError: If it does not.
+    """
     stated = header[148:156].strip(b" \0")
     actual = sum(header) - sum(header[148:156]) + 8 * 32
     if not re.fullmatch(rb"[0-7]+", stated) or int(stated, 8) != actual:
@@ -282,7 +292,12 @@ def _extension(read: ReadAt, pos: int, length: int, size: int, origin: str) -> b
     return read(pos, length)
 
 
-def _pax_records(payload: bytes, origin: str, pos: int) -> dict[str, str]:
+def pax_records(payload: bytes, origin: str, pos: int) -> dict[str, str]:
+    """Return the records of an extended header that ends before byte `pos`.
+
+    Raises:
+        FormatError: If they are malformed.
+    """
     records: dict[str, str] = {}
     while payload and payload[0]:
         digits, _, _ = payload.partition(b" ")
@@ -299,7 +314,7 @@ def _skip_sparse(read: ReadAt, pos: int, size: int, long_size: int | None, origi
     header = read(pos, BLOCK)
     if len(header) < BLOCK:
         raise TruncatedError(f"{origin}: ends at byte {size} within a header")
-    content = _size(header, origin, pos) if long_size is None else long_size
+    content = member_size(header, origin, pos) if long_size is None else long_size
     return pos + BLOCK + (content + BLOCK - 1) // BLOCK * BLOCK
 
 
