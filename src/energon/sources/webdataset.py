@@ -9,39 +9,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise, repeat
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import (
-    DatasetNotFoundError,
-    EmptyDatasetError,
-    ShardChangedError,
-    TruncatedError,
-)
+from energon.errors import DatasetNotFoundError, EmptyDatasetError, FormatError
 from energon.formats.info import load_info
-from energon.formats.part_table import PartTable, open_part_table
+from energon.formats.part_table import PartTable
 from energon.formats.split import load_split
 from energon.io.local import FilePool, OpenFile
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.rows import join_rows, slice_rows
+from energon.sources.rows import META, join_rows, slice_rows
+from energon.sources.shards import OpenShard, ShardPool
+from energon.sources.spans import read_spans
 
-MAX_GAP_BYTES = 16 << 10
-"""Bytes between two samples that are read along rather than skipped."""
-MAX_SPAN_BYTES = 4 << 20
-"""Most bytes of one read."""
 LARGE_PART_BYTES = 32 << 10
 """From here on parts are read into bytes of their own: a copy would cost more than a call."""
-MAX_OPEN_TABLES = 256
 MEAN_SIZE_SHARDS = 8
+RESERVED = frozenset(META)
 
 
 class Location(NamedTuple):
@@ -68,6 +60,7 @@ class WebdatasetSource:
         split_config: File below `.nv-meta` that lists the splits.
         subsets: Ranges to narrow the split to, see `energon.plan.subset`.
         parts: Which parts of the samples to read; None reads all.
+        pool: Where shards are opened; sources that are used together share one. None makes one.
 
     Raises:
         DatasetNotFoundError: If there is no prepared dataset.
@@ -82,6 +75,7 @@ class WebdatasetSource:
         split_config: str = "split.yaml",
         subsets: Sequence[Any] = (),
         parts: Iterable[str] | None = None,
+        pool: ShardPool | None = None,
     ) -> None:
         self.path = Path(path)
         self.split_part = split_part
@@ -97,9 +91,7 @@ class WebdatasetSource:
             )
         shard_counts = np.array([counts[shard] for shard in self.shards], dtype=np.int64)
         self.bounds = np.concatenate(([0], np.cumsum(shard_counts)))
-        self._files = FilePool()
-        self._tables: OrderedDict[int, PartTable] = OrderedDict()
-        self._lock = Lock()
+        self._pool = ShardPool() if pool is None else pool
         self.excluded = self._find_excluded(split.excluded_samples)
         num_included = int(self.bounds[-1]) - len(self.excluded)
         self.start, self.stop = resolve_range(num_included, subsets)
@@ -113,11 +105,11 @@ class WebdatasetSource:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    @property
+    @cached_property
     def mean_sample_bytes(self) -> float:
         """Bytes of tar per sample, estimated from a few shards."""
         chosen = np.unique(np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int))
-        sizes = sum(self._files.size(self._shard_path(int(shard))) for shard in chosen)
+        sizes = sum(FilePool().size(self._shard_path(int(shard))) for shard in chosen)
         return sizes / max(1, int((self.bounds[chosen + 1] - self.bounds[chosen]).sum()))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -145,6 +137,8 @@ class WebdatasetSource:
             subflavors: What goes into `__subflavors__` of all.
 
         Raises:
+            IndexError: If there is no such sample.
+            DatasetNotFoundError: If a shard is missing.
             TruncatedError: If a shard ends too early.
             ShardChangedError: If a shard is not the one that was indexed.
         """
@@ -172,7 +166,7 @@ class WebdatasetSource:
         raw = int(self._raw_indices(np.array([ordinal]))[0])
         shard = int(np.searchsorted(self.bounds, raw, side="right")) - 1
         index = raw - int(self.bounds[shard])
-        table = self._table(shard)
+        table = self._open(shard).table
         first, last = table.first_part[index : index + 2]
         return Location(
             key=table.keys(np.array([index]))[0],
@@ -182,13 +176,13 @@ class WebdatasetSource:
             parts=tuple(table.part_names[name] for name in table.part_name[first:last]),
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": None, "_tables": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files=FilePool(), _tables=OrderedDict(), _lock=Lock())
-
     def _raw_indices(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
+        if len(outside):
+            raise IndexError(
+                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
+                f"{outside[0]}"
+            )
         ordinals = ordinals + self.start
         return include_ordinals(ordinals, self.excluded) if len(self.excluded) else ordinals
 
@@ -200,8 +194,7 @@ class WebdatasetSource:
         subflavors: Mapping[str, Any] | None,
     ) -> list[CrudeSample]:
         """Return samples of one shard; `indices` ascend."""
-        table = self._table(shard)
-        file = self._files.open(self._shard_path(shard))
+        table, file = self._open(shard)
         name = self.shards[shard]
         names = table.common_parts
         if names is not None:
@@ -231,13 +224,19 @@ class WebdatasetSource:
             names, parts = tuple(names[at] for at in wanted), parts[:, wanted]
         if not names:
             return join_rows((), meta, ())
+        if not RESERVED.isdisjoint(names):
+            raise FormatError(
+                f"{file.path}: samples have a part named {min(RESERVED.intersection(names))!r}, "
+                "which is what energon notes about samples itself; rename it in the shard, or "
+                "leave it out with a field_map"
+            )
         starts = table.part_offset[parts].view(np.int64)
         sizes = table.part_size[parts].view(np.int64)
         if sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(parts):
             columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
             return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])
         stops = starts + sizes
-        buffers, base = _read_spans(file, starts.min(axis=1), stops.max(axis=1))
+        buffers, base = read_spans(file, starts.min(axis=1), stops.max(axis=1))
         edges = (starts - base[:, None], stops - base[:, None])
         bounds = [edge[:, at].tolist() for at in range(len(names)) for edge in edges]
         return slice_rows(names, meta, buffers, bounds)
@@ -245,36 +244,10 @@ class WebdatasetSource:
     def _shard_path(self, shard: int) -> str:
         return str(self.path / self.shards[shard])
 
-    def _table(self, shard: int) -> PartTable:
-        with self._lock:
-            table = self._tables.get(shard)
-            if table is not None:
-                self._tables.move_to_end(shard)
-                return table
-        table = self._open_table(shard)
-        with self._lock:
-            self._tables[shard] = table
-            if len(self._tables) > MAX_OPEN_TABLES:
-                self._tables.popitem(last=False)
-        return table
-
-    def _open_table(self, shard: int) -> PartTable:
+    def _open(self, shard: int) -> OpenShard:
         path = self._shard_path(shard)
-        size = self._files.size(path)
-        table = open_part_table(path)
-        again = f"run `energon prepare {self.path}` again"
-        if size < table.shard_size:
-            raise TruncatedError(
-                f"{path}: has {size} bytes, had {table.shard_size} when it was indexed; restore "
-                f"the file, or {again}"
-            )
-        expected = int(self.bounds[shard + 1] - self.bounds[shard])
-        if size != table.shard_size or table.num_samples != expected:
-            raise ShardChangedError(
-                f"{path}: has {size} bytes and {table.num_samples} samples, had "
-                f"{table.shard_size} bytes and {expected} samples when it was indexed; {again}"
-            )
-        return table
+        count = int(self.bounds[shard + 1] - self.bounds[shard])
+        return self._pool.open(path, num_samples=count, dataset=self.path)
 
     def _find_excluded(self, excluded: Iterable[tuple[str, str]]) -> NDArray[np.int64]:
         """Return the places of excluded (shard, key) pairs in the split, ascending."""
@@ -282,7 +255,7 @@ class WebdatasetSource:
         places = set()
         for shard, key in excluded:
             if shard in number:
-                index = self._table(number[shard]).index_of(key)
+                index = self._open(number[shard]).table.index_of(key)
                 if index is not None:
                     places.add(int(self.bounds[number[shard]]) + index)
         return np.array(sorted(places), dtype=np.int64)
@@ -308,27 +281,3 @@ def _by_schema(
             schema = tuple(table.part_names[name] for name in names[0].tolist())
             yield schema, rows[same], parts[same]
             rows, parts, names = rows[~same], parts[~same], names[~same]
-
-
-def _read_spans(
-    file: OpenFile, low: NDArray[np.int64], high: NDArray[np.int64]
-) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Read samples that lie at `low` to `high`, ascending, with few calls.
-
-    Returns:
-        The buffer that each sample lies in, and where in the file that begins.
-    """
-    cut = (low[1:] - high[:-1] > MAX_GAP_BYTES) | (
-        low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
-    )
-    edges = np.concatenate(([0], np.flatnonzero(cut) + 1))
-    begin = low[edges]
-    size = np.maximum.reduceat(high, edges) - begin
-    spans = list(map(file.pread, begin.tolist(), size.tolist()))
-    if len(spans) == len(low):
-        return spans, low
-    counts = np.diff(edges, append=len(low))
-    shared = [
-        span for span, count in zip(spans, counts.tolist(), strict=True) for _ in range(count)
-    ]
-    return shared, np.repeat(begin, counts)

@@ -16,6 +16,7 @@ from energon.plan.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
 from energon.sources.reader import LeafReader
+from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset import PlanRecipe, SavableDataset
 from energon.task_encoder.encoder import DefaultTaskEncoder
@@ -250,10 +251,13 @@ class _Opened:
 
 def _open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) -> list[_Opened]:
     seen: dict[str, int] = {}
-    return [_open_leaf(leaf, subflavors, seen) for leaf in leaves]
+    pool = ShardPool()
+    return [_open_leaf(leaf, subflavors, seen, pool) for leaf in leaves]
 
 
-def _open_leaf(leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int]) -> _Opened:
+def _open_leaf(
+    leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int], pool: ShardPool
+) -> _Opened:
     if leaf.aux:
         raise ConfigError(
             f"{leaf.origin}: auxiliary data ({', '.join(leaf.aux)}) are not part of this release"
@@ -271,6 +275,7 @@ def _open_leaf(leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str,
         split_config=config.split_config or leaf.split_config,
         subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
         parts=_parts(config, field_map),
+        pool=pool,
     )
     name = f"{os.path.basename(os.path.normpath(leaf.path))}/{leaf.split_part}"
     # Neither the place in the document nor the mount point is part of the identity of a leaf,

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from energon.plan.rows import Rows
+from energon.sources.reader import LeafReader
+from energon.sources.shards import ShardPool
+from energon.sources.webdataset import WebdatasetSource
+from tests.datasets import make_captions, make_crude
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    root = tmp_path_factory.mktemp("leaves")
+    pool = ShardPool()
+    return LeafReader(
+        (
+            WebdatasetSource(make_crude(root / "a", [4, 3], prefix="a"), pool=pool),
+            WebdatasetSource(make_captions(root / "b", [2, 6], prefix="b"), pool=pool),
+            WebdatasetSource(make_crude(root / "c", [5], prefix="c"), subsets=[(1, 4)], pool=pool),
+        ),
+        ({"of": "a"}, {}, {"of": "c"}),
+    )
+
+
+def rows(*triples):
+    leaf, epoch, ordinal = zip(*triples, strict=True) if triples else ((), (), ())
+    return Rows(np.array(leaf, np.int32), np.array(epoch, np.int64), np.array(ordinal, np.int64))
+
+
+def everything(reader):
+    return [(leaf, 0, n) for leaf, source in enumerate(reader.sources) for n in range(len(source))]
+
+
+def test_rows_of_any_leaves_come_in_their_order(reader):
+    triples = everything(reader) * 2
+    random.Random(1).shuffle(triples)
+    samples = reader.read(rows(*triples))
+    assert [sample["__restore_key__"] for sample in samples] == triples
+    first = {0: 0, 1: 0, 2: 1}
+    assert [sample["__key__"] for sample in samples] == [
+        f"{'abc'[leaf]}{ordinal + first[leaf]}" for leaf, _, ordinal in triples
+    ]
+    assert [sample["__subflavors__"] for sample in samples] == [
+        reader.subflavors[leaf] for leaf, _, _ in triples
+    ]
+
+
+def test_rows_of_one_leaf_come_in_their_order(reader):
+    triples = [(1, 3, 7), (1, 0, 2), (1, 3, 0)]
+    samples = reader.read(rows(*triples))
+    assert [sample["__restore_key__"] for sample in samples] == triples
+    assert [sample["txt"] for sample in samples] == [b"caption 7", b"caption 2", b"caption 0"]
+
+
+def test_no_rows_give_no_samples(reader):
+    assert reader.read(rows()) == []
+
+
+def test_restore_keys_are_plain_numbers(reader):
+    (sample,) = reader.read(rows((2, 1, 1)))
+    assert [type(number) for number in sample["__restore_key__"]] == [int] * 3
+
+
+def test_every_sample_is_found_again_by_its_restore_key(reader):
+    for sample in reader.read(rows(*everything(reader))):
+        (source,) = reader.locate(sample["__restore_key__"])
+        leaf, _, ordinal = sample["__restore_key__"]
+        path = reader.sources[leaf].path
+        assert (source.dataset_path, source.index) == (str(path), ordinal)
+        assert (source.shard_name, source.key) == (sample["__shard__"], sample["__key__"])
+        shard = (path / source.shard_name).read_bytes()
+        assert shard[source.offset :].startswith(source.file_names[0].encode() + b"\0")
+        parts = [name for name in sample if not name.startswith("__")]
+        assert source.file_names == tuple(f"{source.key}.{part}" for part in parts)
+
+
+def test_sub_numbers_of_a_restore_key_do_not_matter(reader):
+    assert reader.locate((1, 0, 3, 5)) == reader.locate((1, 9, 3))
+
+
+def test_a_source_says_all_that_is_needed_to_look_at_the_sample(reader):
+    (source,) = reader.locate((0, 2, 5))
+    path = reader.sources[0].path
+    assert str(source) == f"sample 'a5' of {path} (number 5; 001.tar at byte 1024)"
+
+
+def test_the_mean_size_is_that_of_all_leaves(reader):
+    sizes = [source.mean_sample_bytes for source in reader.sources]
+    assert min(sizes) <= reader.mean_sample_bytes <= max(sizes)
+
+
+def test_copies_in_other_processes_share_one_pool(reader):
+    expected = reader.read(rows(*everything(reader)))
+    again = pickle.loads(pickle.dumps(reader))
+    assert again.read(rows(*everything(reader))) == expected
+    assert len({id(source._pool) for source in again.sources}) == 1

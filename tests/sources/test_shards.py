@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from energon.errors import ShardChangedError, TruncatedError
+from energon.sources.shards import MAX_OPEN_SHARDS, ShardPool, default_max_open
+from tests.datasets import make_crude, write_shard
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_crude(tmp_path / "ds", [2] * 8)
+
+
+def open_shard(pool, root, number):
+    return pool.open(str(root / f"00{number}.tar"), num_samples=2, dataset=root)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_shard_that_is_open_is_not_opened_again(root):
+    pool = ShardPool()
+    first = open_shard(pool, root, 0)
+    assert open_shard(pool, root, 0) is first
+    assert first.table.num_samples == 2
+    assert first.file.pread(0, 3) == b"s0."
+
+
+def test_the_least_recently_used_shard_is_closed(root):
+    before = descriptors()
+    pool = ShardPool(max_open=3)
+    kept = open_shard(pool, root, 0)
+    for number in range(1, 8):
+        open_shard(pool, root, number)
+        assert open_shard(pool, root, 0) is kept
+    assert descriptors() <= before + 2 * 3
+
+
+def test_a_shard_that_is_held_can_be_read_although_the_pool_has_closed_it(root):
+    pool = ShardPool(max_open=1)
+    held = open_shard(pool, root, 0)
+    open_shard(pool, root, 1)
+    assert held.file.pread(0, 3) == b"s0."
+    assert open_shard(pool, root, 0) is not held
+
+
+def test_many_threads_share_a_pool(root):
+    pool = ShardPool(max_open=2)
+
+    def read(number):
+        return open_shard(pool, root, number % 8).file.pread(0, 4)
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(read, range(400)))
+    assert found == [
+        b"s%d.t" % (2 * (n % 8)) if n % 8 < 5 else b"s%d." % (2 * (n % 8)) for n in range(400)
+    ]
+
+
+def test_a_copy_that_was_pickled_begins_empty_and_stays_shared(root):
+    pool = ShardPool(max_open=5)
+    open_shard(pool, root, 0)
+    before = descriptors()
+    first, second = pickle.loads(pickle.dumps((pool, pool)))
+    assert first is second
+    assert first.max_open == 5
+    assert descriptors() == before
+    assert open_shard(first, root, 0).table.num_samples == 2
+
+
+def test_a_file_that_is_replaced_while_the_pool_has_closed_it_is_not_read_by_the_old_table(root):
+    pool = ShardPool(max_open=1)
+    open_shard(pool, root, 0)
+    open_shard(pool, root, 1)
+    write_shard(root / "new.tar", [("x", {"txt": b""}), ("y", {"txt": b"1" * 600})])
+    os.replace(root / "new.tar", root / "000.tar")
+    with pytest.raises(ShardChangedError, match=r"000\.tar: sample 's0' does not lie at byte 0"):
+        open_shard(pool, root, 0)
+
+
+def test_only_a_file_of_another_date_is_compared_with_its_table_and_only_once(root):
+    path = root / "000.tar"
+    about = os.stat(path)
+    pool = ShardPool(max_open=1)
+    os.utime(path, ns=(0, 7))
+    open_shard(pool, root, 0)
+    # What changes from here on has the date of a file that was found to be right.
+    content = bytearray(path.read_bytes())
+    content[0] = ord("x")
+    path.write_bytes(content)
+    for mtime_ns in (7, about.st_mtime_ns):
+        os.utime(path, ns=(0, mtime_ns))
+        open_shard(pool, root, 1)
+        open_shard(pool, root, 0)
+    os.utime(path, ns=(0, 8))
+    open_shard(pool, root, 1)
+    with pytest.raises(ShardChangedError, match="'s0'"):
+        open_shard(pool, root, 0)
+
+
+def test_more_samples_than_were_indexed_are_a_change(root):
+    with pytest.raises(ShardChangedError, match=r"has 2 samples in .* bytes, had 3 samples when"):
+        ShardPool().open(str(root / "000.tar"), num_samples=3, dataset=root)
+
+
+@pytest.mark.parametrize(("change", "error"), [(-512, TruncatedError), (512, ShardChangedError)])
+def test_another_size_is_told_with_both_sizes(root, change, error):
+    path = root / "000.tar"
+    size = path.stat().st_size
+    os.truncate(path, size + change)
+    with pytest.raises(
+        error, match=rf"has {size + change} bytes, had {size} when .*prepare {root}"
+    ):
+        open_shard(ShardPool(), root, 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(256, 32), (1024, 128), (4, 1), (1 << 20, MAX_OPEN_SHARDS)]
+)
+def test_most_descriptors_are_left_to_the_program(monkeypatch, limit, expected):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert default_max_open() == expected
+
+
+def test_a_process_without_a_limit_keeps_a_bounded_number_open(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, -1))
+    assert default_max_open() == MAX_OPEN_SHARDS

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.io.local import OpenFile
+from energon.sources.spans import MAX_GAP_BYTES, MAX_SPAN_BYTES, read_spans
+
+PATTERN = np.random.default_rng(0).bytes(2 * MAX_SPAN_BYTES)
+
+
+class CountedFile(OpenFile):
+    """A file that notes the sizes of its reads."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.sizes = []
+
+    def pread(self, offset, size):
+        self.sizes.append(size)
+        return super().pread(offset, size)
+
+
+def open_pattern(folder):
+    path = folder / "pattern"
+    path.write_bytes(PATTERN)
+    return CountedFile(str(path))
+
+
+def check(file, low, high):
+    buffers, base = read_spans(file, np.array(low), np.array(high))
+    for begin, end, buffer, start in zip(low, high, buffers, base.tolist(), strict=True):
+        assert buffer[begin - start : end - start] == PATTERN[begin:end]
+
+
+GAPS = st.sampled_from([0, 1, 512, MAX_GAP_BYTES, MAX_GAP_BYTES + 1, 300_000])
+SIZES = st.sampled_from([0, 1, 700, 32_000, 250_000])
+
+
+@given(samples=st.lists(st.tuples(GAPS, SIZES), min_size=1, max_size=14))
+@settings(max_examples=60, deadline=None)
+def test_every_sample_lies_in_its_buffer(tmp_path_factory, samples):
+    low, high, position = [], [], 0
+    for gap, size in samples:
+        low.append(position + gap)
+        position += gap + size
+        high.append(position)
+    file = open_pattern(tmp_path_factory.mktemp("spans"))
+    check(file, low, high)
+    content = sum(end - begin for begin, end in zip(low, high, strict=True))
+    assert sum(file.sizes) <= content + MAX_GAP_BYTES * len(samples)
+    assert len(file.sizes) <= len(samples)
+
+
+def test_neighbours_are_read_at_once_and_distant_samples_apart(tmp_path):
+    file = open_pattern(tmp_path)
+    check(file, [0, 1_000, 500_000, 501_000], [900, 1_900, 500_900, 501_900])
+    assert file.sizes == [1_900, 1_900]
+
+
+def test_the_same_sample_may_be_wanted_twice(tmp_path):
+    file = open_pattern(tmp_path)
+    check(file, [100, 100, 700], [600, 600, 900])
+    assert file.sizes == [800]
+
+
+def test_no_read_is_much_longer_than_a_span(tmp_path):
+    file = open_pattern(tmp_path)
+    low = list(range(0, len(PATTERN), 4096))
+    check(file, low, [begin + 4096 for begin in low])
+    assert file.sizes == [MAX_SPAN_BYTES] * 2

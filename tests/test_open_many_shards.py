@@ -1,0 +1,167 @@
+"""Datasets of thousands of shards open few files, when they are opened and while they are read."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from contextlib import contextmanager
+from itertools import islice
+
+import pytest
+
+from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
+from energon.formats import yaml
+from energon.formats.info import DatasetInfo
+from energon.formats.split import Split
+from energon.sources.shards import default_max_open
+from energon.stages.lane import Lane
+from tests.datasets import make_crude
+
+SHARDS = 3_000
+SAMPLES = 4
+
+opened: list[str] = []
+_watching: list[bool] = []
+
+
+def _note(event, arguments):
+    if _watching and event == "open" and isinstance(arguments[0], str | os.PathLike):
+        opened.append(os.fspath(arguments[0]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hook():
+    # Hooks stay for the life of a process, so there is one, and it is quiet most of the time.
+    sys.addaudithook(_note)
+
+
+@contextmanager
+def watched():
+    """Collect the paths of all files that are opened."""
+    opened.clear()
+    _watching.append(True)
+    try:
+        yield opened
+    finally:
+        _watching.clear()
+
+
+class Keys(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return [(sample["__shard__"], sample["__key__"]) for sample in samples]
+
+
+def make_linked(root, shards):
+    """A dataset whose shards are all links to one."""
+    make_crude(root, [SAMPLES])
+    names = [f"{number:05}.tar" for number in range(shards)]
+    for name in names[1:]:
+        for ending in ("", ".idx", ".parts"):
+            os.link(root / f"000.tar{ending}", root / f"{name}{ending}")
+    names[0] = "000.tar"
+    meta = root / ".nv-meta"
+    (meta / ".info.json").write_text(DatasetInfo(dict.fromkeys(names, SAMPLES)).to_json())
+    (meta / "split.yaml").write_text(Split({"train": names, "val": names}).to_yaml())
+    return root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_linked(tmp_path_factory.mktemp("many") / "ds", SHARDS)
+
+
+def config(**settings):
+    return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, "lanes": 4, **settings})
+
+
+def train(path, **settings):
+    return get_train_dataset(
+        path, worker_config=config(), batch_size=8, task_encoder=Keys(), **settings
+    )
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("get", [get_train_dataset, get_val_dataset])
+def test_opening_a_dataset_opens_its_description_and_no_shard(root, get):
+    with watched() as files:
+        dataset = get(root, worker_config=config(), batch_size=8, task_encoder=Keys())
+        iterators = [dataset.open_lane(Lane(lane, 4)) for lane in range(4)]
+        len(dataset)
+        dataset.fingerprint(4)
+    assert len(iterators) == 4
+    assert not [path for path in files if ".tar" in path]
+    assert len([path for path in files if str(root) in path]) <= 8
+
+
+def test_the_first_batch_opens_no_more_shards_than_it_has_samples(root):
+    dataset = train(root)
+    with watched() as files:
+        (batch,) = islice(dataset.open_lane(Lane(0, 4)), 1)
+    shards = {path for path in files if path.endswith(".tar")}
+    assert {shard for shard, _ in batch} <= {os.path.basename(path) for path in shards}
+    assert len(shards) <= 8
+    assert len(files) <= 2 * len(shards)
+
+
+def test_excluded_samples_open_the_shards_that_they_are_in(root):
+    (root / ".nv-meta/some.yaml").write_text(
+        yaml.dump(
+            {
+                "split_parts": {"train": ["000.tar", "0{0001..2999}.tar"]},
+                "exclude": ["00007.tar/s1"],
+            }
+        )
+    )
+    with watched() as files:
+        dataset = train(root, split_config="some.yaml")
+    assert dataset.plan.leaves[0].num_samples == SHARDS * SAMPLES - 1
+    assert {os.path.basename(path) for path in files if ".tar" in path} == {
+        "00007.tar",
+        "00007.tar.parts",
+    }
+
+
+def test_reading_everything_keeps_few_files_open(root):
+    before = descriptors()
+    dataset = get_val_dataset(root, worker_config=config(), batch_size=600, task_encoder=Keys())
+    seen, most = 0, before
+    for batch in dataset.open_lane(Lane(0, 1)):
+        seen += len(batch)
+        most = max(most, descriptors())
+    assert seen == SHARDS * SAMPLES
+    assert most <= before + 2 * default_max_open()
+    del dataset, batch
+    assert descriptors() <= before + 2
+
+
+def test_many_datasets_keep_no_more_files_open_than_one(tmp_path):
+    """A blend of datasets that together have more shards than a process may open files."""
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number, shards = 12, 200
+    for leaf in range(number):
+        make_linked(tmp_path / f"ds{leaf}", shards)
+    document = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": [{"path": f"ds{leaf}"} for leaf in range(number)]}},
+    }
+    path = tmp_path / "blend.yaml"
+    path.write_text(yaml.dump(document))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 400, hard))
+    try:
+        before = descriptors()
+        dataset = train(path, max_samples_per_sequence=1)
+        seen, most = set(), before
+        for batch in islice(dataset.open_lane(Lane(0, 1)), 2_000):
+            seen.update(batch)
+            most = max(most, descriptors())
+        assert most <= before + 2 * default_max_open()
+        assert len(seen) == shards * SAMPLES
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
