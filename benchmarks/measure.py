@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 WARM_SECONDS = 1.5
 
 
-def tree_pss_bytes() -> int:
-    """Return the proportional memory of this process and its descendants."""
+def process_tree() -> list[int]:
+    """Return the ids of this process and its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -26,10 +28,16 @@ def tree_pss_bytes() -> int:
             except OSError:
                 continue
             parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    todo, total = [os.getpid()], 0
-    while todo:
-        pid = todo.pop()
-        todo += parents.get(pid, [])
+    found = [os.getpid()]
+    for pid in found:
+        found += parents.get(pid, [])
+    return found
+
+
+def tree_pss_bytes() -> int:
+    """Return the proportional memory of this process and its descendants."""
+    total = 0
+    for pid in process_tree():
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
@@ -80,7 +88,10 @@ def main() -> None:
     }
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
-    # Loaders of some libraries do not end by themselves.
+    # Loaders of some libraries do not end by themselves, nor do their workers.
+    for pid in process_tree()[1:]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     os._exit(0)
 
 

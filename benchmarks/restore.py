@@ -8,9 +8,11 @@ Prints a JSON line with seconds by position: shares of an epoch, and epoch 1,000
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
+from typing import Any
 
 from adapters.ours import loader
 
@@ -23,30 +25,43 @@ def main() -> None:
     parser.add_argument("path")
     parser.add_argument("--workers", type=int, default=0)
     arguments = parser.parse_args()
-    first = loader(arguments.path, arguments.workers, 32, 1000)
-    next(iter(first))
-    state = first.state_dict()
-    first.close()
+    state = state_after(arguments, 1)
     samples = next(iter(state["fingerprint"]["leaves"].values()))["samples"]
+    if moved(state, 10) != state_after(arguments, 10):
+        raise RuntimeError("a state that was moved differs from one that a run came to")
     seconds = {}
     for name, epochs in POSITIONS.items():
-        batches = int(samples * epochs) // 32 // state["lanes"]
-        for position in state["positions"].values():
-            position["batches"] = batches
-            _set_row(position["state"], batches * 32)
+        far = moved(state, int(samples * epochs) // 32 // state["lanes"])
         start = time.perf_counter()
         resumed = loader(arguments.path, arguments.workers, 32, 1000)
-        resumed.load_state_dict(state)
+        resumed.restore_state_rank(far)
         next(iter(resumed))
         seconds[name] = time.perf_counter() - start
         resumed.close()
     sys.stdout.write(json.dumps({"seconds": seconds, "bytes": len(json.dumps(state))}) + "\n")
 
 
-def _set_row(state: dict, row: int) -> None:
-    while "inner" in state:
-        state = state["inner"]
-    state["row"] = row
+def state_after(arguments: argparse.Namespace, batches: int) -> dict[str, Any]:
+    """Return the state when every lane has given `batches` batches."""
+    with_lanes = loader(arguments.path, arguments.workers, 32, 1000)
+    iterator = iter(with_lanes)
+    for _ in range(batches * max(1, arguments.workers)):
+        next(iterator)
+    state: dict[str, Any] = with_lanes.save_state_rank()
+    with_lanes.close()
+    return state
+
+
+def moved(state: dict[str, Any], batches: int) -> dict[str, Any]:
+    """Return `state` as it is when every lane has given `batches` batches.
+
+    Going there would take minutes for the last of the positions.
+    """
+    state = copy.deepcopy(state)
+    for position in state["positions"].values():
+        position["batches"] = position["epoch_batches"] = batches
+        position["state"]["inner"]["row"] = batches * 32
+    return state
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ import litdata
 VERSION = litdata.__version__
 
 
-def same(samples: list[Any]) -> list[Any]:
+def as_bytes(samples: list[Any]) -> list[Any]:
+    """Return samples that can go to another process, which the views that LitData gives cannot."""
+    for sample in samples:
+        for name, value in sample.items():
+            if type(value) is memoryview:
+                sample[name] = bytes(value)
     return samples
 
 
@@ -46,7 +51,7 @@ def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Itera
         dataset,
         batch_size=batch_size,
         num_workers=num_workers,
-        collate_fn=same,
+        collate_fn=as_bytes,
         persistent_workers=num_workers > 0,
     )
     while True:
