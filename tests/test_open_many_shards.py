@@ -110,14 +110,8 @@ def test_the_first_batch_opens_no_more_shards_than_it_has_samples(root):
 
 
 def test_excluded_samples_open_the_shards_that_they_are_in(root):
-    (root / ".nv-meta/some.yaml").write_text(
-        yaml.dump(
-            {
-                "split_parts": {"train": ["000.tar", "0{0001..2999}.tar"]},
-                "exclude": ["00007.tar/s1"],
-            }
-        )
-    )
+    split = Split({"train": ["000.tar", "0{0001..2999}.tar"]}, exclude=["00007.tar/s1"])
+    (root / ".nv-meta/some.yaml").write_text(split.to_yaml())
     with watched() as files:
         dataset = train(root, split_config="some.yaml")
     assert dataset.plan.leaves[0].num_samples == SHARDS * SAMPLES - 1

