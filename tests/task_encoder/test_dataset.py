@@ -166,3 +166,15 @@ def test_moving_the_data_does_not_change_the_fingerprint(tmp_path):
 def test_the_configuration_is_that_of_the_default_lanes(root):
     dataset = train(root, worker_config=config(lanes=6))
     assert dataset.config() == dataset.fingerprint(6)
+
+
+def test_another_batch_size_is_one_difference_unless_it_changes_the_order(root):
+    def differences(**settings):
+        before, after = (train(root, batch_size=size, **settings) for size in (4, 5))
+        pairs = zip(before.fingerprint(2).items(), after.fingerprint(2).items(), strict=True)
+        return [name for (name, saved), (_, now) in pairs if saved != now]
+
+    assert differences() == ["batch_size"]
+    assert differences(repeat=False) == ["batch_size"]
+    in_order = differences(repeat=False, shuffle_over_epochs_multiplier=None)
+    assert in_order == ["stripe", "batch_size"]

@@ -31,7 +31,7 @@ class PlanRecipe:
         leaves: The leaves with their sizes.
         seed: Seed of the run.
         repeat: Whether an epochized line starts again at its end.
-        stripe: How many consecutive samples of a finite line go to the same lane.
+        stripe: How many consecutive samples go to the same lane where a line keeps its order.
         shuffle_window: Rows that are permuted together after blending; 0 for none.
     """
 
@@ -41,6 +41,12 @@ class PlanRecipe:
     repeat: bool = True
     stripe: int = 1
     shuffle_window: int = 0
+
+    @property
+    def is_striped(self) -> bool:
+        """Whether `stripe` has a say in the order."""
+        shuffles = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
+        return self.kind == "concat" or (self.kind == "epochized" and not shuffles)
 
     def __call__(self, lanes: int) -> Plan:
         """Return the plan for `lanes` lanes."""
@@ -136,7 +142,7 @@ class SavableDataset:
             "seed": plan.seed,
             "lanes": lanes,
             "repeat": plan.repeat,
-            "stripe": plan.stripe,
+            **({"stripe": plan.stripe} if plan.is_striped else {}),
             "shuffle_window": plan.shuffle_window,
             "batch_size": self.batch_size,
             "leaves": {
