@@ -1,0 +1,134 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import energon
+from tests.datasets import make_crude
+
+HEAVY = ("torch", "PIL", "pandas", "cloudpickle", "pydantic", "click", "rich", "yaml")
+
+
+def modules_after(program):
+    """Run `program` in a fresh interpreter; return the modules that it has imported."""
+    tell = "import json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{tell}"], capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def command(*arguments):
+    return (
+        "from energon.cli.main import main\n"
+        f"main({list(arguments)!r}, prog_name='energon', standalone_mode=False)"
+    )
+
+
+def test_public_names_are_sorted_and_there_once():
+    assert energon.__all__ == sorted(set(energon.__all__))
+
+
+@pytest.mark.parametrize("name", energon.__all__)
+def test_every_public_name_resolves_to_what_its_room_has(name):
+    home = energon._HOME[name]
+    assert getattr(energon, name) is getattr(import_module(home), name)
+    value = getattr(energon, name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        assert value.__module__ == home
+        assert inspect.getdoc(value)
+
+
+def test_exactly_the_names_that_resolve_are_public():
+    assert sorted(energon._HOME) == energon.__all__
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(energon.__file__).read_text())
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert seen == energon._HOME
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"'energon' has no attribute 'get_trian_dataset'"):
+        energon.get_trian_dataset  # noqa: B018 - the access is the point
+
+
+def test_names_can_be_listed_before_they_are_used():
+    assert set(energon.__all__) <= set(dir(energon))
+
+
+@pytest.mark.parametrize("name", energon.__all__)
+def test_the_names_of_megatron_energon_are_the_same_objects(name):
+    alias = import_module("megatron.energon")
+    assert getattr(alias, name) is getattr(energon, name)
+
+
+def test_megatron_energon_has_the_same_public_names_and_no_others():
+    alias = import_module("megatron.energon")
+    assert alias.__all__ == energon.__all__
+    assert alias.__getattr__("get_train_dataset") is energon.get_train_dataset
+    with pytest.raises(AttributeError, match="no attribute 'get_trian_dataset'"):
+        alias.get_trian_dataset  # noqa: B018 - the access is the point
+
+
+def test_megatron_stays_open_for_other_packages():
+    import megatron
+
+    assert getattr(megatron, "__file__", None) is None
+
+
+def test_importing_energon_imports_nothing_heavy():
+    modules = modules_after("import energon")
+    assert not {name.partition(".")[0] for name in modules} & {*HEAVY, "numpy"}
+
+
+@pytest.mark.parametrize("package", ["energon", "megatron.energon"])
+def test_all_names_come_without_torch(package):
+    modules = modules_after(f"from {package} import *")
+    assert "energon.task_encoder.getters" in modules
+    assert "torch" not in modules
+
+
+def test_help_comes_without_torch_and_without_the_commands():
+    modules = modules_after(command("--help"))
+    assert "energon.cli.main" in modules
+    assert not {"torch", "numpy", "PIL", "yaml", "energon.prepare"} & set(modules)
+
+
+def test_info_and_prepare_come_without_torch(tmp_path):
+    root = make_crude(tmp_path / "ds", [3, 2])
+    for arguments in (["info", str(root)], ["prepare", "--help"]):
+        modules = modules_after(command(*arguments))
+        assert f"energon.cli.{arguments[0]}" in modules
+        assert "torch" not in modules
+
+
+def test_raw_samples_are_loaded_without_torch(tmp_path):
+    root = make_crude(tmp_path / "ds", [3, 2])
+    modules = modules_after(
+        "from energon import *\n"
+        "class Raw(DefaultTaskEncoder):\n"
+        "    decoder = None\n"
+        "    def batch(self, samples):\n"
+        "        return [sample['txt'] for sample in samples]\n"
+        "config = WorkerConfig.default_worker_config(num_workers=0)\n"
+        f"dataset = get_val_dataset({str(root)!r}, worker_config=config, batch_size=2,\n"
+        "                          task_encoder=Raw())\n"
+        "assert sum(map(len, get_loader(dataset))) == 5"
+    )
+    assert "torch" not in modules
