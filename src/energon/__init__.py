@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         SkipSample,
         StateError,
         TruncatedError,
+        UnknownArgumentError,
         WorkerError,
     )
     from energon.loader.getters import get_loader, get_savable_loader
@@ -94,6 +95,7 @@ _ROOMS = {
         "SkipSample",
         "StateError",
         "TruncatedError",
+        "UnknownArgumentError",
         "WorkerError",
     ],
     "loader.getters": ["get_loader", "get_savable_loader"],
@@ -171,6 +173,7 @@ __all__ = [
     "TaskEncoder",
     "TextSample",
     "TruncatedError",
+    "UnknownArgumentError",
     "VQAOCRSample",
     "VQASample",
     "VidQASample",

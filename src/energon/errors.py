@@ -2,6 +2,7 @@
 
 EnergonError
 ├── ConfigError (ValueError)            an argument or a YAML document does not make sense
+│   ├── UnknownArgumentError (TypeError) … there is no argument of that name
 │   ├── EmptyDatasetError               a dataset, split or subset holds no samples
 │   └── MissingExtraError (ImportError) a feature needs a package that is not installed
 ├── FormatError (ValueError)            bytes on disk are not what their format says
@@ -9,6 +10,10 @@ EnergonError
 │   ├── ShardChangedError               … because a shard was changed after it was indexed
 │   └── DuplicateSampleKeyError         two samples of a dataset have the same key
 ├── DatasetNotFoundError (FileNotFoundError)  a shard, dataset or document is missing
+├── StorageError (OSError)              a store could not be read or written
+│   ├── StorageAccessError (PermissionError)  … because it refuses these credentials
+│   ├── StorageTimeoutError (TimeoutError)    … within the time it was given
+│   └── ObjectChangedError              … because the object was replaced meanwhile
 ├── SecurityError (PermissionError)     refused unless the user allows it by name
 ├── StateError (ValueError)             a saved state does not fit
 ├── SampleError (ValueError)            a hook or decoder failed on a sample
@@ -29,6 +34,10 @@ class EnergonError(Exception):
 
 class ConfigError(EnergonError, ValueError):
     """An argument or a document does not make sense."""
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """A function was called with an argument that it does not have."""
 
 
 class EmptyDatasetError(ConfigError):
@@ -57,6 +66,31 @@ class DuplicateSampleKeyError(FormatError):
 
 class DatasetNotFoundError(EnergonError, FileNotFoundError):
     """A shard, a dataset or a document is missing."""
+
+
+class StorageError(EnergonError, OSError):
+    """A store could not be read or written. The message names no credentials.
+
+    Args:
+        message: What happened where.
+        transient: Whether the same request may well succeed when it is made again.
+    """
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+
+class StorageAccessError(StorageError, PermissionError):
+    """A store refuses the credentials that it was given, or wants some."""
+
+
+class StorageTimeoutError(StorageError, TimeoutError):
+    """A store did not answer in time, in spite of all retries."""
+
+
+class ObjectChangedError(StorageError):
+    """An object is no longer the version that was opened."""
 
 
 class SecurityError(EnergonError, PermissionError):

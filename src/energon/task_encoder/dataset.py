@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from energon.errors import ConfigError, EnergonError
+from energon.errors import ConfigError
 from energon.plan.build import blend_plan, concat_plan, epochized_plan
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Plan
@@ -126,11 +126,7 @@ class SavableDataset:
         """
         found = self.plan(lanes).at(lane, np.array([row]))
         leaf, epoch, ordinal = (int(column[0]) for column in found)
-        try:
-            (source,) = self.reader.locate((leaf, epoch, ordinal))
-        except (EnergonError, OSError) as error:
-            uid = self.plan.leaves[leaf].uid
-            return f"sample number {ordinal} of {uid}, epoch {epoch}, not to be found: {error}"
+        (source,) = self.reader.locate((leaf, epoch, ordinal))
         return f"{source}, epoch {epoch}"
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
         Args:
             samples: At least one, all of the same type: dataclasses, named tuples or dicts.
-            result_type: What to return; None for the type of the samples.
+            result_type: What to return; None for the type of the samples. Fields that it does
+                not have are left out.
             actions: What makes the list of a field's values a batch, by field.
             default_action: The same for all other fields.
         """
@@ -91,7 +92,10 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         if names is None:
             return default_action(list(samples))
         read = dict.__getitem__ if isinstance(first, dict) else getattr
-        columns = {name: [read(sample, name) for sample in samples] for name in names}
+        wanted = set((result_type and field_names(result_type)) or names)
+        columns = {
+            name: [read(sample, name) for sample in samples] for name in names if name in wanted
+        }
         values = {
             name: column
             if name.startswith("__")
@@ -145,7 +149,11 @@ def overrides(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
     if function is getattr(TaskEncoder, hook):
         return False
     if function is getattr(DefaultTaskEncoder, hook, None):
-        settings = {"encode_sample": "_encoded_sample_type", "encode_batch": "_batch_type"}
+        settings = {
+            "encode_sample": "_encoded_sample_type",
+            "batch": "_raw_batch_type",
+            "encode_batch": "_batch_type",
+        }
         # A subclass that does not call our constructor has no types to convert to.
         return hook not in settings or getattr(encoder, settings[hook], None) is not None
     return True

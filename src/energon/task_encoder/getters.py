@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
-from energon.metadataset.leaf import BlendMode, Leaf
+from energon.metadataset.leaf import BlendMode
 from energon.metadataset.resolve import multiply_shuffle, resolve
 from energon.plan.build import choose_slice_samples
-from energon.plan.leaf import PlanLeaf
-from energon.samples.field_map import FieldMap
-from energon.samples.registry import resolve_class
 from energon.sources.reader import LeafReader
-from energon.sources.shards import ShardPool
-from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset import PlanRecipe, SavableDataset
-from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.task_encoder.recipe import AnyTaskEncoder, OpenLeaf, build_pipeline
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.legacy import with_legacy_arguments
+from energon.task_encoder.recipe import AnyTaskEncoder, build_pipeline
 from energon.worker import WorkerConfig
 
 PARALLEL_SLICES = 16
@@ -46,6 +41,7 @@ def get_train_dataset(
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
+    **legacy: Any,
 ) -> SavableDataset:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
 
@@ -70,6 +66,7 @@ def get_train_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Merged over those of the datasets.
+        legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
 
     Raises:
         ConfigError: If an argument or a document makes no sense.
@@ -88,7 +85,7 @@ def get_train_dataset(
             f"{path}: a blend by weights has no end, so repeat=False makes no sense; use "
             "blend_epochized, or a virtual_epoch_length"
         )
-    opened = _open_leaves(resolved.leaves, subflavors)
+    opened = open_leaves(resolved.leaves, subflavors)
     seed = worker_config.seed_offset
     endless = resolved.blend_mode is not BlendMode.SAMPLE_REPETITIONS and repeat
     plan = PlanRecipe(
@@ -117,7 +114,7 @@ def get_train_dataset(
         opened,
         plan,
         worker_config=worker_config,
-        task_encoder=task_encoder,
+        task_encoder=with_legacy_arguments(task_encoder, legacy),
         batch_size=batch_size,
         drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
@@ -139,6 +136,7 @@ def get_val_dataset(
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
+    **legacy: Any,
 ) -> SavableDataset:
     """Return the validation pipeline: each sample once, leaf after leaf, in order.
 
@@ -156,6 +154,7 @@ def get_val_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Merged over those of the datasets.
+        legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
 
     Raises:
         ConfigError: If an argument or a document makes no sense.
@@ -170,9 +169,9 @@ def get_val_dataset(
         split_config=split_config,
     ).leaves
     return _build_validation(
-        _open_leaves(leaves, subflavors),
+        open_leaves(leaves, subflavors),
         worker_config=worker_config,
-        task_encoder=task_encoder,
+        task_encoder=with_legacy_arguments(task_encoder, legacy),
         batch_size=batch_size,
         drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
@@ -208,6 +207,7 @@ def get_val_datasets(
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
+    **legacy: Any,
 ) -> list[tuple[SavableDataset, LeafDataset]]:
     """Return a validation pipeline for each leaf, so that losses can be told apart.
 
@@ -220,12 +220,13 @@ def get_val_datasets(
         dataset_config=dataset_config,
         split_config=split_config,
     ).leaves
+    encoder = with_legacy_arguments(task_encoder, legacy)
     return [
         (
             _build_validation(
                 [opened],
                 worker_config=worker_config,
-                task_encoder=task_encoder,
+                task_encoder=encoder,
                 batch_size=batch_size,
                 drop_last=batch_drop_last,
                 packing_buffer_size=packing_buffer_size,
@@ -237,100 +238,12 @@ def get_val_datasets(
                 opened.leaf.subflavors,
             ),
         )
-        for opened in _open_leaves(leaves, subflavors)
+        for opened in open_leaves(leaves, subflavors)
     ]
 
 
-@dataclass(frozen=True)
-class _Opened:
-    source: WebdatasetSource
-    leaf: OpenLeaf
-    plan_leaf: PlanLeaf
-    config: DatasetConfig
-
-
-def _open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) -> list[_Opened]:
-    seen: dict[str, int] = {}
-    pool = ShardPool()
-    return [_open_leaf(leaf, subflavors, seen, pool) for leaf in leaves]
-
-
-def _open_leaf(
-    leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int], pool: ShardPool
-) -> _Opened:
-    if leaf.aux:
-        raise ConfigError(
-            f"{leaf.origin}: auxiliary data ({', '.join(leaf.aux)}) are not part of this release"
-        )
-    config = load_dataset_config(leaf.path, leaf.dataset_config)
-    if "decoder" in config.given:
-        raise ConfigError(
-            f"{config.origin}: a decoder of its own for a dataset is not part of this release; set "
-            "`decoder` of the task encoder"
-        )
-    sample_type, field_map = _sample_type(config, leaf)
-    source = WebdatasetSource(
-        leaf.path,
-        split_part=config.split_part or leaf.split_part,
-        split_config=config.split_config or leaf.split_config,
-        subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
-        parts=_parts(config, field_map),
-        pool=pool,
-    )
-    name = f"{os.path.basename(os.path.normpath(leaf.path))}/{leaf.split_part}"
-    # Neither the place in the document nor the mount point is part of the identity of a leaf,
-    # so that others may be added and data may be moved without a change of its order.
-    count = seen[name] = seen.get(name, 0) + 1
-    uid = name if count == 1 else f"{name}#{count}"
-    return _Opened(
-        source=source,
-        leaf=OpenLeaf(
-            name=uid,
-            dataset_path=leaf.path,
-            subflavors={**config.subflavors, **leaf.subflavors, **(subflavors or {})},
-            sample_type=sample_type,
-            field_map=field_map,
-        ),
-        plan_leaf=PlanLeaf(
-            uid=uid,
-            num_samples=len(source),
-            weight=leaf.weight,
-            repetitions=leaf.repetitions,
-            shuffle_over_epochs=multiply_shuffle(
-                config.shuffle_over_epochs if "shuffle_over_epochs" in config.given else 1,
-                leaf.shuffle_over_epochs_multiplier,
-            ),
-        ),
-        config=config,
-    )
-
-
-def _sample_type(config: DatasetConfig, leaf: Leaf) -> tuple[type | None, FieldMap | None]:
-    if config.crude:
-        return None, None
-    if config.sample_type is None or config.field_map is None:
-        raise ConfigError(
-            f"{leaf.path}/.nv-meta/{leaf.dataset_config}: sample_loader is not part of this "
-            "release; use a field_map, or CrudeWebdataset and a cooker"
-        )
-    sample_type = resolve_class(*config.sample_type)
-    field_map = FieldMap.parse(config.field_map)
-    field_map.check(sample_type)
-    return sample_type, field_map
-
-
-def _parts(config: DatasetConfig, field_map: FieldMap | None) -> Collection[str] | None:
-    """Return the parts to read; None for all."""
-    if isinstance(config.part_filter, str):
-        raise ConfigError(
-            f"{config.origin}: part_filter: {config.part_filter!r} is code, which is not part of "
-            "this release; list the names of the parts to read"
-        )
-    return config.part_filter if field_map is None else field_map.parts
-
-
 def _build_validation(
-    opened: Sequence[_Opened], *, batch_size: int | None, limit: int | None, **settings: Any
+    opened: Sequence[OpenedLeaf], *, batch_size: int | None, limit: int | None, **settings: Any
 ) -> SavableDataset:
     plan = PlanRecipe(
         kind="concat",
@@ -350,11 +263,11 @@ def _build_validation(
 
 
 def _build(
-    opened: Sequence[_Opened],
+    opened: Sequence[OpenedLeaf],
     plan: PlanRecipe,
     *,
     worker_config: WorkerConfig,
-    task_encoder: AnyTaskEncoder | None,
+    task_encoder: AnyTaskEncoder,
     batch_size: int | None,
     drop_last: bool,
     packing_buffer_size: int | None,
@@ -366,13 +279,12 @@ def _build(
     reader = LeafReader(
         tuple(leaf.source for leaf in opened), tuple(leaf.leaf.subflavors for leaf in opened)
     )
-    encoder: AnyTaskEncoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
     return SavableDataset(
         stage=build_pipeline(
             [leaf.leaf for leaf in opened],
             reader,
             plan,
-            encoder,
+            task_encoder,
             batch_size=batch_size,
             drop_last=drop_last,
             error_handler=worker_config.global_error_handler,

@@ -84,7 +84,7 @@ def build_pipeline(
     if batch_size is not None:
         batch = hooks.make("batch", encoder.batch)
         pipeline = BatchDataset(pipeline, batch_size, (batch, *batch_hooks), drop_last)
-    if encoder.cookers or hooks.overridden(*_ENCODING) or batch_hooks:
+    if encoder.cookers or hooks.overridden(*_ENCODING, "batch", "encode_batch"):
         pipeline = SeedDataset(pipeline)
     return pipeline
 
@@ -135,21 +135,44 @@ class _HookMaker:
 
 @dataclass(frozen=True)
 class Locate:
-    """Tells the sources of a sample, or of a list of them, through their restore keys."""
+    """Tells the sources of a sample, a list of them or a batch, through their restore keys."""
 
     reader: LeafReader
 
     def __call__(self, argument: Any) -> tuple[SourceInfo, ...]:
-        """Return what is known about where `argument` came from."""
-        samples = argument if isinstance(argument, list) else [argument]
-        return tuple(source for sample in samples for source in self._locate(sample))
+        """Return what is known about where `argument` came from.
 
-    def _locate(self, sample: Any) -> tuple[SourceInfo, ...]:
-        if isinstance(sample, dict):
-            key = sample.get("__restore_key__")
-        else:
-            key = getattr(sample, "__restore_key__", None)
-        return self.reader.locate(key) if key else ()
+        That may be nothing: hooks may return anything, and messages are made of this.
+        """
+        samples = argument if isinstance(argument, list) else [argument]
+        keys = (key for sample in samples for key in _restore_keys(sample))
+        return tuple(source for key in keys for source in self._locate(key))
+
+    def _locate(self, key: Sequence[int]) -> tuple[SourceInfo, ...]:
+        try:
+            return self.reader.locate(tuple(key))
+        except IndexError:
+            return ()
+
+
+def _restore_keys(sample: Any) -> list[Sequence[int]]:
+    """Return the restore key of a sample, or those of a batch."""
+    if isinstance(sample, dict):
+        found = sample.get("__restore_key__")
+    else:
+        found = getattr(sample, "__restore_key__", None)
+    if not isinstance(found, list | tuple):
+        return []
+    keys = [found] if found and isinstance(found[0], int) else found
+    return [key for key in keys if _is_restore_key(key)]
+
+
+def _is_restore_key(key: Any) -> bool:
+    return (
+        isinstance(key, list | tuple)
+        and len(key) >= 3
+        and all(isinstance(number, int) for number in key[:3])
+    )
 
 
 def _load_hooks(hooks: _HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
@@ -162,7 +185,8 @@ def _load_hooks(hooks: _HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         return (hooks.make("decode", encoder.decoder),) if encoder.decoder is not None else ()
     cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
     cook = CookSample(leaf.dataset_path, encoder, cooker, encoder.decoder)
-    return (hooks.make("cook_crude_sample", cook, settings=cooker.cook),)
+    marked = cooker.cook if hasattr(cooker.cook, "__stateless__") else encoder.cook_crude_sample
+    return (hooks.make("cook_crude_sample", cook, settings=marked),)
 
 
 @dataclass(frozen=True)
