@@ -89,6 +89,22 @@ def test_a_source_says_all_that_is_needed_to_look_at_the_sample(reader):
     assert str(source) == f"sample 'a5' of {path} (number 5; 001.tar at byte 1024)"
 
 
+@pytest.mark.parametrize("key", [(3, 0, 0), (-1, 0, 0), (0, 0, 7), (0, 0, -1)])
+def test_a_restore_key_of_no_sample_is_an_index_error(reader, key):
+    with pytest.raises(IndexError):
+        reader.locate(key)
+
+
+def test_a_source_whose_shard_is_gone_says_what_is_known(tmp_path):
+    root = make_crude(tmp_path / "ds", [3])
+    reader = LeafReader((WebdatasetSource(root),), ({},))
+    (root / "000.tar").unlink()
+    (source,) = reader.locate((0, 4, 2))
+    assert (source.dataset_path, source.index, source.shard_name) == (str(root), 2, None)
+    assert str(source).startswith(f"sample number 2 of {root}, not to be found: ")
+    assert "000.tar: no such file" in str(source)
+
+
 def test_the_mean_size_is_that_of_all_leaves(reader):
     sizes = [source.mean_sample_bytes for source in reader.sources]
     assert min(sizes) <= reader.mean_sample_bytes <= max(sizes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from energon.errors import EnergonError
 from energon.plan.rows import Rows
 from energon.samples.source_info import SourceInfo
 from energon.sources.webdataset import WebdatasetSource
@@ -26,6 +27,16 @@ class LocatedSource(SourceInfo):
             f"sample {self.key!r} of {self.dataset_path} (number {self.index}; {self.shard_name} "
             f"at byte {self.offset})"
         )
+
+
+@dataclass(frozen=True)
+class LostSource(SourceInfo):
+    """Where a sample came from, as far as that is known without its shard."""
+
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"sample number {self.index} of {self.dataset_path}, not to be found: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -62,10 +73,22 @@ class LeafReader:
         return samples
 
     def locate(self, restore_key: tuple[int, ...]) -> tuple[SourceInfo, ...]:
-        """Return the source of the sample that has this `__restore_key__`."""
+        """Return the source of the sample that has this `__restore_key__`.
+
+        Where its shard cannot be read, the source says so: messages about failures are made of
+        it.
+
+        Raises:
+            IndexError: If there is no such sample.
+        """
         leaf, _, ordinal = restore_key[:3]
+        if not 0 <= leaf < len(self.sources):
+            raise IndexError(f"there are leaves 0 to {len(self.sources) - 1}, not {leaf}")
         source = self.sources[leaf]
-        found = source.locate(ordinal)
+        try:
+            found = source.locate(ordinal)
+        except (EnergonError, OSError) as error:
+            return (LostSource(str(source.path), ordinal, None, (), reason=str(error)),)
         return (
             LocatedSource(
                 dataset_path=str(source.path),
