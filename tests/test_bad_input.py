@@ -124,6 +124,13 @@ def test_settings_of_a_dataset_that_would_have_no_effect(tmp_path):
         read_all(root)
 
 
+def test_a_file_of_lines(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match=r"lines\.jsonl is a file; JSONL .* shards"):
+        read_all(path)
+
+
 def test_unknown_keys_in_a_metadataset(tmp_path):
     path = tmp_path / "meta.yaml"
     path.write_text(

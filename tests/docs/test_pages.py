@@ -51,3 +51,15 @@ def test_every_public_name_is_in_the_documentation():
     text = "\n".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     words = set(re.findall(r"\w+", text))
     assert not [name for name in energon.__all__ if name not in words]
+
+
+def test_names_that_are_said_to_be_missing_are_missing():
+    page = (ROOT / "docs/migration.md").read_text()
+    table = page.partition("**What is not here.**")[2].partition("\n\nPacking")[0]
+    names = [
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+)`", row.removeprefix("|").partition("|")[0])
+    ]
+    assert names
+    assert not [name for name in names if name in energon.__all__]

@@ -72,7 +72,8 @@ def load_dataset_config(
     """Return what `.nv-meta/<name>` of a dataset says.
 
     Raises:
-        ConfigError: If it is missing or makes no sense; names every place where it does not.
+        ConfigError: If it is missing or makes no sense, naming every place where it does not, or
+            if the dataset is a file.
         FormatError: If it is not YAML.
     """
     path = os.path.join(dataset_path, ".nv-meta", name)
@@ -84,6 +85,11 @@ def load_dataset_config(
             f"{path} is missing; `energon prepare {os.fspath(dataset_path)}` writes one. To leave "
             "samples to cookers, write two lines: `__module__: megatron.energon` and "
             f"`__class__: {CRUDE_CLASS}`"
+        ) from None
+    except NotADirectoryError:
+        raise ConfigError(
+            f"{os.fspath(dataset_path)} is a file; JSONL datasets are not part of this release, "
+            "write the lines as json parts of shards and prepare their folder"
         ) from None
     return _config(_validate(raw, path), path)
 
