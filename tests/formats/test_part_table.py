@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.part_table import PartTable, open_part_table, part_table_path
-from energon.formats.tar import scan_tar
+from energon.formats.tar_scan import scan_tar
 from tests.datasets import write_shard
 
 keys = st.lists(
@@ -67,7 +67,7 @@ def test_damage_is_noticed(tmp_path):
     data = bytearray(path.read_bytes())
     with pytest.raises(TruncatedError, match="energon prepare"):
         PartTable.from_buffer(data[:-1], origin="x.tar.parts")
-    with pytest.raises(FormatError, match="wanted b'ENERGPT1'"):
+    with pytest.raises(FormatError, match="wanted b'ENERGPT2'"):
         PartTable.from_buffer(b"x" * len(data), origin="x.tar.parts")
     data[-1] ^= 1
     with pytest.raises(FormatError, match="checksum"):

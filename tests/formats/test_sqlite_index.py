@@ -7,7 +7,7 @@ import pytest
 from energon.errors import DuplicateSampleKeyError
 from energon.formats.part_table import PartTable
 from energon.formats.sqlite_index import Shard, write_sqlite_index
-from energon.formats.tar import scan_tar
+from energon.formats.tar_scan import scan_tar
 from tests.datasets import write_shard
 
 

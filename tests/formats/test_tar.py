@@ -3,14 +3,12 @@ from __future__ import annotations
 import io
 import tarfile
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats import tar
-from energon.formats.tar import iter_members, scan_tar, split_name
+from energon.formats.tar import iter_members, split_name
 
 letters = st.characters(exclude_characters="/\0", exclude_categories=["Cs"])
 component = st.text(letters, min_size=1, max_size=120).filter(lambda s: s not in (".", ".."))
@@ -42,6 +40,14 @@ def archive(entries, tar_format=tarfile.USTAR_FORMAT):
     return buffer.getvalue()
 
 
+def with_checksum(data):
+    """Make the first header of `data` valid again."""
+    header = bytearray(data[:512])
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(data[512:])
+
+
 def found_in(data, **settings_):
     def read(offset, size):
         return data[offset : offset + size]
@@ -67,17 +73,6 @@ def test_finds_what_the_standard_library_finds(entries, tar_format):
         (m.name, data[m.offset : m.offset + m.size], m.header_offset, m.offset)
         for m in found_in(data)
     ] == expected
-
-
-@pytest.mark.parametrize("block", [512, 1024, 5120])
-def test_blocks_of_any_size_give_the_same_members(monkeypatch, block):
-    entries = [(f"{n}.txt", "file", bytes([n]) * (n * 97), 0.5) for n in range(40)]
-    data = archive(entries, tarfile.PAX_FORMAT)
-    expected = found_in(data)
-    monkeypatch.setattr(tar, "READ_BYTES", block)
-    monkeypatch.setattr(tar, "SKIP_BYTES", 2048)
-    assert found_in(data) == expected
-    assert len(expected) == 40
 
 
 def test_archives_that_were_joined_are_read_to_the_end():
@@ -109,13 +104,13 @@ def test_sizes_beyond_eight_gigabytes_are_read():
     data = bytearray(archive([("big.bin", "file", b"x", 0)]))
     data[124:136] = b"\x80" + (9 << 30).to_bytes(11, "big")
     with pytest.raises(TruncatedError, match="9663676416 bytes"):
-        found_in(bytes(data))
+        found_in(with_checksum(data))
 
 
 def test_sparse_files_are_passed_over():
     data = bytearray(archive([("sparse.bin", "file", b"x" * 600, 0), ("a.txt", "file", b"a", 0)]))
     data[156:157] = b"S"
-    assert contents(bytes(data)) == [("a.txt", b"a")]
+    assert contents(with_checksum(data)) == [("a.txt", b"a")]
 
 
 @pytest.mark.parametrize(
@@ -138,17 +133,9 @@ def test_names_are_split_at_the_first_dot_of_the_base_name(name, expected):
     assert split_name(name) == expected
 
 
-def test_a_scan_groups_members_to_samples(tmp_path):
-    names = ["a.jpg", "a.txt", "README", "b.txt", "__x__/c.txt", "b.jpg", "a.json"]
-    data = archive([(name, "file", name.encode(), 0) for name in names])
-    path = tmp_path / "x.tar"
-    path.write_bytes(data)
-    scan = scan_tar(path)
-    assert scan.keys == ["a", "b", "a"]
-    assert scan.part_names == ("jpg", "txt", "json")
-    assert scan.first_part.tolist() == [0, 2, 4, 5]
-    assert scan.part_name.tolist() == [0, 1, 1, 0, 2]
-    assert scan.sample_offset.tolist() == [0, 3072, 6144, 7168]
-    for offset, size in zip(scan.part_offset.tolist(), scan.part_size.tolist(), strict=True):
-        assert data[offset : offset + size].decode() in names
-    assert scan.part_offset.dtype == np.uint64
+def test_checksums_of_signed_bytes_are_known():
+    data = bytearray(archive([("ä.txt", "file", b"x", 0)], tarfile.GNU_FORMAT))
+    header = bytearray(data[:512])
+    header[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(byte - 256 * (byte > 127) for byte in header)
+    assert [m.name for m in found_in(bytes(data))] == ["ä.txt"]

@@ -112,7 +112,7 @@ def _ask_field_map(sample_type: str, shard: Path) -> dict[str, str]:
     """Ask for the part of each field, after showing which parts the first shard has."""
     from dataclasses import MISSING, fields
 
-    from energon.formats.tar import scan_tar
+    from energon.formats.tar_scan import scan_tar
     from energon.samples.registry import resolve_class
 
     click.echo(f"Parts of samples: {', '.join(scan_tar(shard).part_names)}", err=True)

@@ -1,23 +1,35 @@
 """The part table of a shard: where each part of each sample lies.
 
 A file beside the shard, `x.tar.parts` for `x.tar`, with which readers take content without
-parsing a tar header. All numbers are little-endian; each array begins at a multiple of 8.
+parsing a tar header. It is mapped into memory, and what follows from the rest is left out, as
+the names of parts where all samples have the same. All numbers are little-endian.
 
 | bytes | content |
 |---|---|
-| 8 | magic `ENERGPT1` |
+| 8 | magic `ENERGPT2` |
 | 8 | bytes of the rest after this header (uint64) |
 | 4 | CRC-32 of that rest (uint32) |
 | 4 | bytes of the JSON (uint32) |
-| … | JSON: `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, `names` (of parts) |
-| 8·(N+1) | offset of each sample in the shard, headers included, and the end of the last |
-| 8·P, 8·P | offset and size of the content of each part |
-| 8·N | hashes of the keys, ascending: first 8 bytes of BLAKE2b |
-| 4·(N+1) | number of the first part of each sample, and P |
-| 4·(N+1) | where each key begins in the keys, and their length |
-| 4·N | which sample each hash belongs to |
-| 2·P | index of the name of each part |
-| … | the keys, UTF-8 |
+| … | JSON, see below, spaces at its end |
+| … | columns, each beginning at a multiple of 8 |
+
+The JSON has `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, the `names` of parts in
+hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie:
+
+| column | length | content | left out if |
+|---|---|---|---|
+| `sample_block` | N+1 | 512-byte block in which each sample begins, and the last ends | |
+| `part_block` | P | block in which the content of each part begins | |
+| `part_size` | P | bytes of content | |
+| `first_part` | N+1 | number of the first part of each sample, and P | `schema` is there |
+| `part_name` | P | index of the name of each part | `schema` is there |
+| `key_start` | N+1 | where each key begins, and the length of all | `key_length` is there |
+| `key_order` | N | the samples in the order of their keys | the keys ascend |
+| `part_crc32` | P | CRC-32 of each content | contents were not read |
+| `key_bytes` | | the keys, UTF-8 | |
+
+`schema` are the indices of the names that every sample has, in their order; `key_length` is the
+length of every key.
 """
 
 from __future__ import annotations
@@ -27,10 +39,11 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
+from itertools import pairwise
+from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +51,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tar import TarScan, scan_tar
+from energon.formats.scan_builder import TarScan
+from energon.formats.tar_scan import scan_tar
+from energon.formats.tar_window import BLOCK
 
-MAGIC = b"ENERGPT1"
+MAGIC = b"ENERGPT2"
 _HEADER = struct.Struct("<8sQII")
+Column = NDArray[Any]
 
 
 def part_table_path(shard: str | os.PathLike[str]) -> Path:
@@ -54,51 +70,66 @@ def part_table_path(shard: str | os.PathLike[str]) -> Path:
 class PartTable:
     """Where the parts of a shard lie. N samples, P parts."""
 
+    num_samples: int
+    num_parts: int
     shard_size: int
     """Bytes of the shard when it was indexed."""
     shard_mtime_ns: int
     """Its modification time then."""
     part_names: tuple[str, ...]
-    sample_offset: NDArray[np.uint64]
-    """(N + 1,) where each sample begins, headers included, and where the last ends."""
-    part_offset: NDArray[np.uint64]
-    """(P,) where the content of each part begins."""
-    part_size: NDArray[np.uint64]
-    """(P,) bytes of content."""
-    key_hash: NDArray[np.uint64]
-    """(N,) hashes of the keys, ascending."""
-    first_part: NDArray[np.uint32]
-    """(N + 1,) number of the first part of each sample, and P."""
-    key_start: NDArray[np.uint32]
-    """(N + 1,) where each key begins in `key_bytes`, and their length."""
-    hash_sample: NDArray[np.uint32]
-    """(N,) the sample of each hash."""
-    part_name: NDArray[np.uint16]
-    """(P,) index into `part_names`."""
-    key_bytes: Any
+    columns: Mapping[str, Column] = field(repr=False)
+    """As they are stored."""
+    schema: tuple[int, ...] | None
+    """Indices of the names that every sample has; None if samples differ."""
+    key_length: int | None
+    """Bytes of every key; None if they differ."""
+    key_bytes: Any = field(repr=False)
     """All keys in UTF-8, as a buffer."""
 
-    @property
-    def num_samples(self) -> int:
-        """How many samples the shard has."""
-        return len(self.key_hash)
+    @cached_property
+    def sample_offset(self) -> NDArray[np.uint64]:
+        """(N + 1,) where each sample begins, headers included, and where the last ends."""
+        return self.columns["sample_block"].astype(np.uint64) * BLOCK
 
     @cached_property
+    def part_offset(self) -> NDArray[np.uint64]:
+        """(P,) where the content of each part begins."""
+        return self.columns["part_block"].astype(np.uint64) * BLOCK
+
+    @cached_property
+    def part_size(self) -> NDArray[np.uint64]:
+        """(P,) bytes of content."""
+        return self.columns["part_size"].astype(np.uint64)
+
+    @cached_property
+    def first_part(self) -> Column:
+        """(N + 1,) number of the first part of each sample, and P."""
+        if self.schema is None:
+            return self.columns["first_part"]
+        return np.arange(0, self.num_parts + 1, len(self.schema))
+
+    @cached_property
+    def part_name(self) -> Column:
+        """(P,) index into `part_names`."""
+        if self.schema is None:
+            return self.columns["part_name"]
+        return np.tile(np.array(self.schema), self.num_samples)
+
+    @property
+    def part_crc32(self) -> Column | None:
+        """(P,) CRC-32 of each content; None if they are not known."""
+        return self.columns.get("part_crc32")
+
+    @property
     def common_parts(self) -> tuple[str, ...] | None:
         """The parts that every sample has, in this order and no others; None if they differ."""
-        count = len(self.part_name) // max(1, self.num_samples)
-        if not count or len(self.part_name) != count * self.num_samples:
+        if self.schema is None:
             return None
-        names = self.part_name.reshape(-1, count)
-        regular = self.first_part[:-1] == np.arange(0, len(self.part_name), count)
-        if not regular.all() or not (names == names[0]).all():
-            return None
-        return tuple(self.part_names[name] for name in names[0].tolist())
+        return tuple(self.part_names[name] for name in self.schema)
 
     def keys(self, indices: NDArray[np.int64]) -> list[str]:
         """Return the keys of samples, in the order of `indices`."""
-        starts = self.key_start[indices].tolist()
-        stops = self.key_start[indices + 1].tolist()
+        starts, stops = (edges.tolist() for edges in self._key_edges(indices))
         data = self.key_bytes
         if len(starts) > 1 and stops[-1] - starts[0] < 64 * len(starts):
             # Neighbours: decode once and cut the text, if characters are bytes.
@@ -113,55 +144,86 @@ class PartTable:
 
     def index_of(self, key: str) -> int | None:
         """Return which sample has this key, or None."""
-        wanted = hash_key(key.encode("utf-8", "surrogateescape"))
-        at = int(np.searchsorted(self.key_hash, np.uint64(wanted)))
-        while at < self.num_samples and int(self.key_hash[at]) == wanted:
-            sample = int(self.hash_sample[at])
-            if self.keys(np.array([sample])) == [key]:
-                return sample
-            at += 1
-        return None
+        wanted = key.encode("utf-8", "surrogateescape")
+        low, high = 0, self.num_samples
+        while low < high:
+            middle = (low + high) // 2
+            if self.key_at(middle) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        if low == self.num_samples or self.key_at(low) != wanted:
+            return None
+        order = self.columns.get("key_order")
+        return low if order is None else int(order[low])
+
+    def key_at(self, place: int) -> bytes:
+        """Return the key that has a place among all keys in ascending order."""
+        order = self.columns.get("key_order")
+        index = place if order is None else int(order[place])
+        if self.key_length is not None:
+            return bytes(self.key_bytes[index * self.key_length : (index + 1) * self.key_length])
+        start, stop = self.columns["key_start"][index : index + 2].tolist()
+        return bytes(self.key_bytes[start:stop])
+
+    def _key_edges(self, indices: NDArray[np.int64]) -> tuple[Column, Column]:
+        if self.key_length is not None:
+            starts = np.asarray(indices) * self.key_length
+            return starts, starts + self.key_length
+        edges = self.columns["key_start"]
+        return edges[indices], edges[np.asarray(indices) + 1]
 
     @classmethod
     def from_scan(cls, scan: TarScan, *, shard_mtime_ns: int = 0) -> PartTable:
         """Return the table of a shard that was just scanned."""
-        encoded = [key.encode("utf-8", "surrogateescape") for key in scan.keys]
-        hashes = np.array([hash_key(key) for key in encoded], np.uint64)
-        order = np.argsort(hashes, kind="stable")
-        lengths = np.array([len(key) for key in encoded], np.uint32)
+        schema = _schema(scan)
+        key_length = _key_length(scan)
+        columns: dict[str, Column] = {
+            "sample_block": scan.sample_offset // BLOCK,
+            "part_block": scan.part_offset // BLOCK,
+            "part_size": scan.part_size,
+        }
+        if schema is None:
+            columns |= {"first_part": scan.first_part, "part_name": scan.part_name}
+        if key_length is None:
+            columns["key_start"] = scan.key_start
+        order = _key_order(scan)
+        if order is not None:
+            columns["key_order"] = order
+        if scan.part_crc32 is not None:
+            columns["part_crc32"] = scan.part_crc32
         return cls(
+            num_samples=scan.num_samples,
+            num_parts=len(scan.part_offset),
             shard_size=scan.size,
             shard_mtime_ns=shard_mtime_ns,
             part_names=scan.part_names,
-            sample_offset=scan.sample_offset,
-            part_offset=scan.part_offset,
-            part_size=scan.part_size,
-            key_hash=hashes[order],
-            first_part=scan.first_part,
-            key_start=np.concatenate(([0], np.cumsum(lengths))).astype(np.uint32),
-            hash_sample=order.astype(np.uint32),
-            part_name=scan.part_name,
-            key_bytes=b"".join(encoded),
+            columns={name: _smallest(column) for name, column in columns.items()},
+            schema=schema,
+            key_length=key_length,
+            key_bytes=scan.key_bytes,
         )
 
     def to_bytes(self) -> bytes:
         """Return the table as it is stored."""
-        about = json.dumps(
-            {
-                "samples": self.num_samples,
-                "parts": len(self.part_offset),
-                "shard_size": self.shard_size,
-                "shard_mtime_ns": self.shard_mtime_ns,
-                "names": [
-                    name.encode("utf-8", "surrogateescape").hex() for name in self.part_names
-                ],
-            }
-        ).encode()
-        about += b" " * (-(_HEADER.size + len(about)) % 8)
-        columns = [getattr(self, name) for name, *_ in _columns(0, 0)]
-        body = about + b"".join(_padded(column.tobytes()) for column in columns)
+        names = [name.encode("utf-8", "surrogateescape").hex() for name in self.part_names]
+        about = {
+            "samples": self.num_samples,
+            "parts": self.num_parts,
+            "shard_size": self.shard_size,
+            "shard_mtime_ns": self.shard_mtime_ns,
+            "names": names,
+            "schema": self.schema,
+            "key_length": self.key_length,
+            "columns": [
+                [name, column.dtype.str, len(column)] for name, column in self.columns.items()
+            ],
+        }
+        text = json.dumps(about).encode()
+        text += b" " * (-(_HEADER.size + len(text)) % 8)
+        body = text + b"".join(_padded(column.tobytes()) for column in self.columns.values())
         body += bytes(self.key_bytes)
-        return _HEADER.pack(MAGIC, len(body), zlib.crc32(body), len(about)) + body
+        return _HEADER.pack(MAGIC, len(body), zlib.crc32(body), len(text)) + body
 
     @classmethod
     def from_buffer(cls, data: Any, *, origin: str, verify: bool = False) -> PartTable:
@@ -178,7 +240,7 @@ class PartTable:
         again = "delete it and run `energon prepare` again"
         if len(data) < _HEADER.size:
             raise TruncatedError(f"{origin}: has {len(data)} bytes, no part table; {again}")
-        magic, length, checksum, about_length = _HEADER.unpack_from(data)
+        magic, length, checksum, text_length = _HEADER.unpack_from(data)
         if magic != MAGIC:
             raise FormatError(f"{origin}: begins with {magic!r}, wanted {MAGIC!r}; {again}")
         if len(data) != _HEADER.size + length:
@@ -187,20 +249,24 @@ class PartTable:
             )
         if verify and zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
             raise FormatError(f"{origin}: checksum does not fit; {again}")
-        about = json.loads(bytes(data[_HEADER.size : _HEADER.size + about_length]))
-        position = _HEADER.size + about_length
-        columns: dict[str, Any] = {}
-        for name, dtype, count in _columns(about["samples"], about["parts"]):
+        about = json.loads(bytes(data[_HEADER.size : _HEADER.size + text_length]))
+        position = _HEADER.size + text_length
+        columns: dict[str, Column] = {}
+        for name, dtype, count in about["columns"]:
             columns[name] = np.frombuffer(data, dtype, count, position)
-            size = count * np.dtype(dtype).itemsize
+            size = columns[name].nbytes
             position += size + -size % 8
         names = (bytes.fromhex(name) for name in about["names"])
         return cls(
+            num_samples=about["samples"],
+            num_parts=about["parts"],
             shard_size=about["shard_size"],
             shard_mtime_ns=about["shard_mtime_ns"],
             part_names=tuple(name.decode("utf-8", "surrogateescape") for name in names),
+            columns=columns,
+            schema=None if about["schema"] is None else tuple(about["schema"]),
+            key_length=about["key_length"],
             key_bytes=memoryview(data)[position:],
-            **columns,
         )
 
     @classmethod
@@ -218,28 +284,6 @@ class PartTable:
         return cls.from_buffer(data, origin=str(path), verify=verify)
 
 
-def hash_key(key: bytes) -> int:
-    """Return the 64-bit hash under which a key is found."""
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
-
-
-def _columns(samples: int, parts: int) -> Sequence[tuple[str, str, int]]:
-    return (
-        ("sample_offset", "<u8", samples + 1),
-        ("part_offset", "<u8", parts),
-        ("part_size", "<u8", parts),
-        ("key_hash", "<u8", samples),
-        ("first_part", "<u4", samples + 1),
-        ("key_start", "<u4", samples + 1),
-        ("hash_sample", "<u4", samples),
-        ("part_name", "<u2", parts),
-    )
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)
-
-
 def open_part_table(shard: str | os.PathLike[str]) -> PartTable:
     """Return the table of a shard: that beside it, or one made by scanning it.
 
@@ -253,3 +297,40 @@ def open_part_table(shard: str | os.PathLike[str]) -> PartTable:
     if path.exists():
         return PartTable.open(path)
     return PartTable.from_scan(scan_tar(shard, strict=False))
+
+
+def _schema(scan: TarScan) -> tuple[int, ...] | None:
+    count = len(scan.part_name) // max(1, scan.num_samples)
+    if not count or len(scan.part_name) != count * scan.num_samples:
+        return None
+    names = scan.part_name.reshape(-1, count)
+    regular = scan.first_part[:-1] == np.arange(0, len(scan.part_name), count)
+    if not regular.all() or not (names == names[0]).all():
+        return None
+    return tuple(names[0].tolist())
+
+
+def _key_length(scan: TarScan) -> int | None:
+    lengths = np.diff(scan.key_start)
+    if not len(lengths) or (lengths != lengths[0]).any():
+        return None
+    return int(lengths[0])
+
+
+def _key_order(scan: TarScan) -> NDArray[np.int64] | None:
+    """Return the samples in the order of their keys, or None if they are in that order."""
+    edges = scan.key_start.tolist()
+    keys = [scan.key_bytes[start:stop] for start, stop in pairwise(edges)]
+    if all(map(le, keys, keys[1:])):
+        return None
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def _smallest(column: Column) -> Column:
+    """Return unsigned numbers in as few bytes as they need, little-endian."""
+    dtype = np.min_scalar_type(int(column.max(initial=0)))
+    return column.astype(dtype.newbyteorder("<"))
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)

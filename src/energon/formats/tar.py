@@ -1,4 +1,4 @@
-"""Find the members of tar archives and group them into samples.
+"""Find the members of tar archives by their headers.
 
 Reads ustar, GNU (long names, base-256 sizes) and PAX archives (POSIX.1-2001). Only headers are
 looked at: small members are parsed out of large blocks, content of large ones is skipped.
@@ -8,22 +8,15 @@ Archives that were joined with `cat` are read through to the end of the last.
 
 from __future__ import annotations
 
-import os
 import re
-from array import array
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from energon.errors import FormatError, TruncatedError
+from energon.formats.tar_window import BLOCK as BLOCK
+from energon.formats.tar_window import ReadInto, TarWindow
 
-BLOCK = 512
-READ_BYTES = 4 << 20
-SKIP_BYTES = 256 << 10
-"""Content from here on is skipped instead of being read along."""
 MAX_EXTENSION_BYTES = 16 << 20
 """Largest extended header that is believed."""
 
@@ -33,6 +26,7 @@ ReadAt = Callable[[int, int], bytes]
 _ZEROS = bytes(BLOCK)
 _REGULAR = b"0\x007"
 _HIDDEN = re.compile(r"__[^/]*__(?:$|/)")
+_ADLER = 65521
 
 
 class Member(NamedTuple):
@@ -45,6 +39,11 @@ class Member(NamedTuple):
     """Where its content begins."""
     size: int
     """Bytes of content."""
+
+    @property
+    def end(self) -> int:
+        """Where its last block ends."""
+        return self.offset + (self.size + BLOCK - 1) // BLOCK * BLOCK
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -77,163 +76,141 @@ def iter_members(read: ReadAt, size: int, *, origin: str, strict: bool = True) -
         TruncatedError: If a member or a header is cut off, or the end marker is missing.
         FormatError: If there is something else where a header should be.
     """
-    window, base, pos, first = b"", 0, 0, -1
-    long_name: str | None = None
-    long_size: int | None = None
-    ended = False
-    while True:
-        at = pos - base
-        if at < 0 or at + BLOCK > len(window):
-            wanted = (
-                READ_BYTES if pos == base + len(window) or at < len(window) + SKIP_BYTES else BLOCK
-            )
-            window, base, at = read(pos, max(BLOCK, min(wanted, size - pos))), pos, 0
-            if not window:
-                break
-            if len(window) < BLOCK:
-                raise TruncatedError(
-                    f"{origin}: ends at byte {size} within a header; the archive is cut off, "
-                    "restore or write it again"
-                )
-        header = window[at : at + BLOCK]
-        if header[0] == 0 and header == _ZEROS:
-            ended = True
-            pos += BLOCK
-            continue
-        if first < 0:
-            first = pos
-        kind = header[156:157]
-        length = member_size(header, origin, pos)
-        if header[257:262] != b"ustar" or ended:
-            verify_checksum(header, origin, pos)
-        ended = False
-        pos += BLOCK
-        if kind in _REGULAR:
-            name = long_name if long_name is not None else member_name(header)
-            content = length if long_size is None else long_size
-            if pos + content > size:
-                raise TruncatedError(
-                    f"{origin}: {name!r} at byte {first} has {content} bytes, but the archive ends "
-                    f"{pos + content - size} bytes too early; restore or write it again"
-                )
-            yield Member(name, first, pos, content)
-            pos += (content + BLOCK - 1) // BLOCK * BLOCK
-            long_name, long_size, first = None, None, -1
-        elif kind in b"xXL":
-            payload = _extension(read, pos, length, size, origin)
-            pos += (length + BLOCK - 1) // BLOCK * BLOCK
-            if kind == b"L":
-                long_name = payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
-            else:
-                records = pax_records(payload, origin, pos)
-                long_name = records.get("path", long_name)
-                if "size" in records:
-                    long_size = int(records["size"])
-                if any(key.startswith("GNU.sparse") for key in records):
-                    pos = _skip_sparse(read, pos, size, long_size, origin)
-                    long_name, long_size, first = None, None, -1
-        else:
-            if kind == b"S":
-                pos = _skip_sparse_headers(read, header, pos, size, origin)
-            if kind not in b"123456":
-                content = length if long_size is None or kind in b"KgS" else long_size
-                pos += (content + BLOCK - 1) // BLOCK * BLOCK
-            if pos > size:
-                raise TruncatedError(f"{origin}: ends at byte {size} within a special member")
-            if kind not in b"Kg":
-                long_name, long_size, first = None, None, -1
-    if strict and not ended:
-        raise TruncatedError(
-            f"{origin}: ends at byte {size} without the end marker of a tar archive; members may "
-            "be missing, restore or write it again"
-        )
+
+    def read_into(offset: int, buffer: memoryview) -> int:
+        data = read(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    walk = TarWalk(read_into, size, origin=origin)
+    while (member := walk.next()) is not None:
+        yield member
+    if strict:
+        walk.check_end()
 
 
-@dataclass(frozen=True, eq=False)
-class TarScan:
-    """What a shard holds: its samples, their parts, and where those lie. N samples, P parts."""
-
-    size: int
-    """Bytes of the shard."""
-    keys: list[str]
-    part_names: tuple[str, ...]
-    """The different names of parts."""
-    sample_offset: NDArray[np.uint64]
-    """(N + 1,) where each sample begins, headers included, and where the last one ends."""
-    first_part: NDArray[np.uint32]
-    """(N + 1,) number of the first part of each sample, and P."""
-    part_name: NDArray[np.uint16]
-    """(P,) index into `part_names`."""
-    part_offset: NDArray[np.uint64]
-    """(P,) where the content begins."""
-    part_size: NDArray[np.uint64]
-    """(P,) bytes of content."""
-
-
-def scan_tar(path: str | os.PathLike[str], *, strict: bool = True) -> TarScan:
-    """Return what a shard on local disk holds, in one pass over its headers.
+class TarWalk:
+    """A place in an archive that moves from member to member.
 
     Args:
-        path: The shard.
-        strict: Whether an archive without an end marker is an error.
-
-    Raises:
-        TruncatedError: If the archive is cut off.
-        FormatError: If it is no tar archive.
-        FileNotFoundError: If it does not exist.
+        read_into: Fills a buffer with the bytes from an offset on, and returns how many.
+        size: Bytes of the archive.
+        origin: What messages call it.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(descriptor).st_size
 
-        def read(offset: int, count: int) -> bytes:
-            return os.pread(descriptor, count, offset)
+    def __init__(self, read_into: ReadInto, size: int, *, origin: str) -> None:
+        self.window = TarWindow(read_into, size, origin=origin)
+        self.size = size
+        self.origin = origin
+        self.position = 0
+        """Where the next header is expected. May be moved to any other header."""
+        self._ended = False
 
-        return _group(iter_members(read, size, origin=os.fspath(path), strict=strict), size)
-    finally:
-        os.close(descriptor)
+    def next(self) -> Member | None:
+        """Return the next regular file, or None at the end of the archive.
 
+        Raises:
+            TruncatedError: If a member or a header is cut off.
+            FormatError: If there is something else where a header should be.
+        """
+        name: str | None = None
+        length: int | None = None
+        first = -1
+        while (header := self._header()) is not None:
+            at = self.position - BLOCK
+            first = at if first < 0 else first
+            kind = header[156:157]
+            stated = member_size(header, self.origin, at)
+            if kind in _REGULAR:
+                name = member_name(header) if name is None else name
+                member = Member(name, first, self.position, stated if length is None else length)
+                self._move_past(member)
+                return member
+            if kind in b"xXL":
+                payload = self._extension(stated)
+                if kind == b"L":
+                    name = payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
+                    continue
+                records = pax_records(payload, self.origin, self.position)
+                name = records.get("path", name)
+                length = int(records["size"]) if "size" in records else length
+                if not any(key.startswith("GNU.sparse") for key in records):
+                    continue
+                # The file that follows is sparse: its content is not what it seems to be.
+                self._skip_special(self._header() or _ZEROS, length)
+            elif kind in b"Kg":
+                self._skip_content(stated)
+                continue
+            else:
+                self._skip_special(header, length)
+            name, length, first = None, None, -1
+        return None
 
-def _group(members: Iterator[Member], size: int) -> TarScan:
-    keys: list[str] = []
-    names: dict[str, int] = {}
-    sample_offset, part_offset, part_size = array("Q"), array("Q"), array("Q")
-    first_part, part_name = array("I"), array("H")
-    last_key: str | None = None
-    stop = 0
-    for name, header_offset, offset, length in members:
-        stop = offset + (length + BLOCK - 1) // BLOCK * BLOCK
-        base = name.rfind("/") + 1
-        dot = name.find(".", base)
-        if dot <= base or (name[0] == "_" and split_name(name) is None):
-            continue
-        key = name[:dot]
-        if key != last_key:
-            keys.append(key)
-            sample_offset.append(header_offset)
-            first_part.append(len(part_name))
-            last_key = key
-        part = name[dot + 1 :]
-        number = names.get(part)
-        if number is None:
-            number = names[part] = len(names)
-            if number > 0xFFFF:
-                raise FormatError("a shard has more than 65,536 different names of parts")
-        part_name.append(number)
-        part_offset.append(offset)
-        part_size.append(length)
-    sample_offset.append(stop)
-    first_part.append(len(part_name))
-    return TarScan(
-        size=size,
-        keys=keys,
-        part_names=tuple(names),
-        sample_offset=np.frombuffer(sample_offset, np.uint64),
-        first_part=np.frombuffer(first_part, np.uint32),
-        part_name=np.frombuffer(part_name, np.uint16) if part_name else np.empty(0, np.uint16),
-        part_offset=np.frombuffer(part_offset, np.uint64) if part_name else np.empty(0, np.uint64),
-        part_size=np.frombuffer(part_size, np.uint64) if part_name else np.empty(0, np.uint64),
-    )
+    def check_end(self) -> None:
+        """Check that the archive ends with its end marker, after `next` returned None.
+
+        Raises:
+            TruncatedError: If it does not.
+        """
+        if not self._ended:
+            raise TruncatedError(
+                f"{self.origin}: ends at byte {self.size} without the end marker of a tar archive; "
+                "members may be missing, restore or write it again"
+            )
+
+    def _header(self) -> bytes | None:
+        """Return the next header that is not empty and move behind it; None at the end."""
+        while True:
+            header = self.window.block(self.position)
+            if header is None:
+                return None
+            if header[0] or header != _ZEROS:
+                break
+            self._ended = True
+            self.position += BLOCK
+        verify_checksum(header, self.origin, self.position)
+        self._ended = False
+        self.position += BLOCK
+        return header
+
+    def _move_past(self, member: Member) -> None:
+        missing = member.offset + member.size - self.size
+        if missing > 0:
+            raise TruncatedError(
+                f"{self.origin}: {member.name!r} at byte {member.header_offset} has {member.size} "
+                f"bytes, but the archive ends {missing} bytes too early; restore or write it again"
+            )
+        self.position = member.end
+
+    def _extension(self, length: int) -> bytes:
+        if length > MAX_EXTENSION_BYTES:
+            raise FormatError(
+                f"{self.origin}: an extended header of {length} bytes at byte {self.position}"
+            )
+        payload = self.window.read(self.position, length)
+        self._skip_content(length)
+        return payload
+
+    def _skip_special(self, header: bytes, length: int | None) -> None:
+        """Move past what follows the header of something that is no plain file."""
+        kind = header[156:157]
+        more = kind == b"S" and header[482]
+        while more:
+            block = self.window.block(self.position)
+            more = block is not None and block[504]
+            self.position += BLOCK
+        if kind not in b"123456":
+            self._skip_content(
+                member_size(header, self.origin, self.position) if length is None else length
+            )
+
+    def _skip_content(self, length: int) -> None:
+        self.position += (length + BLOCK - 1) // BLOCK * BLOCK
+        if self.position > self.size:
+            raise TruncatedError(
+                f"{self.origin}: ends at byte {self.size} within an extended header or a special "
+                "member; restore or write it again"
+            )
 
 
 def member_name(header: bytes) -> str:
@@ -270,26 +247,27 @@ def member_size(header: bytes, origin: str, pos: int) -> int:
 
 
 def verify_checksum(header: bytes, origin: str, pos: int) -> None:
-    """Check a header without the ustar magic, which is believed only if its checksum fits.
+    """Check that the checksum of the header at byte `pos` fits, as a whole header has one.
 
     Raises:
         FormatError: If it does not.
     """
-    stated = header[148:156].strip(b" \0")
-    actual = sum(header) - sum(header[148:156]) + 8 * 32
-    if not re.fullmatch(rb"[0-7]+", stated) or int(stated, 8) != actual:
-        raise FormatError(
-            f"{origin}: no tar header at byte {pos} (its checksum does not fit); the file is "
-            "damaged or no plain tar archive"
-        )
-
-
-def _extension(read: ReadAt, pos: int, length: int, size: int, origin: str) -> bytes:
-    if length > MAX_EXTENSION_BYTES:
-        raise FormatError(f"{origin}: an extended header of {length} bytes at byte {pos}")
-    if pos + length > size:
-        raise TruncatedError(f"{origin}: ends at byte {size} within an extended header")
-    return read(pos, length)
+    field = header[148:156]
+    stated = field.strip(b" \0")
+    if stated.isdigit() and b"8" not in stated and b"9" not in stated:
+        number = int(stated, 8)
+        # Adler-32 sums bytes modulo a prime, much faster than a loop could.
+        total = (zlib.adler32(header) & 0xFFFF) - 1 - sum(field) + 8 * 32
+        if (total - number) % _ADLER == 0:
+            return
+        # Some old programs added up signed bytes.
+        signed = total - 256 * sum(byte > 127 for byte in header)
+        if (signed - number) % _ADLER == 0:
+            return
+    raise FormatError(
+        f"{origin}: no tar header at byte {pos} (its checksum does not fit); the file is "
+        "damaged or no plain tar archive"
+    )
 
 
 def pax_records(payload: bytes, origin: str, pos: int) -> dict[str, str]:
@@ -307,24 +285,3 @@ def pax_records(payload: bytes, origin: str, pos: int) -> dict[str, str]:
         key, _, value = record[len(digits) + 1 : -1].partition(b"=")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
     return records
-
-
-def _skip_sparse(read: ReadAt, pos: int, size: int, long_size: int | None, origin: str) -> int:
-    """Return where the member ends whose PAX header says that it is sparse."""
-    header = read(pos, BLOCK)
-    if len(header) < BLOCK:
-        raise TruncatedError(f"{origin}: ends at byte {size} within a header")
-    content = member_size(header, origin, pos) if long_size is None else long_size
-    return pos + BLOCK + (content + BLOCK - 1) // BLOCK * BLOCK
-
-
-def _skip_sparse_headers(read: ReadAt, header: bytes, pos: int, size: int, origin: str) -> int:
-    """Return where the content of an old GNU sparse file begins."""
-    more = header[482]
-    while more:
-        block = read(pos, BLOCK)
-        if len(block) < BLOCK:
-            raise TruncatedError(f"{origin}: ends at byte {size} within a sparse header")
-        more = block[504]
-        pos += BLOCK
-    return pos

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.part_table import PartTable, part_table_path
-from energon.formats.tar import scan_tar
 from energon.formats.tar_index import encode_tar_index, load_tar_index, tar_index_path
+from energon.formats.tar_scan import scan_tar
 from energon.io.atomic import write_atomic
 
 COMPRESSED = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -70,7 +70,7 @@ def index_shard(path: str) -> PartTable:
     except (FileNotFoundError, FormatError, ValueError):
         pass
     scan = scan_tar(path)
-    if not scan.keys:
+    if not scan.num_samples:
         raise FormatError(
             f"{path}: has no samples. Files in a shard are named KEY.EXTENSION, and links and "
             "folders do not count; remove the shard, or leave it out with --exclude"
