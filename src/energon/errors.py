@@ -19,6 +19,7 @@ EnergonError
 ├── SampleError (ValueError)            a hook or decoder failed on a sample
 │   ├── DecodeError                     … the bytes of a part cannot be decoded
 │   ├── FieldAccessError (LookupError)  … a field map does not resolve
+│   ├── NoSuchFileError (FileNotFoundError, KeyError)  … it names a file that a store lacks
 │   └── FatalSampleError                … and the run ends because of it
 └── WorkerError (RuntimeError)          a loader worker died, hung or could not start
 
@@ -111,6 +112,13 @@ class DecodeError(SampleError):
 
 class FieldAccessError(SampleError, LookupError):
     """A field map names a part or key that the sample does not have."""
+
+
+class NoSuchFileError(SampleError, FileNotFoundError, KeyError):
+    """A sample names a file that its store does not have."""
+
+    # KeyError would print its message in quotes.
+    __str__ = Exception.__str__
 
 
 class FatalSampleError(SampleError):
