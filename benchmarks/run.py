@@ -82,11 +82,11 @@ def make_data(folder: Path, scale: float, peers: str) -> dict[str, dict[str, flo
         seconds[kind] = {}
         for library, command in (("megatron_energon", theirs), ("ours", ours)):
             start = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True, env=environment(library))
             seconds[kind][library] = time.perf_counter() - start
         if kind in KINDS:
             convert = [peers, str(ROOT / "benchmarks/adapters/lit_data.py"), str(folder / kind)]
-            subprocess.run(convert, check=True, capture_output=True)
+            subprocess.run(convert, check=True, capture_output=True, env=environment("lit_data"))
     return seconds
 
 
@@ -112,12 +112,20 @@ def run(python: str, library: str, path: Path, workers: int, seconds: float) -> 
     command = [python, str(ROOT / "benchmarks/measure.py"), library, str(path)]
     command += ["--workers", str(workers), "--seconds", str(seconds)]
     command += ["--batch-size", "4" if large else "32", "--shuffle", "16" if large else "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment(library)
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{library} on {path}: {done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
+
+
+def environment(library: str) -> dict[str, str]:
+    """Return the environment for a library: peers must not find our `megatron.energon`."""
+    ours = library == "ours"
+    return {key: value for key, value in os.environ.items() if ours or key != "PYTHONPATH"}
 
 
 def restore(path: Path, workers: int) -> dict[str, Any]:
