@@ -13,6 +13,7 @@ EnergonError
 ├── StorageError (OSError)              a store could not be read or written
 │   ├── StorageAccessError (PermissionError)  … because it refuses these credentials
 │   ├── StorageTimeoutError (TimeoutError)    … within the time it was given
+│   ├── RangesNotSupportedError         … because it gives whole objects only
 │   └── ObjectChangedError              … because the object was replaced meanwhile
 ├── SecurityError (PermissionError)     refused unless the user allows it by name
 ├── StateError (ValueError)             a saved state does not fit
@@ -88,6 +89,10 @@ class StorageAccessError(StorageError, PermissionError):
 
 class StorageTimeoutError(StorageError, TimeoutError):
     """A store did not answer in time, in spite of all retries."""
+
+
+class RangesNotSupportedError(StorageError):
+    """A server gives whole objects only, no parts of them."""
 
 
 class ObjectChangedError(StorageError):
