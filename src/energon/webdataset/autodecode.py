@@ -1,0 +1,301 @@
+"""Decode the fields of samples by their extensions.
+
+A decoding handler is a function of a key, which is a dot and the name of the field, and the
+data. It returns None for what it does not know, `Continue` to hand other data on under another
+key, and the result else. Handlers that have a method `claims` are asked once per name of a field
+instead of being called for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+from energon.decode.images import ImageSpec, decode_image, image_spec
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import ConfigError, DecodeError, SecurityError
+from energon.webdataset import security
+
+DecodingHandler = Callable[[str, Any], Any]
+
+PICKLED = frozenset(("pkl", "pickle", "pyd", "pth"))
+BASIC = PICKLED | frozenset(
+    ("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "count", "json", "jsn")
+    + ("npy", "npz", "ten", "tb", "mp", "msg", "cbor")
+)
+"""Extensions that are decoded unless told otherwise."""
+
+
+class DecodingError(DecodeError):
+    """A field cannot be decoded; says which one, and of which sample."""
+
+    def __init__(self, message: str, *, url: str | None = None, key: str = "", k: str = "") -> None:
+        super().__init__(message)
+        self.url = url
+        self.key = key
+        self.k = k
+
+
+@dataclass(frozen=True)
+class Continue:
+    """What a handler returns for others to go on with."""
+
+    key: str
+    data: Any
+
+
+@dataclass(frozen=True)
+class ExtensionHandler:
+    """Decodes fields whose last extensions are one of some, see `handle_extension`."""
+
+    extensions: tuple[str, ...]
+    f: Callable[[Any], Any]
+
+    def claims(self, key: str) -> bool:
+        """Return whether this one decodes fields of that name."""
+        found = key.lower().split(".")
+        return any(found[-len(wanted) :] == wanted for wanted in map(_split, self.extensions))
+
+    def __call__(self, key: str, data: Any) -> Any:
+        return self.f(data) if self.claims(key) else None
+
+
+def _split(extension: str) -> list[str]:
+    return extension.split(".")
+
+
+def handle_extension(extensions: str, f: Callable[[Any], Any]) -> ExtensionHandler:
+    """Return a handler that decodes fields by their extension.
+
+    Args:
+        extensions: Extensions with spaces between them. "png" fits all fields that end in it,
+            "seg.png" those that end in both, ".png" only fields of exactly that name.
+        f: Makes a value of the bytes.
+    """
+    names = tuple(extensions.lower().split())
+    if not names:
+        raise ConfigError("handle_extension needs at least one extension")
+    return ExtensionHandler(names, f)
+
+
+@dataclass(frozen=True)
+class ImageHandler:
+    """Decodes images.
+
+    Args:
+        imagespec: What they become, see `energon.decode.images.IMAGE_SPECS`.
+        extensions: Which fields are images; None means the usual extensions.
+    """
+
+    imagespec: str
+    extensions: Collection[str] | None = None
+    _spec: ImageSpec = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_spec", image_spec(self.imagespec))
+
+    def claims(self, key: str) -> bool:
+        """Return whether fields of that name are images."""
+        extension = key.rpartition(".")[2].lower()
+        return extension in (IMAGE_EXTENSIONS if self.extensions is None else self.extensions)
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        return decode_image(data, self._spec) if self.claims(key) else None
+
+
+def imagehandler(imagespec: str, extensions: Collection[str] | None = None) -> ImageHandler:
+    """Return a handler that decodes images, see `ImageHandler`."""
+    return ImageHandler(imagespec, extensions)
+
+
+@dataclass(frozen=True)
+class BasicHandler:
+    """Decodes text, numbers, JSON, arrays and the like by their extension, see `BASIC`.
+
+    Args:
+        allowed: Whether pickles are among them.
+    """
+
+    allowed: frozenset[str] = frozenset()
+    _decoder: SampleDecoder = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_decoder", SampleDecoder("rgb", allow=self.allowed))
+
+    def claims(self, key: str) -> bool:
+        """Return whether fields of that name are decoded."""
+        return key.rpartition(".")[2] in BASIC
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        extension = key.rpartition(".")[2]
+        if extension not in BASIC:
+            return None
+        if extension in PICKLED:
+            security.require(
+                "pickle",
+                self.allowed,
+                f"a {key} field is pickled, and unpickling runs any code that it holds",
+            )
+        return self._decoder.decode(key, data)
+
+
+def basichandlers(key: str, data: bytes) -> Any:
+    """Decode a field by its extension, with what is allowed at the time of the call."""
+    return BasicHandler(security.resolve())(key, data)
+
+
+class _GzFilter:
+    """Unpacks fields that end in gz, for other handlers to go on with."""
+
+    def claims(self, key: str) -> bool:
+        """Return whether fields of that name are compressed."""
+        return key.endswith(".gz")
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        if not key.endswith(".gz"):
+            return None
+        return Continue(key[:-3], _GUNZIP.decode("part.gz", data))
+
+    def __reduce__(self) -> str:
+        return "gzfilter"
+
+
+_GUNZIP = SampleDecoder("rgb")
+gzfilter = _GzFilter()
+
+
+class Decoder:
+    """Decodes the fields of a sample; a sample given to it comes back decoded.
+
+    Called with anything that is no sample, it is a stage over it: `Decoder(f)(dataset)`.
+
+    Args:
+        handlers: Handlers, or names of what images become ("rgb", "torchrgb8", "pil", ...).
+        pre: Handlers before these; None means unpacking of `.gz`.
+        post: Handlers after these; None means text, numbers, JSON, arrays.
+        only: Fields to decode, as a list or with spaces between them; None means all.
+        partial: Whether fields that are not bytes are left alone; else they are an error.
+        allow: "pickle" lets pickled fields be unpickled.
+    """
+
+    def __init__(
+        self,
+        *handlers: Any,
+        pre: Sequence[DecodingHandler] | None = None,
+        post: Sequence[DecodingHandler] | None = None,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        allow: Collection[str] = (),
+    ) -> None:
+        if len(handlers) == 1 and isinstance(handlers[0], list | tuple):
+            handlers = tuple(handlers[0])
+        allowed = security.resolve(allow)
+        self.handlers: tuple[DecodingHandler, ...] = (
+            *([gzfilter] if pre is None else pre),
+            *(imagehandler(each) if isinstance(each, str) else each for each in handlers),
+            *([BasicHandler(allowed)] if post is None else post),
+        )
+        for each in self.handlers:
+            if not callable(each):
+                raise ConfigError(
+                    f"decode got {each!r}; wanted are functions of key and data, or names of what "
+                    'images become, like "rgb" or "torchrgb"'
+                )
+        self.only = only if only is None else frozenset(_words(only))
+        self.partial = partial
+        self._plan: dict[str, tuple[DecodingHandler, ...]] = {}
+
+    def __call__(self, sample: Any) -> Any:
+        """Return a sample with its fields decoded."""
+        if not isinstance(sample, Mapping):
+            from energon.webdataset.compat import apply_decoder
+
+            return apply_decoder(self, sample)
+        return self.decode(sample)
+
+    def decode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sample with its fields decoded.
+
+        Raises:
+            DecodingError: If a field is damaged.
+            SecurityError: If a field is pickled, and that is not allowed.
+        """
+        decoded = {}
+        for name, data in sample.items():
+            handlers = self._plan.get(name)
+            if handlers is None:
+                handlers = self._plan[name] = self._handlers_for(name)
+            decoded[name] = self._value(name, data, handlers, sample) if handlers else data
+        return decoded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": {}}
+
+    def _handlers_for(self, name: str) -> tuple[DecodingHandler, ...]:
+        """Return the handlers that have to be asked about a field."""
+        if name.startswith("__"):
+            return (_decode_text,)
+        if self.only is not None and name not in self.only:
+            return ()
+        key = "." + name
+        if gzfilter in self.handlers and gzfilter.claims(key):
+            return self.handlers
+        return tuple(each for each in self.handlers if _may_claim(each, key))
+
+    def _value(
+        self,
+        name: str,
+        data: Any,
+        handlers: tuple[DecodingHandler, ...],
+        sample: Mapping[str, Any],
+    ) -> Any:
+        if not isinstance(data, bytes):
+            if self.partial or name.startswith("__"):
+                return data
+            raise self._error(
+                f"holds {type(data).__name__} instead of bytes; is it decoded twice? Pass "
+                "partial=True to leave such fields alone",
+                name,
+                sample,
+            )
+        key = "." + name
+        try:
+            for handler in handlers:
+                result = handler(key, data)
+                if isinstance(result, Continue):
+                    key, data = result.key, result.data
+                elif result is not None or _definite(handler, key):
+                    return result
+        except SecurityError:
+            raise
+        except Exception as error:
+            raise self._error(f"cannot be decoded: {error}", name, sample) from error
+        return data
+
+    def _error(self, what: str, name: str, sample: Mapping[str, Any]) -> DecodingError:
+        key, url = sample.get("__key__", ""), sample.get("__url__")
+        where = f" of {url}" if url else ""
+        return DecodingError(
+            f"field {name!r} of sample {key!r}{where} {what}", url=url, key=key, k=name
+        )
+
+
+def _may_claim(handler: DecodingHandler, key: str) -> bool:
+    claims = getattr(handler, "claims", None)
+    return claims is None or claims(key)
+
+
+def _definite(handler: DecodingHandler, key: str) -> bool:
+    """Return whether None is what the handler has made of the data, like the null of JSON."""
+    claims = getattr(handler, "claims", None)
+    return claims is not None and claims(key)
+
+
+def _decode_text(key: str, data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _words(names: str | Iterable[str]) -> list[str]:
+    return names.split() if isinstance(names, str) else list(names)

@@ -1,0 +1,135 @@
+"""Unpack streams, as told by their first bytes: gzip, bzip2, xz and zstd."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from energon.errors import FormatError, MissingExtraError, TruncatedError
+
+HEAD_BYTES = 6
+"""So many bytes tell what a stream is."""
+CHUNK_BYTES = 1 << 18
+
+
+def unpacker_for(head: bytes) -> Callable[[], Any] | None:
+    """Return what makes decompressors for a stream that begins with `head`; None if it is plain."""
+    return next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)
+
+
+class Unpacked:
+    """What a compressed stream holds. Streams that were joined are read through to the end.
+
+    Args:
+        stream: The compressed bytes after `head`.
+        head: The first of them.
+        make: Makes a decompressor.
+        origin: What messages call the stream.
+    """
+
+    def __init__(
+        self, stream: Any, head: bytes, make: Callable[[], Any], *, origin: str
+    ) -> None:
+        self._stream = stream
+        self._packed = head
+        self._make = make
+        self._origin = origin
+        self._unpack = make()
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes, none at the end only.
+
+        Raises:
+            TruncatedError: If the end is missing.
+            FormatError: If the bytes are damaged.
+        """
+        while True:
+            unpacked = self._unpack_some(size)
+            if unpacked:
+                return unpacked
+            if self._unpack.eof:
+                rest = self._unpack.unused_data
+                self._packed = rest or self._stream.read(CHUNK_BYTES) or b""
+                # tar pads with zeros; so may who stores compressed archives.
+                if not self._packed.strip(b"\0"):
+                    return b""
+                self._unpack = self._make()
+                continue
+            self._packed = self._stream.read(CHUNK_BYTES) or b""
+            if not self._packed:
+                raise TruncatedError(
+                    f"{self._origin}: the compressed data end too early; restore the file or "
+                    "write it again"
+                )
+
+    def close(self) -> None:
+        """Close the compressed stream."""
+        self._stream.close()
+
+    def _unpack_some(self, size: int) -> bytes:
+        packed, self._packed = self._packed, b""
+        try:
+            unpacked: bytes = self._unpack.decompress(packed, size)
+        except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
+            raise FormatError(
+                f"{self._origin}: the compressed data are damaged ({error}); restore the file or "
+                "write it again"
+            ) from error
+        return unpacked
+
+
+class _Gzip:
+    """zlib's decompressor with the interface of the other ones."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(31)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, size)
+
+
+class _Zstd:
+    """zstandard's decompressor with the interface of the other ones."""
+
+    def __init__(self) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise MissingExtraError(
+                "zstd needs zstandard; install energon-loader[formats]"
+            ) from error
+        self._inner = zstandard.ZstdDecompressor().decompressobj()
+        self._error = zstandard.ZstdError
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        try:
+            return self._inner.decompress(data) if data else b""
+        except self._error as error:
+            raise ValueError(str(error)) from error
+
+
+_FORMATS: dict[bytes, Callable[[], Any]] = {
+    b"\x1f\x8b": _Gzip,
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\0": lzma.LZMADecompressor,
+    b"\x28\xb5\x2f\xfd": _Zstd,
+}

@@ -1,0 +1,53 @@
+"""What is refused unless the user allows it: unpickling, and commands for the shell.
+
+Data are data: neither a shard nor a list of shards may run code. Allow by name, per stage with
+`allow=("pickle",)`, for the process with ENERGON_ALLOW=pickle,shell or WDS_SECURE=0, or with
+`energon.webdataset.utils.enforce_security = False`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from energon.errors import ConfigError, SecurityError
+
+CAPABILITIES = ("pickle", "shell")
+
+
+def resolve(allow: Collection[str] = ()) -> frozenset[str]:
+    """Return all that is allowed here and now, `allow` included.
+
+    Stages call this when they are made and keep the answer, so that workers know it.
+
+    Raises:
+        ConfigError: If there is no such capability.
+    """
+    names = {allow} if isinstance(allow, str) else set(allow)
+    unknown = names - {*CAPABILITIES, "code"}
+    if unknown:
+        raise ConfigError(f"allow={sorted(unknown)}: what can be allowed is {CAPABILITIES}")
+    return frozenset(names | _from_environment())
+
+
+def require(capability: str, allowed: Collection[str], what: str) -> None:
+    """Raise SecurityError unless `capability` is allowed.
+
+    Args:
+        capability: Which one.
+        allowed: What `resolve` returned.
+        what: What is refused, and why: the beginning of the message.
+    """
+    if capability not in allowed:
+        raise SecurityError(
+            f"{what}; if you trust it, allow it with allow=({capability!r},), or with "
+            f"ENERGON_ALLOW={capability} in the environment"
+        )
+
+
+def _from_environment() -> set[str]:
+    from energon.webdataset import utils
+
+    named = {name for name in os.environ.get("ENERGON_ALLOW", "").split(",") if name}
+    insecure = os.environ.get("WDS_SECURE", "1").lower() in ("0", "false", "no", "")
+    return named | set(CAPABILITIES) if insecure or not utils.enforce_security else named

@@ -1,0 +1,288 @@
+"""Turn the bytes of a tar archive, as they arrive, into samples. No I/O in here.
+
+The reader hands over windows of bytes; the parser takes whole members off their front, groups
+those with equal keys, and says where the next window has to begin. Plain headers, nearly all
+there are, are matched by one regular expression; everything else (PAX, GNU, links, folders, the
+end marker) goes a slower way.
+
+The key of a member is its path up to the first dot of the base name, the rest, in lower case,
+is the field. Consecutive members with equal keys are a sample. Members that are no regular
+files, that have no dot, or that lie below a folder like `__this__`, belong to no sample.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from energon.errors import FormatError, TruncatedError
+from energon.formats.tar import (
+    BLOCK,
+    MAX_EXTENSION_BYTES,
+    member_name,
+    member_size,
+    pax_records,
+    split_name,
+    verify_checksum,
+)
+
+LARGE_BYTES = 1 << 20
+"""Content from here on is read straight into its own bytes instead of through a window."""
+
+Sample = dict[str, Any]
+
+# Name with a key and a field, octal size, a regular file, the magic, no prefix of the name.
+_PLAIN = re.compile(
+    rb"(?!__)(?=[^\0]{1,99}\0)(?=((?:[^\0]*/)?[^\0./]+)\.([^\0/]*)\0)"
+    rb".{124}([0-7]{11}).{21}[0\0].{100}ustar.{83}\0",
+    re.DOTALL,
+)
+_ZEROS = bytes(BLOCK)
+_NO_CONTENT = b"123456"
+_OVERRIDES = re.compile(rb"(?:path|size|GNU\.sparse[^=]*)=")
+
+
+class TarParser:
+    """The samples of one archive, or of several that were joined with `cat`.
+
+    Args:
+        origin: What messages call the archive.
+        about: What every sample has after its `__key__`, like `__url__`.
+        select: Says by name, after renaming, which members are wanted; None wants all.
+        rename: Gives members other names; None keeps them.
+        position: Where in the archive the first window begins.
+    """
+
+    def __init__(
+        self,
+        origin: str,
+        *,
+        about: Sample | None = None,
+        select: Callable[[str], Any] | None = None,
+        rename: Callable[[str], str] | None = None,
+        position: int = 0,
+    ) -> None:
+        self.origin = origin
+        self.samples: list[Sample] = []
+        """Complete samples; the caller takes them away."""
+        self.position = position
+        """Where the next window has to begin; content that nobody wants is jumped over."""
+        self.sample_position = position
+        """Where the sample begins that is not complete yet."""
+        self.wanted_bytes = BLOCK
+        """Length that the next window needs for anything to be taken from it."""
+        self.content_bytes = 0
+        """If not 0, give that many bytes to `put_content` instead of a window."""
+        self.ended = False
+        """Whether the end marker has come, and nothing after it."""
+        self.num_passed_over = 0
+        """How many links, devices and sparse files were left out."""
+        self._about = about or {}
+        self._select = select
+        self._rename = rename
+        self._slowly = select is not None or rename is not None
+        self._key: bytes | None = None
+        self._sample: Sample = {}
+        self._fields: dict[bytes, str] = {}
+        self._path: str | None = None
+        self._size: int | None = None
+        self._header_position = -1
+        self._large_field = ""
+
+    def feed(self, window: bytes) -> None:
+        """Take all whole members off the front of `window`.
+
+        Raises:
+            FormatError: If there is something else where a header should be.
+        """
+        match, fields, end = _PLAIN.match, self._fields, len(window)
+        slowly = self._slowly or self._path is not None or self._size is not None
+        key, sample = self._key, self._sample
+        at, base = 0, self.position
+        self.wanted_bytes = BLOCK
+        while at + BLOCK <= end:
+            plain = None if slowly else match(window, at)
+            if plain is None:
+                self.position, self._key = base + at, key
+                taken = self._take(window, at)
+                if not taken:
+                    break
+                key, sample = self._key, self._sample
+                slowly = self._slowly or self._path is not None or self._size is not None
+                at += taken
+                if self.content_bytes:
+                    break
+                continue
+            found, suffix, octal = plain.groups()
+            size = int(octal, 8)
+            stop = at + BLOCK + size
+            if stop > end:
+                if size < LARGE_BYTES:
+                    self.wanted_bytes = BLOCK + size
+                    break
+                slowly = True
+                continue
+            if found != key:
+                if key is not None:
+                    self.samples.append(sample)
+                key = found
+                sample = self._sample = {"__key__": found.decode("utf-8", "surrogateescape")}
+                sample.update(self._about)
+                self.sample_position = base + at
+                self.ended = False
+            field = fields.get(suffix) or self._field(suffix)
+            if field in sample:
+                raise self._duplicate(sample["__key__"], field)
+            sample[field] = window[at + BLOCK : stop]
+            at = stop + -size % BLOCK
+        self._key = key
+        self.position = base + at
+
+    def put_content(self, content: bytes) -> None:
+        """Take the content that was asked for by `content_bytes`."""
+        self._sample[self._large_field] = content
+        self.position += len(content) + -len(content) % BLOCK
+        self.content_bytes = 0
+
+    def finish(self, end: int) -> None:
+        """Complete the last sample: the archive ends at byte `end`.
+
+        Raises:
+            TruncatedError: If that is not where an archive can end. The last sample is not
+                complete then, and not given out.
+        """
+        again = "the archive is cut off, restore or write it again"
+        if end < self.position:
+            raise TruncatedError(
+                f"{self.origin}: ends at byte {end}, {self.position - end} bytes too early; {again}"
+            )
+        if end > self.position or self._path is not None or self._size is not None:
+            raise TruncatedError(f"{self.origin}: ends at byte {end} within a member; {again}")
+        if not self.ended:
+            raise TruncatedError(
+                f"{self.origin}: ends at byte {end} without the end marker of a tar archive, so "
+                f"members may be missing; {again}"
+            )
+
+    def _take(self, window: bytes, at: int) -> int:
+        """Take a member of any kind off `window`; return its bytes, or 0 if it is incomplete."""
+        header = window[at : at + BLOCK]
+        if header == _ZEROS:
+            self._end_sample()
+            self.ended = True
+            return BLOCK
+        if header[257:262] != b"ustar" or self.ended:
+            verify_checksum(header, self.origin, self.position)
+        self.ended = False
+        size = member_size(header, self.origin, self.position)
+        kind = header[156:157]
+        if kind in b"xXLgK":
+            return self._take_extension(window, at, kind, size)
+        if kind in b"0\x007":
+            return self._take_regular(window, at, header, size)
+        self._forget_extension()
+        self.num_passed_over += kind != b"5"
+        if kind == b"S":
+            return self._sparse_headers(window, at, header, size)
+        return BLOCK + (0 if kind in _NO_CONTENT else size + -size % BLOCK)
+
+    def _take_extension(self, window: bytes, at: int, kind: bytes, size: int) -> int:
+        """Note what an extended header says of the member after it."""
+        if size > MAX_EXTENSION_BYTES:
+            raise FormatError(
+                f"{self.origin}: an extended header of {size} bytes at byte {self.position}; the "
+                "file is damaged or no plain tar archive"
+            )
+        stop = at + BLOCK + size
+        if stop > len(window):
+            self.wanted_bytes = BLOCK + size
+            return 0
+        payload = window[at + BLOCK : stop]
+        if self._header_position < 0:
+            self._header_position = self.position
+        if kind == b"L":
+            self._path = payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
+        elif kind in b"xX" and _OVERRIDES.search(payload):
+            records = pax_records(payload, self.origin, self.position + stop - at)
+            self._path = records.get("path", self._path)
+            self._size = int(records["size"]) if "size" in records else self._size
+            if any(name.startswith("GNU.sparse") for name in records):
+                # A sparse file has no name that is wanted: the next header is passed over.
+                self._path = ""
+                self.num_passed_over += 1
+        return BLOCK + size + -size % BLOCK
+
+    def _take_regular(self, window: bytes, at: int, header: bytes, size: int) -> int:
+        name = member_name(header) if self._path is None else self._path
+        size = size if self._size is None else self._size
+        parts = self._parts(name)
+        if parts is None:
+            self._forget_extension()
+            return BLOCK + size + -size % BLOCK
+        stop = at + BLOCK + size
+        if stop > len(window) and size < LARGE_BYTES:
+            self.wanted_bytes = BLOCK + size
+            return 0
+        key, field = parts
+        self._begin_sample(key)
+        self._forget_extension()
+        if field in self._sample:
+            raise self._duplicate(key, field)
+        if stop > len(window):
+            self.content_bytes, self._large_field = size, field
+            return BLOCK
+        self._sample[field] = window[at + BLOCK : stop]
+        return BLOCK + size + -size % BLOCK
+
+    def _parts(self, name: str) -> tuple[str, str] | None:
+        """Return key and field of a member, or None if it is not wanted."""
+        if not name or (name.startswith("__") and split_name(name) is None):
+            return None
+        if self._rename is not None:
+            name = self._rename(name)
+        if self._select is not None and not self._select(name):
+            return None
+        parts = split_name(name)
+        return None if parts is None else (parts[0], parts[1].lower())
+
+    def _begin_sample(self, key: str) -> None:
+        """Begin a sample, unless the present one has this key."""
+        encoded = key.encode("utf-8", "surrogateescape")
+        if encoded != self._key:
+            self._end_sample()
+            self._key = encoded
+            self._sample = {"__key__": key, **self._about}
+            extended = self._header_position >= 0
+            self.sample_position = self._header_position if extended else self.position
+
+    def _forget_extension(self) -> None:
+        self._path = self._size = None
+        self._header_position = -1
+
+    def _end_sample(self) -> None:
+        if self._key is not None:
+            self.samples.append(self._sample)
+            self._key = None
+
+    def _field(self, suffix: bytes) -> str:
+        field = suffix.decode("utf-8", "surrogateescape").lower()
+        self._fields[suffix] = field
+        return field
+
+    def _sparse_headers(self, window: bytes, at: int, header: bytes, size: int) -> int:
+        """Return where the content of an old GNU sparse file ends, headers of it included."""
+        more, taken = header[482], BLOCK
+        while more:
+            if at + taken + BLOCK > len(window):
+                self.wanted_bytes = taken + BLOCK
+                return 0
+            more = window[at + taken + 504]
+            taken += BLOCK
+        return taken + size + -size % BLOCK
+
+    def _duplicate(self, key: str, field: str) -> FormatError:
+        return FormatError(
+            f"{self.origin}: sample {key!r} has {field!r} twice; names of fields are compared in "
+            "lower case, so rename one of the files, or leave it out with select_files"
+        )
