@@ -20,7 +20,9 @@ from weakref import WeakKeyDictionary
 import cloudpickle
 from cloudpickle import cloudpickle as tracking
 
+from energon.errors import ConfigError
 from energon.loader.tensors import TensorReducer
+from energon.loader.unpicklable import find_unpicklable
 from energon.worker import WorkerConfig
 
 PROTOCOL = 5
@@ -101,9 +103,23 @@ def _reduce_with_slots(value: Any) -> Any:
 
 
 def dump_pipeline(pipeline: Any) -> bytes:
-    """Pickle `pipeline` for workers, with what it uses of the main program."""
+    """Pickle `pipeline` for workers, with what it uses of the main program.
+
+    Raises:
+        ConfigError: If something in it cannot be pickled.
+    """
+    try:
+        return _dump(pipeline)
+    except Exception as error:
+        raise ConfigError(
+            f"{find_unpicklable(pipeline, _dump)} cannot be sent to worker processes: {error}. "
+            "Make it in the hook that first needs it, or use workers='thread'"
+        ) from error
+
+
+def _dump(value: Any) -> bytes:
     file = io.BytesIO()
-    _PipelinePickler(file, protocol=PROTOCOL).dump(pipeline)
+    _PipelinePickler(file, protocol=PROTOCOL).dump(value)
     return file.getvalue()
 
 
