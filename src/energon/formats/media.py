@@ -1,0 +1,87 @@
+"""Media metadata: what is known of an image, audio or video file without decoding it.
+
+Stored in `index.sqlite` as compact JSON without nulls, beside the type of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from energon.errors import FormatError
+
+
+class MediaMetadataType(StrEnum):
+    """What a file is."""
+
+    AV = "av"
+    IMAGE = "image"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMetadata:
+    """An image: pixels, Pillow's name of the file format, and of the channels."""
+
+    width: int
+    height: int
+    format: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AVMetadata:
+    """An audio or video file. What does not apply or is not known is None.
+
+    Durations are in seconds; the number of samples is that of one channel.
+    """
+
+    video_duration: float | None = None
+    video_num_frames: int | None = None
+    video_fps: float | None = None
+    video_width: int | None = None
+    video_height: int | None = None
+    audio_duration: float | None = None
+    audio_channels: int | None = None
+    audio_sample_rate: int | None = None
+    audio_num_samples: int | None = None
+
+
+MediaMetadata = ImageMetadata | AVMetadata
+MediaMetadataBase = (ImageMetadata, AVMetadata)
+
+_CLASSES: dict[MediaMetadataType, type[ImageMetadata] | type[AVMetadata]] = {
+    MediaMetadataType.AV: AVMetadata,
+    MediaMetadataType.IMAGE: ImageMetadata,
+}
+
+
+def serialize_media_metadata(metadata: MediaMetadata) -> tuple[MediaMetadataType, str]:
+    """Return the type of `metadata` and their JSON.
+
+    Example:
+        >>> serialize_media_metadata(AVMetadata(audio_channels=2))[1]
+        '{"audio_channels":2}'
+    """
+    kind = next(kind for kind, cls in _CLASSES.items() if isinstance(metadata, cls))
+    known = {name: value for name, value in asdict(metadata).items() if value is not None}
+    return kind, json.dumps(known, separators=(",", ":"))
+
+
+def deserialize_media_metadata(kind: str, text: str) -> MediaMetadata:
+    """Return the metadata of a type that their JSON holds. Fields of later versions are ignored.
+
+    Raises:
+        FormatError: If the type is unknown, or the text does not fit it.
+    """
+    try:
+        cls = _CLASSES[MediaMetadataType(kind)]
+        values: dict[str, Any] = json.loads(text)
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"media metadata of type {kind!r}: {text[:80]!r}: {error}; run `energon prepare-media` "
+            "again"
+        ) from error

@@ -1,0 +1,58 @@
+"""Open auxiliary data by the address that a metadataset gives."""
+
+from __future__ import annotations
+
+import os
+
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.metadataset.kind import dataset_kind
+from energon.sources.file_store import FileStore
+from energon.sources.file_store_folder import SystemFileStore
+from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.shards import ShardPool
+
+FOLDER_SCHEME = "filesystem://"
+
+
+def open_file_store(
+    address: str | os.PathLike[str], *, pool: ShardPool | None = None
+) -> FileStore[bytes]:
+    """Return the files at an address.
+
+    Args:
+        address: Folder of a prepared dataset, or `filesystem://` and any folder.
+        pool: Where shards are opened; None makes one for this store.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing at the address.
+        ConfigError: If what is there gives no files by name.
+    """
+    address = os.fspath(address)
+    if address.startswith(FOLDER_SCHEME):
+        return SystemFileStore(address.removeprefix(FOLDER_SCHEME))
+    kind = dataset_kind(address)
+    if kind == "webdataset":
+        return WebdatasetFileStore(address, pool=pool)
+    if kind == "filesystem":
+        return SystemFileStore(address)
+    raise ConfigError(
+        f"{address}: a {kind} gives no files by name; wanted is a prepared dataset, or a folder as "
+        f"{FOLDER_SCHEME}FOLDER"
+    )
+
+
+def open_aux(
+    aux: dict[str, str], *, origin: str, pool: ShardPool | None = None
+) -> dict[str, FileStore[bytes]]:
+    """Return the stores of a leaf by the names that cookers know them by.
+
+    Raises:
+        EnergonError: As `open_file_store`, with the place in the metadataset.
+    """
+    stores: dict[str, FileStore[bytes]] = {}
+    for name, address in aux.items():
+        try:
+            stores[name] = open_file_store(address, pool=pool)
+        except (ConfigError, DatasetNotFoundError) as error:
+            raise type(error)(f"{origin}: aux {name!r}: {error}") from error
+    return stores

@@ -1,0 +1,85 @@
+"""The files of a prepared WebDataset, by name."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from energon.errors import NoSuchFileError
+from energon.formats.tar import split_name
+from energon.io.local import OpenFile
+from energon.samples.source_info import SourceInfo
+from energon.sources.file_store import FileStore
+from energon.sources.file_store_locate import FilePlace, LazyLocator
+from energon.sources.shards import ShardPool
+from energon.sources.spans import read_spans
+
+
+class WebdatasetFileStore(FileStore[bytes]):
+    """The files of a prepared dataset of tar shards, by their names in the shards.
+
+    Files of all splits are found, those of excluded samples, too.
+
+    Args:
+        dataset_path: Folder of the dataset.
+        pool: Where shards are opened; None makes one.
+    """
+
+    def __init__(
+        self, dataset_path: str | os.PathLike[str], *, pool: ShardPool | None = None
+    ) -> None:
+        self.path = Path(dataset_path)
+        self._locator = LazyLocator(self.path, ShardPool() if pool is None else pool)
+
+    def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        place = self._place(name)
+        return place.file.pread(place.offset, place.size), self._source(name, place)
+
+    def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        places = [self._place(name) for name in names]
+        by_file: defaultdict[OpenFile, list[int]] = defaultdict(list)
+        for number, place in enumerate(places):
+            by_file[place.file].append(number)
+        contents = [b""] * len(names)
+        for file, numbers in by_file.items():
+            numbers.sort(key=lambda number: places[number].offset)
+            low = np.array([places[number].offset for number in numbers], np.int64)
+            size = np.array([places[number].size for number in numbers], np.int64)
+            buffers, begin = read_spans(file, low, low + size)
+            bounds = zip(numbers, buffers, (low - begin).tolist(), size.tolist(), strict=True)
+            for number, buffer, start, count in bounds:
+                contents[number] = buffer[start : start + count]
+        return [
+            (content, self._source(name, place))
+            for name, place, content in zip(names, places, contents, strict=True)
+        ]
+
+    def get_path(self) -> str:
+        return str(self.path)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all files, in the order of the dataset."""
+        return self._locator.get().names()
+
+    def __contains__(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def _find(self, name: str) -> FilePlace | None:
+        parts = split_name(name)
+        return None if parts is None else self._locator.get().find(*parts)
+
+    def _place(self, name: str) -> FilePlace:
+        place = self._find(name)
+        if place is None:
+            raise NoSuchFileError(
+                f"{name!r} is not in dataset {self.path}; files have the names that they have in "
+                "the shards, as `energon mount` shows them"
+            )
+        return place
+
+    def _source(self, name: str, place: FilePlace) -> SourceInfo:
+        return SourceInfo(str(self.path), name, place.shard, (name,))
