@@ -73,18 +73,19 @@ class BasicDataLoader:
         Raises:
             TypeError: If the dataset has no length, either.
         """
-        if self.dataset.virtual_epoch_length:
-            return self.dataset.virtual_epoch_length
+        length = self.dataset.virtual_epoch_length
         counts = [self.dataset.num_batches(v, self._lanes) for v in self._rank_lanes()]
         known = [count for count in counts if count is not None]
-        if len(known) < len(counts):
-            if isinstance(self.dataset, Sized):
-                return len(self.dataset)
-            raise TypeError(
-                "this loader has no length, because its data is repeated without end; set "
-                "virtual_epoch_length to give a loop a length"
-            )
-        return sum(known)
+        if len(known) == len(counts):
+            return min(sum(known), length or sum(known))
+        if length:
+            return length
+        if isinstance(self.dataset, Sized):
+            return len(self.dataset)
+        raise TypeError(
+            "this loader has no length, because its data is repeated without end; set "
+            "virtual_epoch_length to give a loop a length"
+        )
 
     def stats(self) -> dict[str, Any]:
         """Return what happened so far: batches, samples, failures and deaths of workers."""

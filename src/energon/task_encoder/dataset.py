@@ -100,13 +100,14 @@ class SavableDataset:
 
     def __len__(self) -> int:
         """Return how many batches this rank delivers in an epoch."""
-        if self.virtual_epoch_length:
-            return self.virtual_epoch_length
         config = self.worker_config
         lanes = config.default_lanes
         batches = [self.num_batches(lane, lanes) for lane in config.rank_lanes(lanes)]
         if None not in batches:
-            return sum(count or 0 for count in batches)
+            total = sum(count or 0 for count in batches)
+            return min(total, self.virtual_epoch_length or total)
+        if self.virtual_epoch_length:
+            return self.virtual_epoch_length
         samples = sum(leaf.num_samples for leaf in self.plan.leaves)
         return -(-samples // (self.batch_size or 1) // config.world_size)
 

@@ -73,6 +73,9 @@ def get_train_dataset(
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
     """
+    _check_least(1, max_samples_per_sequence=max_samples_per_sequence)
+    _check_least(1, parallel_shard_iters=parallel_shard_iters)
+    _check_least(0, shuffle_buffer_size=shuffle_buffer_size)
     resolved = resolve(
         path,
         split_part=split_part,
@@ -149,7 +152,7 @@ def get_val_dataset(
         batch_size: Samples per batch; None yields samples.
         batch_drop_last: Whether a last, smaller batch is left out.
         packing_buffer_size: Samples that are packed together; not part of this release.
-        limit: Most batches of each rank in a pass; None for all.
+        limit: Most batches of each rank in a pass; None or 0 for all.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
@@ -245,6 +248,7 @@ def get_val_datasets(
 def _build_validation(
     opened: Sequence[OpenedLeaf], *, batch_size: int | None, limit: int | None, **settings: Any
 ) -> SavableDataset:
+    _check_least(0, limit=limit)
     plan = PlanRecipe(
         kind="concat",
         leaves=tuple(leaf.plan_leaf for leaf in opened),
@@ -260,6 +264,12 @@ def _build_validation(
         restart=True,
         **settings,
     )
+
+
+def _check_least(least: int, **settings: int | None) -> None:
+    for name, value in settings.items():
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be at least {least}, or None, got {value}")
 
 
 def _build(

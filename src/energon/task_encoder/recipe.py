@@ -240,7 +240,14 @@ def _sources(dataset_path: str, raw: CrudeSample) -> tuple[SourceInfo, ...]:
 
 
 def _check_hooks(encoder: AnyTaskEncoder) -> None:
+    if isinstance(encoder, type):
+        raise ConfigError(
+            f"task_encoder: {encoder.__name__} is a class; pass one of its kind, like "
+            f"{encoder.__name__}()"
+        )
     name = type(encoder).__name__
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task_encoder: wanted is a TaskEncoder, found {encoder!r} of {name}")
     if overrides(encoder, "encode_sample") and overrides(encoder, "preencode_sample"):
         raise ConfigError(
             f"{name} overrides encode_sample and preencode_sample; preencode_sample replaces "
