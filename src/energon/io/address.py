@@ -1,0 +1,174 @@
+"""Addresses: where bytes are, as text.
+
+An address is a path on this machine or a URL:
+
+    data/train                                local, from the working directory
+    file:///data/train                        local
+    s3://bucket/train                         an object store: scheme://root/key
+    https://host/train?sv=…&sig=…             a web server; the query goes with every request
+
+The functions here look at the text only. URLs may hold secrets (user:password@, a signature in
+the query): `redact` takes them out, and everything that is shown to anybody passes through it.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from energon.errors import ConfigError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
+_QUERY_SCHEMES = frozenset({"http", "https"})
+_SECRET_QUERY = re.compile(r"(?<=\?)[^\s'\"#]+")
+_USER_INFO = re.compile(r"(?<=://)[^/\s@'\"]+@")
+_ROOT_PARTS = {"hf": 2}
+"""How many parts of the path belong to the root, where it is not just the authority."""
+
+
+class Address(NamedTuple):
+    """A URL in two: what a connection is made to, and what is asked of it."""
+
+    scheme: str
+    root: str
+    """Scheme and bucket, host or the like, with the query if there is one; never shown as it is."""
+    key: str
+    """Path below the root, decoded, without slashes at either end."""
+
+
+def scheme_of(address: str) -> str:
+    """Return the scheme of a URL in lower case, or "" for a path.
+
+    Example:
+        >>> scheme_of("s3://bucket/x"), scheme_of("/data/x"), scheme_of("pipe:cat x")
+        ('s3', '', 'pipe')
+    """
+    if address.startswith("pipe:"):
+        return "pipe"
+    found = _SCHEME.match(address)
+    return found[0].lower() if found else ""
+
+
+def is_remote(address: str | os.PathLike[str]) -> bool:
+    """Return whether an address is anything but a path or `file://`."""
+    return scheme_of(os.fspath(address)) not in ("", "file")
+
+
+def local_path(address: str | os.PathLike[str]) -> str:
+    """Return the path that a local address stands for.
+
+    Raises:
+        ConfigError: If it is remote, or names a host.
+    """
+    text = os.fspath(address)
+    scheme = scheme_of(text)
+    if not scheme:
+        return text
+    parts = urlsplit(text)
+    if scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"{redact(text)}: wanted is a local path, or file:///PATH")
+    return unquote(parts.path)
+
+
+def split_address(address: str) -> Address:
+    """Return root and key of a URL.
+
+    Example:
+        >>> split_address("s3://bucket/a/b.tar")
+        Address(scheme='s3', root='s3://bucket', key='a/b.tar')
+        >>> split_address("https://host/a%20b?sig=x")
+        Address(scheme='https', root='https://host?sig=x', key='a b')
+
+    Raises:
+        ConfigError: If there is no bucket or host.
+    """
+    scheme = scheme_of(address)
+    rest, query = _cut_query(address[len(scheme) + 3 :], scheme)
+    parts = rest.split("/")
+    if scheme == "hf" and parts[0] in ("datasets", "spaces", "buckets"):
+        count = 3
+    else:
+        count = _ROOT_PARTS.get(scheme, 1)
+    root, key = "/".join(parts[:count]), "/".join(parts[count:]).strip("/")
+    if not root.strip("/"):
+        raise ConfigError(f"{redact(address)}: no bucket or host after {scheme}://")
+    if scheme in _QUERY_SCHEMES:
+        key = unquote(key)
+    return Address(scheme, f"{scheme}://{root}{query}", key)
+
+
+def join_address(folder: str | os.PathLike[str], path: str) -> str:
+    """Return the address of `path`, which may be relative to `folder`.
+
+    Example:
+        >>> join_address("s3://bucket/a/b", "../c.yaml")
+        's3://bucket/a/c.yaml'
+        >>> join_address("https://host/a?sig=x", "b")
+        'https://host/a/b?sig=x'
+
+    Raises:
+        ConfigError: If it leads out of the bucket.
+    """
+    base = os.fspath(folder)
+    if scheme_of(path):
+        return path
+    if not is_remote(base):
+        return os.path.normpath(os.path.join(local_path(base), path))
+    scheme, root, key = _cut_root(base)
+    rest, query = _cut_query(key, scheme)
+    joined = posixpath.normpath(posixpath.join("/" + rest, path)).lstrip("/")
+    if path.startswith("/") or posixpath.normpath(posixpath.join(rest, path)).startswith(".."):
+        raise ConfigError(
+            f"{path!r} leads out of {redact(root)}; wanted is a path below it, or a URL"
+        )
+    return f"{root}/{joined}".rstrip("/") + query
+
+
+def parent_address(address: str | os.PathLike[str]) -> str:
+    """Return the folder that an address is in; that of a root is the root itself."""
+    text = os.fspath(address)
+    if not is_remote(text):
+        return os.path.dirname(os.path.abspath(local_path(text)))
+    scheme, root, key = _cut_root(text)
+    rest, query = _cut_query(key, scheme)
+    return f"{root}/{posixpath.dirname(rest.rstrip('/'))}".rstrip("/") + query
+
+
+def address_name(address: str | os.PathLike[str]) -> str:
+    """Return the last part of the path, or the bucket or host where there is none."""
+    text = os.fspath(address)
+    if not is_remote(text):
+        return os.path.basename(os.path.normpath(local_path(text)))
+    scheme, root, key = _cut_root(text)
+    rest, _ = _cut_query(key, scheme)
+    return posixpath.basename(rest.rstrip("/")) or root.rpartition("/")[2]
+
+
+def redact(address: object) -> str:
+    """Return a text without the passwords and signatures of the URLs in it.
+
+    Example:
+        >>> redact("GET https://me:secret@host/x?sig=secret failed")
+        'GET https://***@host/x?*** failed'
+    """
+    return _SECRET_QUERY.sub("***", _USER_INFO.sub("***@", str(address)))
+
+
+def _cut_root(address: str) -> tuple[str, str, str]:
+    scheme = scheme_of(address)
+    authority, _, rest = address[len(scheme) + 3 :].partition("/")
+    if scheme in _QUERY_SCHEMES and "?" in authority:
+        authority, _, query = authority.partition("?")
+        rest = f"?{query}"
+    return scheme, f"{scheme}://{authority}", rest
+
+
+def _cut_query(text: str, scheme: str) -> tuple[str, str]:
+    """Return a path and its query, with the question mark."""
+    if scheme not in _QUERY_SCHEMES:
+        return text, ""
+    path, mark, query = text.partition("?")
+    return path, mark + query

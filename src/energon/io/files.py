@@ -1,0 +1,77 @@
+"""Whole files at an address, wherever that is."""
+
+from __future__ import annotations
+
+import os
+
+from energon.errors import DatasetNotFoundError
+from energon.io.address import is_remote, local_path
+from energon.io.backend import ObjectInfo
+from energon.io.registry import open_store
+
+AnyPath = str | os.PathLike[str]
+
+
+def read_bytes(address: AnyPath) -> bytes:
+    """Return a whole file.
+
+    Raises:
+        DatasetNotFoundError: If there is none (also a FileNotFoundError).
+        StorageError: If it cannot be read.
+    """
+    store, key = open_store(address)
+    return store.read(key)
+
+
+def read_text(address: AnyPath) -> str:
+    """Return a whole file of UTF-8."""
+    return read_bytes(address).decode()
+
+
+def write_bytes(address: AnyPath, content: bytes | os.PathLike[str]) -> None:
+    """Write a file: afterwards all of it is there, and until then the old one or none.
+
+    Args:
+        address: Where to.
+        content: Bytes, or the path of a local file to copy.
+    """
+    store, key = open_store(address)
+    store.write(key, content)
+
+
+def write_text(address: AnyPath, content: str) -> None:
+    """Write a file of UTF-8, see `write_bytes`."""
+    write_bytes(address, content.encode())
+
+
+def file_info(address: AnyPath) -> ObjectInfo | None:
+    """Return size and version of a file, or None if there is none."""
+    store, key = open_store(address)
+    try:
+        return store.info(key)
+    except DatasetNotFoundError:
+        return None
+
+
+def is_file(address: AnyPath) -> bool:
+    """Return whether there is a file."""
+    if not is_remote(address):
+        return os.path.isfile(local_path(address))
+    return file_info(address) is not None
+
+
+def list_files(address: AnyPath) -> list[ObjectInfo]:
+    """Return all files below a folder, sorted; keys are relative to it. Nothing if there is none.
+
+    Raises:
+        StorageError: If the place cannot say what it has, as web servers cannot.
+    """
+    store, key = open_store(address)
+    cut = len(key) + 1 if key else 0
+    return [found._replace(key=found.key[cut:]) for found in store.list(key)]
+
+
+def delete_file(address: AnyPath) -> None:
+    """Delete a file, if it exists."""
+    store, key = open_store(address)
+    store.delete(key)

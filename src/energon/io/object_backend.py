@@ -1,0 +1,180 @@
+"""Object stores and web servers, through obstore: S3, Google Cloud Storage, Azure, HTTP.
+
+Every request is made once: retries are ours (`store.py`), so that they are the same for all
+places and are counted. Connections are kept open and reused by all threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from energon.errors import MissingExtraError
+from energon.io.backend import ObjectInfo
+from energon.io.forking import check_process
+from energon.io.object_errors import translate
+from energon.version import __version__
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+    from obstore.store import ObjectStore
+
+CONNECT_SECONDS = 10
+READ_SECONDS = 30
+"""How long a connection may keep silent."""
+BODY_SECONDS = 24 * 3600
+CHUNK_BYTES = 1 << 20
+
+_NO_RETRIES: dict[str, Any] = {"max_retries": 0}
+
+
+class ObjectBackend:
+    """Objects of a bucket.
+
+    Args:
+        origin: The root for messages, without secrets.
+        connect: Makes the library's store. Called when it is first needed, and again after
+            credentials were refused, since they may have been renewed meanwhile.
+        can_list: Whether the place can say what it has.
+    """
+
+    can_range = True
+
+    def __init__(
+        self, origin: str, connect: Callable[[], ObjectStore], *, can_list: bool = True
+    ) -> None:
+        self.origin = origin
+        self._connect = connect
+        self._can_list = can_list
+        self._store: ObjectStore | None = None
+
+    def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        if stop <= start:
+            return b""
+        options: GetOptions = {"range": (start, stop), **_only(version)}
+        try:
+            found = self._library().get(self._open(), key, options=options)
+            return bytes(found.bytes())
+        except Exception as error:
+            if "status code: 416" in str(error):
+                return b""
+            raise translate(error, f"{self.origin}/{key}") from None
+
+    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
+        options: GetOptions = _only(version)
+        if start:
+            options["range"] = {"offset": start}
+        try:
+            found = self._library().get(self._open(), key, options=options)
+            for chunk in found.stream(CHUNK_BYTES):
+                yield bytes(chunk)
+        except Exception as error:
+            if start and "status code: 416" in str(error):
+                return
+            raise translate(error, f"{self.origin}/{key}") from None
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return _info(self._library().head(self._open(), key))
+        except Exception as error:
+            raise translate(error, f"{self.origin}/{key}") from None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        place = f"{self.origin}/{prefix}"
+        try:
+            for page in self._library().list(self._open(), prefix or None):
+                for meta in page:
+                    if meta["path"]:
+                        yield _info(meta)
+        except Exception as error:
+            raise translate(error, place) from None
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        source = content if isinstance(content, bytes) else Path(content)
+        try:
+            self._library().put(self._open(), key, source)
+        except Exception as error:
+            raise translate(error, f"{self.origin}/{key}") from None
+
+    def delete(self, key: str) -> None:
+        try:
+            self._library().delete(self._open(), key)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise translate(error, f"{self.origin}/{key}") from None
+
+    def renew(self) -> None:
+        """Connect anew, with the credentials that are valid now."""
+        self._store = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
+
+    def _open(self) -> ObjectStore:
+        check_process(self.origin)
+        if self._store is None:
+            self._store = self._connect()
+        return self._store
+
+    def _library(self) -> Any:
+        return object_library(self.origin)
+
+
+def object_library(origin: str) -> Any:
+    """Return obstore.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    try:
+        import obstore
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{origin}: reading from object stores and web servers needs the package obstore; "
+            'install it with `pip install "energon-loader[remote]"`'
+        ) from error
+    return obstore
+
+
+def client_options(*, allow_http: bool = False, **more: Any) -> dict[str, Any]:
+    """Return the settings of connections that are the same for all stores."""
+    return {
+        "allow_http": allow_http,
+        "connect_timeout": f"{CONNECT_SECONDS}s",
+        "read_timeout": f"{READ_SECONDS}s",
+        "timeout": f"{BODY_SECONDS}s",
+        "user_agent": f"energon/{__version__}",
+        **more,
+    }
+
+
+def no_retries() -> dict[str, Any]:
+    """Return the setting by which each request is made once."""
+    return dict(_NO_RETRIES)
+
+
+_WRITTEN_AT = "written at "
+
+
+def _info(meta: ObjectMeta) -> ObjectInfo:
+    seconds = int(meta["last_modified"].timestamp())
+    tag = meta["e_tag"]
+    # A weak tag is never equal to anything, so it cannot be asked for.
+    version = tag if tag and not tag.startswith("W/") else f"{_WRITTEN_AT}{seconds}"
+    return ObjectInfo(
+        meta["path"], meta["size"], version if tag or seconds else None, seconds * 1_000_000_000
+    )
+
+
+def _only(version: str | None) -> GetOptions:
+    """Return the options of a request that is to fail for any other version."""
+    if version is None:
+        return {}
+    if version.startswith(_WRITTEN_AT):
+        seconds = int(version.removeprefix(_WRITTEN_AT))
+        return {"if_unmodified_since": datetime.fromtimestamp(seconds, UTC)}
+    return {"if_match": version}

@@ -1,0 +1,90 @@
+"""Say in our words what the object-store library reports.
+
+Its messages hold whole URLs, with signatures, and answers of servers, with key ids. Nothing of
+that is passed on but the status, the code that the store gives, and the kind of failure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EnergonError,
+    ObjectChangedError,
+    RangesNotSupportedError,
+    StorageAccessError,
+    StorageError,
+)
+
+_STATUS = re.compile(r"status code: (\d{3})([^:\n]*)")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_CAUSES = {
+    "dns error": "the host name cannot be resolved",
+    "ConnectionRefused": "connection refused",
+    "ConnectionReset": "connection reset",
+    "IncompleteBody": "the answer ended early",
+    "InvalidCertificate": "the certificate of the server is not trusted",
+    "UnexpectedEof": "connection closed",
+    "TimedOut": "no answer in time",
+}
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
+_TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
+_ACCESS_CODES = frozenset(
+    {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"}
+)
+
+
+def translate(error: Exception, place: str) -> EnergonError:
+    """Return our error for one of the library's.
+
+    Args:
+        error: What was raised.
+        place: The address for the message, without secrets.
+    """
+    text = str(error)
+    name = type(error).__name__
+    if isinstance(error, FileNotFoundError) or name == "NotFoundError":
+        return DatasetNotFoundError(f"{place}: there is no such object")
+    if name == "PreconditionError":
+        return ObjectChangedError(
+            f"{place}: is no longer the version that was opened; it was replaced meanwhile"
+        )
+    if name == "NotSupportedError" and "RangeNotSupported" in text:
+        return RangesNotSupportedError(f"{place}: the server gives whole files only, no ranges")
+    if isinstance(error, ValueError):
+        return ConfigError(f"{place}: not a name that object stores have; {_first_line(text)}")
+    status, code = _status(text)
+    said = " ".join(filter(None, (status, code and f"({code})")))
+    denied = name in ("PermissionDeniedError", "UnauthenticatedError")
+    if denied or code in _ACCESS_CODES or status[:3] in ("401", "403"):
+        return StorageAccessError(
+            f"{place}: access denied, {said or name}; check the credentials and their rights, see "
+            "docs/storage.md"
+        )
+    if status:
+        transient = int(status[:3]) in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
+        return StorageError(f"{place}: the server answered {said}", transient=transient)
+    return _connection_error(text, name, place)
+
+
+def _status(text: str) -> tuple[str, str]:
+    status, code = _STATUS.search(text), _CODE.search(text)
+    return (
+        (status[1] + status[2]).strip() if status else "",
+        code[1] if code else "",
+    )
+
+
+def _connection_error(text: str, name: str, place: str) -> StorageError:
+    kind = _KIND.search(text)
+    causes = [words for sign, words in _CAUSES.items() if sign in text]
+    cause = causes[0] if causes else (kind[1] if kind else name)
+    transient = kind is not None and "InvalidCertificate" not in text
+    return StorageError(f"{place}: {cause}", transient=transient)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

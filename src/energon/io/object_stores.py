@@ -1,0 +1,119 @@
+"""Makers of the backends that obstore serves, by address."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from energon.errors import ConfigError
+from energon.io.address import Address, redact
+from energon.io.object_backend import ObjectBackend, client_options, no_retries, object_library
+from energon.io.s3 import s3_backend
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+
+def s3(parts: Address) -> ObjectBackend:
+    """Return an S3 bucket."""
+    return s3_backend(parts.root.partition("://")[2])
+
+
+def gcs(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
+    """Return a bucket of Google Cloud Storage, or of its emulator."""
+    bucket = parts.root.partition("://")[2]
+    origin = f"gs://{bucket}"
+
+    def connect() -> ObjectStore:
+        object_library(origin)
+        from obstore.store import GCSStore
+
+        found: dict[str, Any] = dict(options or {})
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        if emulator and not found:
+            url = emulator if "://" in emulator else f"http://{emulator}"
+            found = {"base_url": url.rstrip("/"), "skip_signature": True}
+        base = str(found.get("base_url") or os.environ.get("GOOGLE_BASE_URL", ""))
+        return GCSStore(
+            bucket,
+            config=found,  # type: ignore[arg-type]
+            client_options=client_options(  # type: ignore[arg-type]
+                allow_http=base.startswith("http://")
+            ),
+            retry_config=no_retries(),  # type: ignore[arg-type]
+        )
+
+    return ObjectBackend(origin, connect)
+
+
+def azure(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
+    """Return a container of Azure Blob Storage.
+
+    Either `az://container`, of the account that the environment names, or
+    `abfs://container@account.dfs.core.windows.net`.
+    """
+    container, _, host = parts.root.partition("://")[2].partition("@")
+    origin = f"{parts.scheme}://{container}" + (f"@{host}" if host else "")
+
+    def connect() -> ObjectStore:
+        object_library(origin)
+        from obstore.store import AzureStore
+
+        found = {
+            **azure_options(os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")),
+            **(options or {}),
+        }
+        if host:
+            found["account_name"] = host.partition(".")[0]
+        named = found.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        if not named and not found.get("use_emulator"):
+            raise ConfigError(
+                f"{origin}: no storage account; set AZURE_STORAGE_ACCOUNT_NAME, or write "
+                "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net"
+            )
+        endpoint = str(found.get("endpoint") or os.environ.get("AZURE_STORAGE_ENDPOINT", ""))
+        return AzureStore(
+            container,
+            config=found,  # type: ignore[arg-type]
+            client_options=client_options(  # type: ignore[arg-type]
+                allow_http=endpoint.startswith("http://")
+            ),
+            retry_config=no_retries(),  # type: ignore[arg-type]
+        )
+
+    return ObjectBackend(origin, connect)
+
+
+def azure_options(connection_string: str) -> dict[str, Any]:
+    """Return what a connection string says, as settings of obstore's `AzureStore`."""
+    entries = dict(
+        entry.partition("=")[::2] for entry in connection_string.split(";") if "=" in entry
+    )
+    names = {
+        "AccountName": "account_name",
+        "AccountKey": "account_key",
+        "BlobEndpoint": "endpoint",
+        "SharedAccessSignature": "sas_key",
+    }
+    return {ours: entries[theirs] for theirs, ours in names.items() if entries.get(theirs)}
+
+
+def web(parts: Address, headers: dict[str, str] | None = None) -> ObjectBackend:
+    """Return the files of a web server. What the address has as a query goes with every request."""
+    origin = redact(parts.root)
+
+    def connect() -> ObjectStore:
+        object_library(origin)
+        from obstore.store import HTTPStore
+
+        options = client_options(allow_http=urlsplit(parts.root).scheme == "http")
+        if headers:
+            options["default_headers"] = headers
+        return HTTPStore(
+            parts.root,
+            client_options=options,  # type: ignore[arg-type]
+            retry_config=no_retries(),  # type: ignore[arg-type]
+        )
+
+    return ObjectBackend(origin, connect, can_list=False)

@@ -1,0 +1,81 @@
+"""From an address to the store that answers for it.
+
+Stores are made when they are first needed and kept for the life of the process, with their
+connections; a forked child makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from threading import Lock
+
+from energon.errors import ConfigError
+from energon.io.address import Address, local_path, redact, scheme_of, split_address
+from energon.io.backend import Backend
+from energon.io.local_backend import LocalBackend
+from energon.io.retry import RetryPolicy
+from energon.io.store import Store
+
+_MAKERS: Mapping[str, str] = {
+    "s3": "object_stores:s3",
+    "s3a": "object_stores:s3",
+    "gs": "object_stores:gcs",
+    "gcs": "object_stores:gcs",
+    "az": "object_stores:azure",
+    "abfs": "object_stores:azure",
+    "abfss": "object_stores:azure",
+    "http": "object_stores:web",
+    "https": "object_stores:web",
+}
+"""Where the maker of backends for a scheme is: file and function."""
+
+_stores: dict[str, Store] = {}
+_lock = Lock()
+
+
+def open_store(address: str | os.PathLike[str]) -> tuple[Store, str]:
+    """Return the store of an address, and the key of the address in it.
+
+    Raises:
+        ConfigError: If the scheme is unknown.
+        MissingExtraError: If a package is missing.
+    """
+    text = os.fspath(address)
+    scheme = scheme_of(text)
+    if scheme in ("", "file"):
+        return _store("file:///", lambda: LocalBackend("/")), os.path.abspath(local_path(text))
+    if scheme not in _MAKERS:
+        known = ", ".join(f"{name}://" for name in ("file", *_MAKERS))
+        raise ConfigError(f"{redact(text)}: no store for {scheme}://; known are {known}")
+    parts = split_address(text)
+    return _store(parts.root, lambda: _make(parts)), parts.key
+
+
+def all_statistics() -> dict[str, dict[str, float]]:
+    """Return the statistics of every store that this process has used, by its root."""
+    return {store.origin: store.statistics.snapshot() for store in _stores.values()}
+
+
+def _store(root: str, make: Callable[[], Backend]) -> Store:
+    with _lock:
+        if root not in _stores:
+            _stores[root] = Store(make(), RetryPolicy.from_environment())
+        return _stores[root]
+
+
+def _make(parts: Address) -> Backend:
+    module, _, name = _MAKERS[parts.scheme].partition(":")
+    make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
+    return make(parts)
+
+
+def _forget() -> None:
+    """Drop what belongs to the parent: threads and connections do not survive a fork."""
+    global _lock
+    _stores.clear()
+    _lock = Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,250 @@
+"""Objects of one place, with everything that makes asking for them reliable.
+
+A backend makes requests once; here they are repeated with growing, random waits until a
+deadline, made twice if the answer is slow (hedging, if wanted), checked for completeness,
+continued where they broke off, and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from energon.errors import (
+    ObjectChangedError,
+    StorageAccessError,
+    StorageError,
+    StorageTimeoutError,
+    TruncatedError,
+)
+from energon.io.backend import Backend, ObjectInfo
+from energon.io.retry import RetryPolicy
+from energon.io.statistics import StoreStatistics
+
+T = TypeVar("T")
+
+MAX_PARALLEL = 32
+RENEW_SECONDS = 60.0
+"""Refused credentials are looked up anew at most this often."""
+
+
+class Store:
+    """Objects below one root. May be used by many threads, but not pickled: pickle addresses.
+
+    Args:
+        backend: Makes the requests.
+        policy: When they are repeated.
+    """
+
+    def __init__(self, backend: Backend, policy: RetryPolicy | None = None) -> None:
+        self.backend = backend
+        self.policy = RetryPolicy() if policy is None else policy
+        self.statistics = StoreStatistics()
+        self._pool: ThreadPoolExecutor | None = None
+        self._hedges: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._renewed_at = -RENEW_SECONDS
+
+    @property
+    def origin(self) -> str:
+        """The root, as it may be shown to anybody."""
+        return self.backend.origin
+
+    def place(self, key: str) -> str:
+        """Return the address of an object, as it may be shown to anybody."""
+        return f"{self.origin.rstrip('/')}/{key}"
+
+    def info(self, key: str) -> ObjectInfo:
+        """Return size and version of an object.
+
+        Raises:
+            DatasetNotFoundError: If there is none.
+            StorageError: If the store cannot be asked.
+        """
+        return self._try(lambda: self.backend.head(key), key)
+
+    def read(self, key: str) -> bytes:
+        """Return a whole object."""
+        return b"".join(self.stream(key))
+
+    def read_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        """Return exactly the bytes `start` to `stop` of an object.
+
+        Args:
+            key: Which object.
+            start: First byte.
+            stop: The byte behind the last.
+            version: The only version that will do; None for any.
+
+        Raises:
+            DatasetNotFoundError: If there is no such object.
+            TruncatedError: If it ends before `stop`.
+            ObjectChangedError: If it is of another version.
+            StorageError: If it cannot be read, in spite of all retries.
+        """
+        data = self._try(lambda: self._get(key, start, stop, version), key, hedged=True)
+        self.statistics.add(bytes_read=len(data))
+        return data
+
+    def read_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
+    ) -> list[bytes]:
+        """Return several ranges, read in parallel; see `read_range`."""
+        if len(ranges) < 2:
+            return [self.read_range(key, *each, version=version) for each in ranges]
+        futures = [self.submit(key, *each, version=version) for each in ranges]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def submit(
+        self, key: str, start: int, stop: int, *, version: str | None = None
+    ) -> Future[bytes]:
+        """Begin to read a range, in a thread of the store; see `read_range`."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(MAX_PARALLEL, "energon-read")
+        return self._pool.submit(self.read_range, key, start, stop, version=version)
+
+    def stream(self, key: str, start: int = 0, *, version: str | None = None) -> Iterator[bytes]:
+        """Yield an object in chunks, from byte `start`. A broken stream is continued.
+
+        Raises:
+            ObjectChangedError: If it was replaced before the end was reached.
+            TruncatedError: If less came than the store said that there is.
+        """
+        if self.backend.can_range:
+            info = self.info(key)
+            version, size = version or info.version, info.size
+        else:
+            size = -1
+        position, failures, begun = start, 0, time.monotonic()
+        while position < size or size < 0:
+            before = position
+            try:
+                with self.statistics.request():
+                    for chunk in self.backend.stream(key, position, version):
+                        self.statistics.add(bytes_read=len(chunk))
+                        position += len(chunk)
+                        yield chunk
+                if size < 0:
+                    return
+                if position < size:
+                    raise StorageError(
+                        f"{self.place(key)}: the answer ended at byte {position} of {size}",
+                        transient=True,
+                    )
+            except StorageError as error:
+                failures = 1 if position > before else failures + 1
+                if not self.backend.can_range and position:
+                    raise
+                self._failed(error, key, failures, begun if position == before else None)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Return all objects below the folder `prefix`, sorted by key."""
+        return self._try(lambda: sorted(self.backend.list(prefix)), prefix)
+
+    def write(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        """Write an object. Until all of it is there, readers see the old one or none.
+
+        Args:
+            key: Which object.
+            content: Bytes, or a file on this machine.
+        """
+        self._try(lambda: self.backend.put(key, content), key)
+        size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
+        self.statistics.add(bytes_written=size)
+
+    def delete(self, key: str) -> None:
+        """Delete an object, if it exists."""
+        self._try(lambda: self.backend.delete(key), key)
+
+    def _get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        data = self.backend.get(key, start, stop, version)
+        if len(data) == stop - start:
+            return data
+        size = self.backend.head(key).size
+        if size < stop or len(data) > stop - start:
+            raise TruncatedError(
+                f"{self.place(key)}: ends at byte {size}, wanted {stop - start} bytes from byte "
+                f"{start}; the object is cut off or changed since it was indexed, restore it or "
+                "run `energon prepare` again"
+            )
+        raise StorageError(
+            f"{self.place(key)}: got {len(data)} bytes from byte {start}, wanted {stop - start}",
+            transient=True,
+        )
+
+    def _try(self, request: Callable[[], T], key: str, *, hedged: bool = False) -> T:
+        begun = time.monotonic()
+        failures = 0
+        while True:
+            try:
+                if hedged and self.policy.hedge_after_seconds is not None:
+                    return self._hedge(request, self.policy.hedge_after_seconds)
+                with self.statistics.request():
+                    return request()
+            except StorageError as error:
+                failures += 1
+                self._failed(error, key, failures, begun)
+
+    def _failed(self, error: StorageError, key: str, failures: int, begun: float | None) -> None:
+        """Wait until the request may be made again, or raise what it failed with."""
+        self.statistics.add_error(error)
+        if isinstance(error, ObjectChangedError):
+            self.statistics.add(changed=1)
+        transient = error.transient or (isinstance(error, StorageAccessError) and self._renew())
+        if not transient:
+            self.statistics.add(failed=1)
+            raise error
+        policy = self.policy
+        pause = policy.wait_seconds(failures - 1)
+        taken = 0.0 if begun is None else time.monotonic() - begun
+        if failures >= policy.attempts or taken + pause > policy.deadline_seconds:
+            self.statistics.add(failed=1)
+            raise StorageTimeoutError(
+                f"{error}; gave up after {failures} attempts in {taken:.1f} s. Is the store "
+                "reachable and able to serve so many requests? See docs/storage.md for limits"
+            ) from error
+        self.statistics.add(retries=1)
+        time.sleep(pause)
+
+    def _renew(self) -> bool:
+        """Have credentials looked up anew, unless that was done just now."""
+        renew = getattr(self.backend, "renew", None)
+        with self._lock:
+            now = time.monotonic()
+            if renew is None or now - self._renewed_at < RENEW_SECONDS:
+                return False
+            self._renewed_at = now
+        renew()
+        return True
+
+    def _hedge(self, request: Callable[[], T], after_seconds: float) -> T:
+        """Make a request, and again if it is slow; return the first good answer."""
+        with self._lock:
+            if self._hedges is None:
+                self._hedges = ThreadPoolExecutor(2 * MAX_PARALLEL, "energon-hedge")
+        pool = self._hedges
+
+        def run() -> T:
+            with self.statistics.request():
+                return request()
+
+        first = pool.submit(run)
+        done, _ = wait([first], after_seconds)
+        if done:
+            return first.result()
+        self.statistics.add(hedged=1)
+        second = pool.submit(run)
+        done, _ = wait([first, second], return_when=FIRST_COMPLETED)
+        good = [future for future in done if future.exception() is None]
+        if good or len(done) == 2:
+            return (good or [first])[0].result()
+        return (second if first in done else first).result()
