@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from energon.loader.loader import BasicDataLoader
     from energon.loader.savable import SavableDataLoader
     from energon.metadataset.resolve import traverse_metadataset
+    from energon.prepare.shard_writer import ShardWriter
+    from energon.prepare.tar_writer import TarWriter
     from energon.samples.collate import (
         batch_list,
         batch_pad_stack,
@@ -102,6 +104,8 @@ _ROOMS = {
     "loader.loader": ["BasicDataLoader"],
     "loader.savable": ["SavableDataLoader"],
     "metadataset.resolve": ["traverse_metadataset"],
+    "prepare.shard_writer": ["ShardWriter"],
+    "prepare.tar_writer": ["TarWriter"],
     "samples.collate": [
         "batch_list",
         "batch_pad_stack",
@@ -166,10 +170,12 @@ __all__ = [
     "SavableDataset",
     "SecurityError",
     "ShardChangedError",
+    "ShardWriter",
     "SimilarityInterleavedSample",
     "SkipSample",
     "SourceInfo",
     "StateError",
+    "TarWriter",
     "TaskEncoder",
     "TextSample",
     "TruncatedError",

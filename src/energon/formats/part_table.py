@@ -142,6 +142,10 @@ class PartTable:
             str(data[a:b], "utf-8", "surrogateescape") for a, b in zip(starts, stops, strict=True)
         ]
 
+    def key_of(self, index: int) -> str:
+        """Return the key of one sample."""
+        return self.keys(np.array([index]))[0]
+
     def index_of(self, key: str) -> int | None:
         """Return which sample has this key, or None."""
         wanted = key.encode("utf-8", "surrogateescape")

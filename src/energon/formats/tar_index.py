@@ -20,7 +20,7 @@ def tar_index_path(shard: str | os.PathLike[str]) -> Path:
     return Path(shard).with_suffix(".tar.idx")
 
 
-def encode_tar_index(sample_offset: NDArray[np.uint64]) -> bytes:
+def encode_tar_index(sample_offset: NDArray[np.integer]) -> bytes:
     """Return the content of an index file."""
     return sample_offset.astype("<u8").tobytes()
 
