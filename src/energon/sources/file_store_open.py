@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.metadataset.kind import dataset_kind
@@ -42,7 +43,7 @@ def open_file_store(
 
 
 def open_aux(
-    aux: dict[str, str], *, origin: str, pool: ShardPool | None = None
+    aux: Mapping[str, str], *, origin: str, pool: ShardPool | None = None
 ) -> dict[str, FileStore[bytes]]:
     """Return the stores of a leaf by the names that cookers know them by.
 
