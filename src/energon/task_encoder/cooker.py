@@ -24,6 +24,16 @@ class Cooker:
     cook: Callable[..., Any]
     has_subflavors: Mapping[str, Any] | None = None
 
+    @property
+    def need_primary(self) -> bool:
+        """Whether the function gets the files of its own dataset by name, see `cooker`."""
+        return getattr(self.cook, "__need_primary__", False)
+
+    @property
+    def need_cache(self) -> bool:
+        """Whether the function gets the cache pool of the loader, see `cooker`."""
+        return getattr(self.cook, "__need_cache__", False)
+
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Return whether this cooker is for datasets with these `subflavors`."""
         found = subflavors or {}
@@ -50,6 +60,30 @@ def find_cooker(
         f"no cooker for {dataset}, which has subflavors {dict(subflavors)}: {candidates}. Add a "
         "Cooker to the task encoder, or set the subflavors in the metadataset"
     )
+
+
+@overload
+def cooker(function: F) -> F: ...
+@overload
+def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[[F], F]: ...
+def cooker(
+    function: F | None = None, *, need_cache: bool = False, need_primary: bool = False
+) -> F | Callable[[F], F]:
+    """Mark a function for a `Cooker`: say what it gets beside the sample and auxiliary data.
+
+    Args:
+        function: The function, when used as `@cooker`.
+        need_cache: Whether it gets the cache pool of the loader, as argument `cache`.
+        need_primary: Whether it gets all files of the sample's own dataset by name, as argument
+            `primary`: a `PrimaryFileStore`, to which ".jpg" is that part of the sample.
+    """
+
+    def mark(cook: F) -> F:
+        cook.__need_cache__ = need_cache  # type: ignore[attr-defined]
+        cook.__need_primary__ = need_primary  # type: ignore[attr-defined]
+        return cook
+
+    return mark(function) if function is not None else mark
 
 
 @overload
