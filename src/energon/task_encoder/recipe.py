@@ -8,7 +8,7 @@ plan, on numbers. There is no other place where the order is decided.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
@@ -16,12 +16,14 @@ from energon.errors import ConfigError
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.source_info import SourceInfo
+from energon.sources.file_store import FileStore
 from energon.sources.reader import LeafReader
 from energon.stages.apply import BatchDataset, MapDataset
 from energon.stages.base import Dataset
 from energon.stages.hook import ErrorHandler, Hook
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
+from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.dataset import PlanRecipe
 from energon.task_encoder.encoder import TaskEncoder, overrides
@@ -38,6 +40,8 @@ class OpenLeaf:
         subflavors: Of the dataset and all documents that refer to it.
         sample_type: What its samples become; None for crude datasets.
         field_map: From parts to the fields of `sample_type`.
+        aux: Auxiliary data by name, for cookers.
+        primary: The files of the dataset by name, for cookers that want them.
     """
 
     name: str
@@ -45,6 +49,8 @@ class OpenLeaf:
     subflavors: Mapping[str, Any]
     sample_type: type | None = None
     field_map: FieldMap | None = None
+    aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
+    primary: FileStore[Any] | None = None
 
 
 def build_pipeline(
@@ -184,7 +190,10 @@ def _load_hooks(hooks: _HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     if not encoder.cookers:
         return (hooks.make("decode", encoder.decoder),) if encoder.decoder is not None else ()
     cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
-    cook = CookSample(leaf.dataset_path, encoder, cooker, encoder.decoder)
+    arguments = cooker_arguments(
+        cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
+    )
+    cook = CookSample(leaf.dataset_path, encoder, cooker, encoder.decoder, arguments)
     marked = cooker.cook if hasattr(cooker.cook, "__stateless__") else encoder.cook_crude_sample
     return (hooks.make("cook_crude_sample", cook, settings=marked),)
 
@@ -218,13 +227,14 @@ class CookSample:
     encoder: AnyTaskEncoder
     cooker: Cooker
     decoder: SampleDecoder | None
+    arguments: CookerArguments
 
     def __call__(self, raw: CrudeSample) -> Any:
         """Return what the cooker makes of `raw`, decoded if there is a decoder."""
         sources = _sources(self.dataset_path, raw)
         sample = self.decoder(raw) if self.decoder is not None else raw
         sample["__sources__"] = sources
-        return self.encoder.cook_crude_sample(sample, self.cooker, {})
+        return self.encoder.cook_crude_sample(sample, self.cooker, self.arguments(raw["__key__"]))
 
 
 def _sources(dataset_path: str, raw: CrudeSample) -> tuple[SourceInfo, ...]:
