@@ -14,6 +14,8 @@ from energon.metadataset.resolve import multiply_shuffle
 from energon.plan.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
+from energon.sources.file_store_open import open_aux
+from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.recipe import OpenLeaf
@@ -45,11 +47,12 @@ def open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) ->
 def _open_leaf(
     leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int], pool: ShardPool
 ) -> OpenedLeaf:
-    if leaf.aux:
-        raise ConfigError(
-            f"{leaf.origin}: auxiliary data ({', '.join(leaf.aux)}) are not part of this release"
-        )
     config = load_dataset_config(leaf.path, leaf.dataset_config)
+    if leaf.aux and not config.crude:
+        raise ConfigError(
+            f"{leaf.origin}: aux ({', '.join(leaf.aux)}) is for cookers, and {config.origin} "
+            "describes samples that need none; make it a CrudeWebdataset, or drop aux"
+        )
     if "decoder" in config.given:
         raise ConfigError(
             f"{config.origin}: a decoder of its own for a dataset is not part of this release; set "
@@ -77,6 +80,8 @@ def _open_leaf(
             subflavors={**config.subflavors, **leaf.subflavors, **(subflavors or {})},
             sample_type=sample_type,
             field_map=field_map,
+            aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
+            primary=WebdatasetFileStore(leaf.path, pool=pool) if config.crude else None,
         ),
         plan_leaf=PlanLeaf(
             uid=uid,
