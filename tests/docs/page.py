@@ -7,7 +7,8 @@
 - A `yaml` block that begins with a comment like `# data/blend.yaml` is written to that file.
 
 In what is printed, `…` stands for any text. Comments before a block say what else is expected:
-`<!-- raises ConfigError -->` or `<!-- fails -->`, and rarely `<!-- not run: reason -->`.
+`<!-- raises ConfigError -->` or `<!-- fails -->`, and rarely `<!-- not run: reason -->`, which
+blocks of other languages than these need, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from tests.docs.markdown import Block, find_blocks
 
 SECONDS = 60
+SHOWN = ("", "text", "yaml", "json")
 _NAMED = re.compile(r"# ([\w./-]+\.ya?ml)$")
 
 
@@ -53,6 +55,8 @@ class Page:
         elif block.language == "yaml" and (name := _NAMED.match(block.text.partition("\n")[0])):
             Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
             Path(name[1]).write_text(block.text)
+        else:
+            assert block.language in SHOWN, f"{self.at(block)}: {block.language} is not run"
 
     def execute(self, block: Block) -> str:
         """Run Python; tracebacks show the line of the page."""

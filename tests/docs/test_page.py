@@ -36,6 +36,7 @@ def test_blocks_share_a_namespace_and_show_what_they_print():
         fenced("console", "$ echo a\nb"),
         fenced("console", "echo a"),
         fenced("python", "1 / 0", marker="not run"),
+        fenced("bash", "exit 1"),
     ],
 )
 def test_a_page_that_says_something_wrong_fails(page):
@@ -59,7 +60,8 @@ def test_what_is_shown_is_run(tmp_path, monkeypatch):
         + fenced("text", "ValueError: …'x'")
         + fenced("console", "$ echo wrong && false\nwrong", marker="fails")
         + fenced("python", "1 / 0", marker="not run: it needs two machines")
-        + fenced("bash", "exit 1")
+        + fenced("bash", "exit 1", marker="not run: it needs a third one")
+        + fenced("json", "[]")
     )
 
 
