@@ -1,0 +1,58 @@
+"""A pipeline whose hooks find the cache pool that the loader was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from energon.cache.pool import CachePool, activated
+from energon.loader.pipeline import Pipeline
+from energon.stages.base import DatasetIterator, State
+from energon.stages.lane import Lane
+
+
+@dataclass(frozen=True)
+class CachedPipeline:
+    """`pipeline`, with `pool` active whenever its hooks run; the same in all else."""
+
+    pipeline: Pipeline
+    pool: CachePool
+
+    def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[Any]:
+        """Return the batches of `lane` from where `state` was saved; None is the beginning."""
+        with activated(self.pool):
+            return _ActivatedIterator(self.pipeline.open_lane(lane, state), self.pool)
+
+    def __len__(self) -> int:
+        return len(self.pipeline)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "pipeline":  # while a copy is being unpickled
+            raise AttributeError(name)
+        return getattr(self.pipeline, name)
+
+
+class _ActivatedIterator(DatasetIterator[Any]):
+    def __init__(self, inner: DatasetIterator[Any], pool: CachePool) -> None:
+        self.inner = inner
+        self.pool = pool
+
+    def __next__(self) -> Any:
+        with activated(self.pool):
+            return next(self.inner)
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    def state_dict(self) -> State:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        with activated(self.pool):
+            self.inner.load_state_dict(state)
+
+
+def with_cache_pool(pipeline: Pipeline, pool: CachePool | None) -> Pipeline:
+    """Return `pipeline` with `pool`, or as it is without one."""
+    return pipeline if pool is None else CachedPipeline(pipeline, pool)  # type: ignore[return-value]
