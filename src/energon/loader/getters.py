@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from energon.cache.pool import CachePool
+from energon.loader.cached import with_cache_pool
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
 from energon.loader.pipeline import Pipeline
@@ -20,7 +20,7 @@ def get_savable_loader(
     n_checkpoints: int | None = None,
     gc_collect_every_n_steps: int | None = None,
     prefetch_factor: int = 2,
-    cache_pool: Any = None,
+    cache_pool: CachePool | None = None,
     watchdog_timeout_seconds: float | None = 60,
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
@@ -38,7 +38,8 @@ def get_savable_loader(
         n_checkpoints: Has no effect, see `checkpoint_every_sec`.
         gc_collect_every_n_steps: Has no effect: garbage is collected when Python sees fit.
         prefetch_factor: See `LoaderOptions`, as all arguments below.
-        cache_pool: Has no effect here.
+        cache_pool: What cookers that ask for a cache get, see `FileStoreCachePool`; None caches
+            nothing.
         watchdog_timeout_seconds: How long a worker may be silent before it is replaced.
         watchdog_initial_timeout_seconds: The same until its first sample.
         fail_on_timeout: Raise instead of replacing a worker that hangs.
@@ -55,7 +56,8 @@ def get_savable_loader(
         fail_on_timeout=fail_on_timeout,
         pin_memory=pin_memory,
     )
-    return SavableDataLoader(dataset, worker_config=worker_config, options=options)
+    pipeline = with_cache_pool(dataset, cache_pool)
+    return SavableDataLoader(pipeline, worker_config=worker_config, options=options)
 
 
 def get_loader(
@@ -63,7 +65,7 @@ def get_loader(
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
-    cache_pool: Any = None,
+    cache_pool: CachePool | None = None,
     watchdog_timeout_seconds: float | None = 60,
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
@@ -81,4 +83,5 @@ def get_loader(
         fail_on_timeout=fail_on_timeout,
         pin_memory=pin_memory,
     )
-    return BasicDataLoader(dataset, worker_config=worker_config, options=options)
+    pipeline = with_cache_pool(dataset, cache_pool)
+    return BasicDataLoader(pipeline, worker_config=worker_config, options=options)
