@@ -19,7 +19,8 @@ from energon import (
     edataclass,
     stateless,
 )
-from energon.stages.apply import BatchDataset, MapDataset
+from energon.stages.batch import BatchDataset
+from energon.stages.map import MapDataset
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
 from energon.task_encoder.encoder import convert, field_names, overrides

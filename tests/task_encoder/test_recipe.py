@@ -15,7 +15,8 @@ from energon import (
     reraise_exception,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.stages.apply import BatchDataset, MapDataset
+from energon.stages.batch import BatchDataset
+from energon.stages.map import MapDataset
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
 from energon.task_encoder.recipe import Locate

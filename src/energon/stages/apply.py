@@ -1,88 +1,33 @@
-"""Apply user hooks to a stream: to each item, or to lists of items.
+"""Apply user hooks to what a stage draws: to single items, or to lists of them.
 
-The position is that of the stream below, and for a hook that yields several outputs for one
+The position is that of what is drawn from, and for a hook that yields several outputs for one
 input, the number of outputs already given.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
-from energon.errors import ConfigError
-from energon.stages.base import Dataset, DatasetIterator, State, unpack
-from energon.stages.hook import SKIPPED, Hook, HookRunner
+from energon.errors import StateError
+from energon.samples.restore_key import RestoreKey, stamp
+from energon.stages.base import DatasetIterator, Place, State
+from energon.stages.hook import SKIPPED, Address, Hook, HookRunner
 from energon.stages.lane import Lane
 
-logger = logging.getLogger("energon")
+_GENERATOR = type(_ for _ in ())
 
 
-@dataclass(frozen=True)
-class MapDataset(Dataset[Any]):
-    """Apply hooks to each item, one after the other; any may skip, fail or yield several.
+class ApplyIterator(DatasetIterator[Any]):
+    """Draws inputs, runs hooks on them, gives the outputs. Stages say how to draw."""
 
-    Args:
-        dataset: The items.
-        hooks: Returns the hooks for an item; they are known by identity, so it always returns
-            the same ones.
-    """
-
-    dataset: Dataset[Any]
-    hooks: Callable[[Any], tuple[Hook, ...]]
-
-    def _open(self, lane: Lane) -> DatasetIterator[Any]:
-        return _MapIterator(self.dataset, self.hooks, lane)
-
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.dataset.num_items(lane, lanes)
-
-
-@dataclass(frozen=True)
-class BatchDataset(Dataset[Any]):
-    """Make batches of consecutive items.
-
-    Args:
-        dataset: The items.
-        batch_size: How many make a batch.
-        hooks: Turn a list of items into a batch; without any the list is the batch.
-        drop_last: Whether a last, smaller batch is left out.
-    """
-
-    dataset: Dataset[Any]
-    batch_size: int
-    hooks: tuple[Hook, ...] = ()
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
-
-    def _open(self, lane: Lane) -> DatasetIterator[Any]:
-        return _BatchIterator(self, lane)
-
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        items = self.dataset.num_items(lane, lanes)
-        if items is None:
-            return None
-        return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
-
-
-class _ApplyIterator(DatasetIterator[Any]):
-    """Draws inputs, runs hooks on them, gives the outputs."""
-
-    def __init__(self, dataset: Dataset[Any], lane: Lane) -> None:
-        self.inner = dataset.open(lane)
+    def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.runners: dict[int, HookRunner] = {}
+        self.hooks_of = HookTable(lane)
         self.outputs: Iterator[Any] | None = None
         self.before: State = {}
         self.given = 0
-
-    @property
-    def row(self) -> int:
-        return self.inner.row
 
     def __next__(self) -> Any:
         while True:
@@ -92,21 +37,34 @@ class _ApplyIterator(DatasetIterator[Any]):
                     return output
                 self.outputs = None
                 self.given = 0
-            self.before = self.inner.state_dict()
+            self.before = self._position()
             output = self._produce()
             if output is not SKIPPED:
                 return output
 
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (self.row, self.given) if self.outputs is not None else (self.row,)
+
+    @property
+    def place(self) -> Place:
+        return {**self.before, "given": max(0, self.given - 1)}
+
     def state_dict(self) -> State:
         if self.outputs is not None:
-            return {"inner": self.before, "given": self.given}
-        return {"inner": self.inner.state_dict(), "given": 0}
+            return {**self.before, "given": self.given}
+        return {**self._position(), "given": 0}
 
     def load_state_dict(self, state: State) -> None:
-        inner, given = unpack(state, "inner", "given")
-        self.inner.load_state_dict(inner)
+        if "given" not in state:
+            raise StateError(
+                f"saved state has {sorted(state)}, this stage needs the number of outputs given; "
+                "was it saved by another pipeline?"
+            )
+        given = state["given"]
+        self._go_to({name: value for name, value in state.items() if name != "given"})
         if given:
-            self.before = inner
+            self.before = self._position()
             output = self._produce()
             if self.outputs is None and output is not SKIPPED:
                 # The hook no longer yields; what it gave then is what it gives now.
@@ -115,92 +73,114 @@ class _ApplyIterator(DatasetIterator[Any]):
                 next(self.outputs or iter(()), None)
             self.given = given
 
+    def _position(self) -> State:
+        """Return where the next input is drawn."""
+        raise NotImplementedError
+
+    def _go_to(self, position: State) -> None:
+        """Go to where an input was drawn."""
+        raise NotImplementedError
+
     def _produce(self) -> Any:
         """Draw one input and return its first output, leaving the others in `outputs`."""
         raise NotImplementedError
 
-    def _apply(self, argument: Any, hooks: tuple[Hook, ...], address: tuple[Any, ...]) -> Any:
+    def _apply(
+        self, argument: Any, hooks: tuple[Hook, ...], address: Address, key: RestoreKey | None
+    ) -> Any:
+        """Return the output of `hooks` for `argument`, or the first, or SKIPPED.
+
+        Args:
+            argument: What the first hook gets.
+            hooks: Applied one after the other.
+            address: Seeds their random numbers.
+            key: The restore key of `argument`; outputs of generators get it with a number.
+        """
         for done, hook in enumerate(hooks, start=1):
-            argument = self._runner(hook)(argument, address)
+            argument = self.hooks_of[hook](argument, address)
             if argument is SKIPPED:
                 return SKIPPED
             if type(argument) is _GENERATOR:
-                self.outputs = self._expand(argument, hooks[done:], address)
+                self.outputs = self._expand(argument, hooks[done:], address, key)
                 self.given = 1
                 return next(self.outputs, SKIPPED)
         return argument
 
     def _expand(
-        self, items: Iterator[Any], hooks: tuple[Hook, ...], address: tuple[Any, ...]
+        self,
+        items: Iterator[Any],
+        hooks: tuple[Hook, ...],
+        address: Address,
+        key: RestoreKey | None,
     ) -> Iterator[Any]:
         for sub, item in enumerate(items):
+            sub_key = None if key is None else (*key, sub)
+            if sub_key is not None:
+                stamp(item, sub_key)
             outputs: Iterator[Any] = iter((item,))
             for done, hook in enumerate(hooks, start=1):
-                item = self._runner(hook)(item, (*address, sub))
+                item = self.hooks_of[hook](item, (*address, sub))
                 outputs = iter((item,))
                 if type(item) is _GENERATOR:
-                    outputs = self._expand(item, hooks[done:], (*address, sub))
+                    outputs = self._expand(item, hooks[done:], (*address, sub), sub_key)
                     break
                 if item is SKIPPED:
                     break
             yield from (output for output in outputs if output is not SKIPPED)
 
-    def _runner(self, hook: Hook) -> HookRunner:
-        runner = self.runners.get(id(hook))
+
+class HookTable:
+    """The hooks of a lane, each with how often it failed in a row."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        # Hooks are known by identity: they hold functions of the user, equal to who knows what.
+        self._runners: dict[int, HookRunner] = {}
+
+    def __getitem__(self, hook: Hook) -> HookRunner:
+        runner = self._runners.get(id(hook))
         if runner is None:
-            runner = self.runners[id(hook)] = HookRunner(hook, self.lane)
+            runner = self._runners[id(hook)] = HookRunner(hook, self._lane)
         return runner
 
 
-_GENERATOR = type(_ for _ in ())
+def apply_again(
+    argument: Any,
+    hooks: tuple[Hook, ...],
+    lane: Lane,
+    *,
+    address: Address,
+    key: RestoreKey,
+    subs: RestoreKey,
+) -> tuple[Any, RestoreKey]:
+    """Return one output of `hooks` for `argument`, and the numbers that are left.
 
+    Args:
+        argument: What the first hook gets.
+        hooks: Applied one after the other.
+        lane: Where they are run.
+        address: Seeds their random numbers, as it did the first time.
+        key: The restore key of `argument`.
+        subs: For each hook that yields several outputs the number of the wanted one, and
+            whatever later stages appended.
 
-class _MapIterator(_ApplyIterator):
-    def __init__(
-        self, dataset: Dataset[Any], hooks: Callable[[Any], tuple[Hook, ...]], lane: Lane
-    ) -> None:
-        super().__init__(dataset, lane)
-        self.hooks = hooks
-
-    def _produce(self) -> Any:
-        row = self.inner.row
-        item = next(self.inner)
-        lane = self.lane
-        if lane.progress is not None:
-            lane.progress(row)
-        if row in lane.skip_rows:
-            lane.counts["skipped after killing workers"] += 1
-            logger.error(
-                "left out row %d of lane %d, sample %s: it killed workers again and again",
-                row,
-                lane.number,
-                item_address(item, lane, row),
+    Raises:
+        StateError: If a hook no longer gives this output.
+    """
+    table = HookTable(lane)
+    for hook in hooks:
+        output = table[hook](argument, address)
+        if type(output) is _GENERATOR:
+            if not subs:
+                raise StateError(f"{hook.name} yields several outputs, {key} does not say which")
+            sub, *rest = subs
+            output = next(islice(output, sub, None), SKIPPED)
+            key, subs, address = (*key, sub), tuple(rest), (*address, sub)
+            stamp(output, key)
+        if output is SKIPPED:
+            raise StateError(
+                f"{hook.name} skips {key}, or fails on it, so it cannot be restored; the log "
+                "says why"
             )
-            return SKIPPED
-        return self._apply(item, self.hooks(item), item_address(item, lane, row))
-
-
-class _BatchIterator(_ApplyIterator):
-    def __init__(self, stage: BatchDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset, lane)
-        self.stage = stage
-
-    def _produce(self) -> Any:
-        stage, lane = self.stage, self.lane
-        row = self.inner.row
-        items = self.inner.take(stage.batch_size)
-        if not items or (stage.drop_last and len(items) < stage.batch_size):
-            raise StopIteration
-        lane.counts["samples"] += len(items)
-        if lane.progress is not None:
-            lane.progress(row)
-        return self._apply(items, stage.hooks, ("lane", lane.number, row))
-
-
-def item_address(item: Any, lane: Lane, row: int) -> tuple[Any, ...]:
-    """Return what seeds the hooks of an item: its place in the data, or else in the lane."""
-    if isinstance(item, dict):
-        key = item.get("__restore_key__")
-    else:
-        key = getattr(item, "__restore_key__", None)
-    return key or ("lane", lane.number, row)
+        argument = output
+    return argument, subs

@@ -14,22 +14,30 @@ all it knows can be saved as plain data.
 Stages are iterators, never generators: a generator keeps its position on the call stack,
 where nobody can save it. Positions are addresses (rows of the plan and sub-numbers), never
 contents, so a state is small and restoring reads only what comes next.
+
+There are two ways to get a single item again. Its *place* says where it is in the lane; a
+stage that holds items back saves the places of these. Its *restore key* says where it came
+from in the data, and does not depend on lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from energon.errors import StateError
+from energon.errors import ConfigError, StateError
+from energon.samples.restore_key import RestoreKey
 from energon.stages.lane import Lane
 
 T_co = TypeVar("T_co", covariant=True)
 
 State = dict[str, Any]
 """What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""
+
+Place = Any
+"""Where an item is in its lane, as JSON; only the stage that gave it understands it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,25 @@ class Dataset(Generic[T_co]):
         """Return how many items lane `lane` of `lanes` yields at most; None means no end."""
         raise NotImplementedError
 
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        """Return the items at some places of `lane`, or SKIPPED for what now fails."""
+        return [next(self.open(lane, place)) for place in places]
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        """Make the item with this restore key again, wherever it was.
+
+        Args:
+            lane: What hooks are run in.
+            key: A key, of which later stages may have appended numbers of their own.
+
+        Returns:
+            The item, and what is left of the key.
+
+        Raises:
+            StateError: If no item of this stage has such a key.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot restore single samples")
+
 
 class DatasetIterator(Iterator[T_co]):
     """Where a stage is. Created by `Dataset.open`, used by one thread at a time."""
@@ -64,6 +91,16 @@ class DatasetIterator(Iterator[T_co]):
     @property
     def row(self) -> int:
         """The row of the lane that the next item comes from, or begins with."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        """Numbers that tell this position from the others of the lane; they seed what comes."""
+        return (self.row,)
+
+    @property
+    def place(self) -> Place:
+        """Where the item is that was returned last."""
         raise NotImplementedError
 
     def take(self, count: int) -> list[T_co]:

@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from types import GeneratorType
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ logger = logging.getLogger("energon")
 DEFAULT_TOLERANCE = 100
 
 ErrorHandler = Callable[[Exception, Any, Any], None]
+
+Address = tuple[int | str, ...]
+"""What the random numbers of a call depend on, beside the seed of the run and the hook."""
 
 
 class _Skipped:
@@ -67,7 +71,7 @@ class HookRunner:
         self.function = hook.function
         self.failed_in_a_row = 0
 
-    def __call__(self, argument: Any, address: tuple[int | str, ...]) -> Any:
+    def __call__(self, argument: Any, address: Address) -> Any:
         """Return the output, an iterator of outputs, or SKIPPED.
 
         Raises:
@@ -86,15 +90,12 @@ class HookRunner:
         self.failed_in_a_row = 0
         return output
 
-    def _outputs(
-        self, outputs: Iterator[Any], argument: Any, address: tuple[int | str, ...]
-    ) -> Iterator[Any]:
-        for sub in range(1 << 62):
+    def _outputs(self, outputs: Iterator[Any], argument: Any, address: Address) -> Iterator[Any]:
+        # Always seeded: a batch may begin between two outputs, and to resume there means to
+        # run the generator up to that point, outside of the batches that have its first ones.
+        for sub in count():
             try:
-                if self.hook.restore_seeds:
-                    with seeded(self._seed((*address, sub))):
-                        output = next(outputs, SKIPPED)
-                else:
+                with seeded(self._seed((*address, sub))):
                     output = next(outputs, SKIPPED)
             except Exception as error:
                 self._failed(error, argument)
@@ -104,7 +105,7 @@ class HookRunner:
             self.failed_in_a_row = 0
             yield output
 
-    def _seed(self, address: tuple[int | str, ...]) -> int:
+    def _seed(self, address: Address) -> int:
         return derive_seed(self.lane.seed, self.hook.name, *address)
 
     def _failed(self, error: Exception, argument: Any) -> _Skipped:

@@ -19,6 +19,8 @@ class Lane:
         progress: Called with the row of every sample before user code works on it; tells the
             loader that the worker lives, and where it was if it dies. None means nobody asks.
         counts: Statistics of the lane: samples, skipped, failed, by name.
+        row: Row of the sample that user code works on, or with which its batch begins.
+        batch: How many batches the lane has yielded.
     """
 
     number: int
@@ -27,3 +29,11 @@ class Lane:
     skip_rows: frozenset[int] = frozenset()
     progress: Callable[[int], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
+    row: int = 0
+    batch: int = 0
+
+    def enter(self, row: int) -> None:
+        """Note that user code gets the sample of this row, or what begins with it."""
+        self.row = row
+        if self.progress is not None:
+            self.progress(row)

@@ -3,35 +3,55 @@
 User hooks draw from `random`, `numpy.random` and torch's default generator. Seeding them from
 an address makes augmentations a function of the sample instead of who loads it. The state of
 the surrounding program is put back afterwards. torch is only touched where it is loaded.
+
+To seed takes 6 µs, to keep the state of the surrounding program and put it back ten times as
+long, so only the outermost block of a thread does that: a batch, not each of its samples.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+
+_thread = threading.local()
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed `random`, numpy and torch inside the block, from 64 bits."""
+    """Seed `random`, numpy and torch inside the block, from 64 bits.
+
+    A block in another one leaves the generators as they are at its end.
+    """
     torch = sys.modules.get("torch")
     generator = getattr(torch, "default_generator", None)
+    if getattr(_thread, "inside", False):
+        _seed(seed, generator)
+        yield
+        return
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     torch_state = generator.get_state() if generator is not None else None
+    _seed(seed, generator)
+    _thread.inside = True
+    try:
+        yield
+    finally:
+        _thread.inside = False
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if generator is not None:
+            generator.set_state(torch_state)
+
+
+def _seed(seed: int, generator: Any) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     if generator is not None:
         # Not torch.manual_seed: before CUDA is there, that keeps a record of every call.
         generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if generator is not None:
-            generator.set_state(torch_state)

@@ -8,13 +8,17 @@ the row of the next sample, and reading can start at any.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from energon.errors import StateError
 from energon.plan.rows import Plan, Rows
-from energon.stages.base import Dataset, DatasetIterator, State, unpack
+from energon.samples.restore_key import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
 from energon.stages.lane import Lane
 
 MAX_PLANNED_ROWS = 4096
@@ -52,6 +56,21 @@ class ReadDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.plan(lanes).num_rows(lane)
 
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        if not places:
+            return []
+        plan = self.plan(lane.lanes)
+        return self.reader.read(plan.at(lane.number, np.array(places, np.int64)))
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        if len(key) < 3 or not all(isinstance(part, int) for part in key[:3]):
+            raise StateError(f"{key} is not the restore key of a sample: (leaf, epoch, ordinal, …)")
+        leaf, epoch, ordinal = key[:3]
+        rows = Rows(
+            np.array([leaf], np.int32), np.array([epoch], np.int64), np.array([ordinal], np.int64)
+        )
+        return self.reader.read(rows)[0], tuple(key[3:])
+
 
 class _ReadIterator(DatasetIterator[Any]):
     def __init__(self, stage: ReadDataset, lane: Lane) -> None:
@@ -72,6 +91,10 @@ class _ReadIterator(DatasetIterator[Any]):
     @property
     def row(self) -> int:
         return self._row
+
+    @property
+    def place(self) -> Place:
+        return self._row - 1
 
     def __next__(self) -> Any:
         at = self._row - self._block_start

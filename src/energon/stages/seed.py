@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon.plan.seeds import derive_seed
-from energon.stages.base import Dataset, DatasetIterator, State
+from energon.samples.restore_key import RestoreKey, flat
+from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.lane import Lane
 from energon.stages.random_state import seeded
 
@@ -27,6 +29,13 @@ class SeedDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
 
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        return self.dataset.read_again(lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        with seeded(derive_seed(lane.seed, "restore", *flat(key))):
+            return self.dataset.restore(lane, key)
+
 
 class _SeedIterator(DatasetIterator[Any]):
     def __init__(self, inner: DatasetIterator[Any], lane: Lane) -> None:
@@ -37,8 +46,12 @@ class _SeedIterator(DatasetIterator[Any]):
     def row(self) -> int:
         return self.inner.row
 
+    @property
+    def place(self) -> Place:
+        return self.inner.place
+
     def __next__(self) -> Any:
-        with seeded(derive_seed(self.lane.seed, "lane", self.lane.number, self.inner.row)):
+        with seeded(derive_seed(self.lane.seed, "lane", self.lane.number, *self.inner.address)):
             return next(self.inner)
 
     def state_dict(self) -> State:

@@ -5,9 +5,10 @@ import random
 import pytest
 
 from energon.errors import ConfigError, FatalSampleError, SkipSample
-from energon.stages.apply import BatchDataset, MapDataset
+from energon.stages.batch import BatchDataset
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane
+from energon.stages.map import MapDataset
 from energon.stages.seed import SeedDataset
 from energon.testing import check_resume
 from tests.stages.numbers import numbers

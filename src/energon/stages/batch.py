@@ -1,0 +1,121 @@
+"""Make batches of consecutive items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
+from energon.stages.apply import ApplyIterator, apply_again
+from energon.stages.base import Dataset, DatasetIterator, State, unpack
+from energon.stages.hook import SKIPPED, Address, Hook
+from energon.stages.lane import Lane
+
+
+@dataclass(frozen=True)
+class BatchDataset(Dataset[Any]):
+    """Make batches of consecutive items.
+
+    Args:
+        dataset: The items.
+        batch_size: How many make a batch.
+        hooks: Turn a list of items into a batch; without any the list is the batch.
+        drop_last: Whether a last, smaller batch is left out.
+        unit: What statistics call the items.
+    """
+
+    dataset: Dataset[Any]
+    batch_size: int
+    hooks: tuple[Hook, ...] = ()
+    drop_last: bool = False
+    unit: str = "samples"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _BatchIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        items = self.dataset.num_items(lane, lanes)
+        if items is None:
+            return None
+        return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return restore_batch(self.dataset, self.hooks, lane, key)
+
+
+class BatchIterator(ApplyIterator):
+    """Draws lists of items, and runs hooks on them. Stages say which."""
+
+    def __init__(self, dataset: Dataset[Any], lane: Lane) -> None:
+        super().__init__(lane)
+        self.inner = dataset.open(lane)
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    def _apply_to_batch(self, items: list[Any], hooks: tuple[Hook, ...], row: int) -> Any:
+        """Return what the hooks of batches make of `items`."""
+        key = joint_key("batch", items)
+        address = batch_address(items, self.lane, row)
+        return with_key(self._apply(items, hooks, address, key), key)
+
+
+class _BatchIterator(BatchIterator):
+    def __init__(self, stage: BatchDataset, lane: Lane) -> None:
+        super().__init__(stage.dataset, lane)
+        self.stage = stage
+
+    def _position(self) -> State:
+        return {"inner": self.inner.state_dict()}
+
+    def _go_to(self, position: State) -> None:
+        (inner,) = unpack(position, "inner")
+        self.inner.load_state_dict(inner)
+
+    def _produce(self) -> Any:
+        stage, lane = self.stage, self.lane
+        row = self.inner.row
+        items = self.inner.take(stage.batch_size)
+        if not items or (stage.drop_last and len(items) < stage.batch_size):
+            raise StopIteration
+        lane.counts[stage.unit] += len(items)
+        lane.enter(row)
+        return self._apply_to_batch(items, stage.hooks, row)
+
+
+def batch_address(items: list[Any], lane: Lane, row: int) -> Address:
+    """Return what seeds the hooks of a batch: its first sample, or else its place in the lane."""
+    first = key_of(items[0])
+    return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
+
+
+def with_key(batch: Any, key: RestoreKey | None) -> Any:
+    """Return `batch`, which carries `key` from now on unless its maker gave it one."""
+    if key is not None and batch is not SKIPPED and not key_of(batch):
+        stamp(batch, key)
+    return batch
+
+
+def restore_batch(
+    dataset: Dataset[Any], hooks: tuple[Hook, ...], lane: Lane, key: RestoreKey
+) -> tuple[Any, RestoreKey]:
+    """Make the batch again whose items have the keys in `key`; or one item, by its own key."""
+    split = split_key(key, "batch")
+    if split is None:
+        return dataset.restore(lane, key)
+    keys, subs = split
+    items = [dataset.restore(lane, each)[0] for each in keys]
+    return apply_again(
+        items,
+        hooks,
+        lane,
+        address=batch_address(items, lane, 0),
+        key=("batch", tuple(keys)),
+        subs=subs,
+    )

@@ -1,0 +1,169 @@
+"""Make batches of items of the same group: one bucket for each, given when it is full.
+
+The position is that of the stream, and the places of the items that wait in buckets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from energon.errors import ConfigError, FatalSampleError
+from energon.samples.restore_key import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.batch import BatchIterator, restore_batch
+from energon.stages.hook import SKIPPED, Hook, HookRunner, describe_sources
+from energon.stages.lane import Lane
+from energon.stages.map import item_address
+
+
+@dataclass(frozen=True)
+class GroupDataset(Dataset[Any]):
+    """Make batches of items that `criterion` puts into one group.
+
+    Args:
+        dataset: The items.
+        criterion: Takes an item, returns its group (anything hashable) and how many items make
+            a batch of that group, or None for `batch_size`.
+        batch_size: How many make a batch where the criterion gives no number.
+        hooks: Turn a list of items into a batch.
+        drop_last: Whether what waits when the data end is left out, instead of being given in
+            smaller batches.
+        unit: What statistics call the items.
+    """
+
+    dataset: Dataset[Any]
+    criterion: Hook
+    batch_size: int | None
+    hooks: tuple[Hook, ...] = ()
+    drop_last: bool = False
+    unit: str = "samples"
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _GroupIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.dataset.num_items(lane, lanes)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return restore_batch(self.dataset, self.hooks, lane, key)
+
+
+class _Waiting(NamedTuple):
+    """An item in a bucket; `number` counts the arrivals."""
+
+    number: int
+    item: Any
+    place: Place
+
+
+class _Bucket:
+    """The items of one group that wait for others."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.waiting: list[_Waiting] = []
+
+
+class _GroupIterator(BatchIterator):
+    def __init__(self, stage: GroupDataset, lane: Lane) -> None:
+        super().__init__(stage.dataset, lane)
+        self.stage = stage
+        self.criterion = HookRunner(stage.criterion, lane)
+        self.buckets: dict[Hashable, _Bucket] = {}
+        self.arrived = 0
+        self.unread: list[Place] | None = None
+
+    def _position(self) -> State:
+        return {"inner": self.inner.state_dict(), "waiting": self._waiting_places()}
+
+    def _go_to(self, position: State) -> None:
+        inner, self.unread = unpack(position, "inner", "waiting")
+        self.inner.load_state_dict(inner)
+
+    def _waiting_places(self) -> list[Place]:
+        if self.unread is not None:
+            return self.unread
+        waiting = [entry for bucket in self.buckets.values() for entry in bucket.waiting]
+        return [entry.place for entry in sorted(waiting, key=lambda entry: entry.number)]
+
+    def _produce(self) -> Any:
+        if self.unread is not None:
+            self._read_waiting(self.unread)
+        row = self.inner.row
+        items = self._next_full()
+        self.lane.counts[self.stage.unit] += len(items)
+        self.lane.enter(row)
+        return self._apply_to_batch(items, self.stage.hooks, row)
+
+    def _next_full(self) -> list[Any]:
+        """Return the items of the next bucket that is full, or of any at the end."""
+        while True:
+            item = next(self.inner, SKIPPED)
+            if item is SKIPPED:
+                if self.stage.drop_last or not self.buckets:
+                    raise StopIteration
+                return self._empty(next(iter(self.buckets)))
+            group = self._add(item, self.inner.place, self.criterion)
+            if group is not SKIPPED and self._is_full(group):
+                return self._empty(group)
+
+    def _add(self, item: Any, place: Place, criterion: HookRunner) -> Any:
+        """Put an item into its bucket; return which, or SKIPPED."""
+        found = criterion(item, item_address(item, self.lane, self.inner.row))
+        if found is SKIPPED:
+            return SKIPPED
+        group, size = self._check(found, item)
+        bucket = self.buckets.setdefault(group, _Bucket(size))
+        if bucket.size != size:
+            raise self._error(item, f"batch size {size} for group {group!r}, before {bucket.size}")
+        bucket.waiting.append(_Waiting(self.arrived, item, place))
+        self.arrived += 1
+        return group
+
+    def _check(self, found: Any, item: Any) -> tuple[Hashable, int]:
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise self._error(item, f"{found!r}; wanted are a group and a batch size or None")
+        group, size = found
+        try:
+            hash(group)
+        except TypeError as error:
+            raise self._error(item, f"the group {group!r}, which is not hashable") from error
+        size = self.stage.batch_size if size is None else size
+        if not isinstance(size, int) or size < 1:
+            raise self._error(
+                item,
+                f"batch size {size} for group {group!r}; give a positive number here, or a "
+                "batch_size for all groups",
+            )
+        return group, size
+
+    def _error(self, item: Any, found: str) -> FatalSampleError:
+        hook = self.stage.criterion
+        source = describe_sources(hook.locate(item) if hook.locate is not None else ())
+        return FatalSampleError(f"{hook.name} gave {found} ({source})")
+
+    def _is_full(self, group: Hashable) -> bool:
+        bucket = self.buckets[group]
+        return len(bucket.waiting) >= bucket.size
+
+    def _empty(self, group: Hashable) -> list[Any]:
+        # A bucket is made anew for the next item of its group, so their order is that of their
+        # oldest items, after a restore, too.
+        return [entry.item for entry in self.buckets.pop(group).waiting]
+
+    def _read_waiting(self, places: list[Place]) -> None:
+        """Fill the buckets as they were; what happens to these items was counted before."""
+        self.unread = None
+        lane = replace(self.lane, counts=Counter())
+        criterion = HookRunner(self.stage.criterion, lane)
+        items = self.stage.dataset.read_again(lane, places)
+        for item, place in zip(items, places, strict=True):
+            if item is not SKIPPED:
+                self._add(item, place, criterion)

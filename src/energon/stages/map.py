@@ -1,0 +1,113 @@
+"""Apply user hooks to each item."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from energon.samples.restore_key import RestoreKey, flat, key_of
+from energon.stages.apply import ApplyIterator, apply_again
+from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.hook import SKIPPED, Address, Hook
+from energon.stages.lane import Lane
+
+logger = logging.getLogger("energon")
+
+
+@dataclass(frozen=True)
+class MapDataset(Dataset[Any]):
+    """Apply hooks to each item, one after the other; any may skip, fail or yield several.
+
+    Args:
+        dataset: The items.
+        hooks: Returns the hooks for an item; they are known by identity, so it always returns
+            the same ones.
+    """
+
+    dataset: Dataset[Any]
+    hooks: Callable[[Any], tuple[Hook, ...]]
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _MapIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.dataset.num_items(lane, lanes)
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        items = self.dataset.read_again(lane, [inner for inner, _ in places])
+        iterator = _MapIterator(self, lane)
+        return [
+            item if item is SKIPPED else iterator.output(item, place)
+            for item, place in zip(items, places, strict=True)
+        ]
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        item, subs = self.dataset.restore(lane, key)
+        own = key_of(item) or key
+        return apply_again(item, self.hooks(item), lane, address=flat(own), key=own, subs=subs)
+
+
+class _MapIterator(ApplyIterator):
+    def __init__(self, stage: MapDataset, lane: Lane) -> None:
+        super().__init__(lane)
+        self.inner = stage.dataset.open(lane)
+        self.hooks = stage.hooks
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    @property
+    def place(self) -> Place:
+        return [self.inner.place, max(0, self.given - 1)]
+
+    def output(self, item: Any, place: Place) -> Any:
+        """Return the output for `item` that was at `place`, or SKIPPED."""
+        inner, sub = place
+        self.outputs = None
+        output = self._run(item, row_of(inner))
+        if self.outputs is None or sub == 0:
+            return output
+        return next(islice(self.outputs, sub - 1, None), SKIPPED)
+
+    def _position(self) -> State:
+        return {"inner": self.inner.state_dict()}
+
+    def _go_to(self, position: State) -> None:
+        (inner,) = unpack(position, "inner")
+        self.inner.load_state_dict(inner)
+
+    def _produce(self) -> Any:
+        row = self.inner.row
+        return self._run(next(self.inner), row)
+
+    def _run(self, item: Any, row: int) -> Any:
+        lane = self.lane
+        lane.enter(row)
+        address = item_address(item, lane, row)
+        if row in lane.skip_rows:
+            lane.counts["skipped after killing workers"] += 1
+            logger.error(
+                "left out row %d of lane %d, sample %s: it killed workers again and again",
+                row,
+                lane.number,
+                address,
+            )
+            return SKIPPED
+        return self._apply(item, self.hooks(item), address, key_of(item))
+
+
+def item_address(item: Any, lane: Lane, row: int) -> Address:
+    """Return what seeds the hooks of an item: its place in the data, or else in the lane."""
+    key = key_of(item)
+    return ("lane", lane.number, row) if key is None else flat(key)
+
+
+def row_of(place: Place) -> int:
+    """Return the row that an item came from; -1 if its place does not tell."""
+    while isinstance(place, list) and place:
+        place = place[0]
+    return place if isinstance(place, int) else -1

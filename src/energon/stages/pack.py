@@ -1,0 +1,335 @@
+"""Pack samples: windows of the stream are divided into groups, each group becomes one sample.
+
+A window is what was carried over from the one before, and as many new samples as fill it. The
+next window is read while the packs of the open one leave, a share of it with each, so that
+packs leave evenly. The position is where the open window begins and how many of its groups
+have been given; resuming reads the window and divides it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from energon.errors import ConfigError, FatalSampleError
+from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
+from energon.stages.apply import ApplyIterator, apply_again
+from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.hook import SKIPPED, Address, Hook, HookRunner
+from energon.stages.lane import Lane
+from energon.stages.map import row_of
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a selecting hook may return instead of a list of groups.
+
+    Args:
+        groups: Which samples are packed together.
+        carry: Samples that are offered again with the next window, the very objects that the
+            hook was given.
+    """
+
+    groups: Sequence[Sequence[Any]]
+    carry: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class PackDataset(Dataset[Any]):
+    """Make packs of samples that are near one another in the stream.
+
+    Args:
+        dataset: The samples.
+        buffer_size: How many samples are divided into groups together.
+        select: Takes the list of samples of a window, returns a list of groups or a
+            `Selection`. Samples in neither are left out, and counted.
+        pack: Take the samples of a group; may yield several packs.
+        postencode: Applied to each sample of a group before it is packed; must give one.
+        tolerance: How many windows in a row may give no group; 0 is no limit.
+    """
+
+    dataset: Dataset[Any]
+    buffer_size: int
+    select: Hook
+    pack: tuple[Hook, ...]
+    postencode: tuple[Hook, ...] = ()
+    tolerance: int = 100
+
+    def __post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise ConfigError(f"packing_buffer_size must be at least 1, got {self.buffer_size}")
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _PackIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.dataset.num_items(lane, lanes)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        split = split_key(key, "pack")
+        if split is None:
+            return self.dataset.restore(lane, key)
+        keys, subs = split
+        samples = []
+        for each in keys:
+            sample, _ = self.dataset.restore(lane, each)
+            own = key_of(sample) or each
+            hooks = self.postencode
+            samples.append(apply_again(sample, hooks, lane, address=flat(own), key=own, subs=())[0])
+        own = ("pack", tuple(keys))
+        pack, subs = apply_again(
+            samples, self.pack, lane, address=pack_address(keys[0]), key=own, subs=subs
+        )
+        if subs == split[1]:
+            stamp(pack, own)
+        return pack, subs
+
+
+def pack_address(first: RestoreKey) -> Address:
+    """Return what seeds the hooks of a pack, by the key of its first sample."""
+    return ("pack", *flat(first))
+
+
+class _Entry(NamedTuple):
+    """A sample of a window, and where it was."""
+
+    sample: Any
+    place: Place
+
+
+@dataclass
+class _Window:
+    """A window that was divided.
+
+    Args:
+        groups: Those not yet given; a given one is emptied, to free its samples.
+        carried: What is offered again with the next window.
+        stop: State of the stream after its last new sample.
+        stop_row: Row of the stream there.
+        opened_at: Which of the groups was the first to be given since it was read.
+    """
+
+    groups: list[list[Any]]
+    carried: list[_Entry]
+    stop: State
+    stop_row: int
+    opened_at: int
+
+
+@dataclass
+class _Start:
+    """Where a window begins, as it is saved.
+
+    Args:
+        inner: State of the stream before its first new sample.
+        carried: Places of the samples carried over from the window before.
+        group: How many of its groups have been drawn.
+        skipped: Rows that were left out when the window was first divided; None before.
+    """
+
+    inner: State
+    carried: list[Place] = field(default_factory=list)
+    group: int = 0
+    skipped: list[int] | None = None
+
+
+class _PackIterator(ApplyIterator):
+    def __init__(self, stage: PackDataset, lane: Lane) -> None:
+        super().__init__(lane)
+        self.stage = stage
+        # What happens to the samples of a window is counted when it opens, and only once.
+        self.inner_lane = replace(lane, counts=Counter())
+        self.inner = stage.dataset.open(self.inner_lane)
+        self.select = HookRunner(stage.select, self.inner_lane)
+        self.start = _Start(self.inner.state_dict())
+        self.start_row = self.inner.row
+        self.window: _Window | None = None
+        self.carried: list[_Entry] | None = []
+        self.ahead: list[_Entry] = []
+        self.windows_in_vain = 0
+
+    @property
+    def row(self) -> int:
+        return self.start_row
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (self.start_row, self.start.group, self.given)
+
+    def _position(self) -> State:
+        start = self.start
+        return {
+            "inner": start.inner,
+            "carried": start.carried,
+            "group": start.group,
+            "skipped": start.skipped,
+        }
+
+    def _go_to(self, position: State) -> None:
+        self.start = _Start(*unpack(position, "inner", "carried", "group", "skipped"))
+        self.inner.load_state_dict(self.start.inner)
+        self.start_row = self.inner.row
+        self.carried = None
+
+    def _produce(self) -> Any:
+        group = self._next_group()
+        samples = [sample for sample in map(self._postencode, group) if sample is not SKIPPED]
+        if not samples:
+            return SKIPPED
+        self.lane.counts["samples"] += len(samples)
+        key, first = joint_key("pack", group), key_of(group[0])
+        address = self._lane_address() if first is None else pack_address(first)
+        pack = self._apply(samples, self.stage.pack, address, key)
+        if pack is not SKIPPED and self.outputs is None and key is not None:
+            stamp(pack, key)
+        return pack
+
+    def _postencode(self, sample: Any) -> Any:
+        for hook in self.stage.postencode:
+            key = key_of(sample)
+            address = self._lane_address() if key is None else flat(key)
+            sample = self.hooks_of[hook](sample, address)
+            if isinstance(sample, Iterator):
+                raise FatalSampleError(
+                    f"{hook.name} yields several samples for one that was selected; in a pipeline "
+                    "that packs it has to return one. Yield them in preencode_sample"
+                )
+        return sample
+
+    def _lane_address(self) -> Address:
+        return ("lane", self.lane.number, *self.address)
+
+    def _next_group(self) -> list[Any]:
+        while self.window is None:
+            self._open_window()
+            self.before = self._position()
+        window, start = self.window, self.start
+        self._look_ahead(window)
+        group, window.groups[start.group] = window.groups[start.group], []
+        start.group += 1
+        if start.group == len(window.groups):
+            self._close_window(window)
+        return group
+
+    def _look_ahead(self, window: _Window) -> None:
+        """Read the share of the next window that is due by now."""
+        given = self.start.group - window.opened_at
+        total = len(window.groups) - window.opened_at
+        count = self.stage.buffer_size - len(window.carried)
+        self._read_ahead(count * given // total)
+
+    def _close_window(self, window: _Window) -> None:
+        self.start = _Start(window.stop, [entry.place for entry in window.carried])
+        self.start_row = window.stop_row
+        self.carried = window.carried
+        self.window = None
+
+    def _open_window(self) -> None:
+        """Read what is missing of the next window, and divide it."""
+        start, lane, inner_lane = self.start, self.lane, self.inner_lane
+        # A window that was divided before is divided in the same way again, though a worker
+        # may have died of one of its samples since.
+        before = None if start.skipped is None else frozenset(start.skipped)
+        inner_lane.skip_rows = lane.skip_rows if before is None else before
+        carried = self._carried_entries()
+        wanted = self.stage.buffer_size - len(carried)
+        self._read_ahead(wanted)
+        entries = carried + self.ahead
+        last = len(self.ahead) < wanted
+        if not entries:
+            raise StopIteration
+        self.ahead = []
+        groups, carried = self._divide(entries, last=last)
+        if before is None:
+            lane.counts.update(inner_lane.counts)
+            start.skipped = sorted(lane.skip_rows)
+        else:
+            groups = _without(groups, entries, lane.skip_rows - before)
+        inner_lane.counts.clear()
+        inner_lane.skip_rows = lane.skip_rows
+        self.window = _Window(
+            groups, carried, self.inner.state_dict(), self.inner.row, opened_at=start.group
+        )
+        if start.group >= len(groups):
+            self._close_window(self.window)
+
+    def _carried_entries(self) -> list[_Entry]:
+        if self.carried is not None:
+            return self.carried
+        places = self.start.carried
+        samples = self.stage.dataset.read_again(self.inner_lane, places)
+        found = zip(samples, places, strict=True)
+        return [_Entry(sample, place) for sample, place in found if sample is not SKIPPED]
+
+    def _read_ahead(self, count: int) -> None:
+        """Read until `count` samples of the next window are there, or the stream ends."""
+        inner, ahead = self.inner, self.ahead
+        while len(ahead) < count:
+            sample = next(inner, SKIPPED)
+            if sample is SKIPPED:
+                break
+            ahead.append(_Entry(sample, inner.place))
+
+    def _divide(self, entries: list[_Entry], *, last: bool) -> tuple[list[list[Any]], list[_Entry]]:
+        """Return groups of the samples of a window, and what is carried over to the next."""
+        samples = [entry.sample for entry in entries]
+        first = key_of(samples[0])
+        address = self._lane_address() if first is None else ("select", *flat(first))
+        selected = self.select(samples, address)
+        if selected is SKIPPED:
+            selected = Selection(())
+        elif not isinstance(selected, Selection):
+            selected = Selection(selected)
+        groups = [list(group) for group in selected.groups if len(group)]
+        carried = _entries_of(selected.carry, entries)
+        if last and not groups:
+            carried = []
+        left_out = len(entries) - len(carried) - sum(map(len, groups))
+        if left_out > 0:
+            self.inner_lane.counts["left out by packing"] += left_out
+        self._check_progress(entries, groups, carried)
+        return groups, carried
+
+    def _check_progress(
+        self, entries: list[_Entry], groups: list[list[Any]], carried: list[_Entry]
+    ) -> None:
+        name, tolerance = self.stage.select.name, self.stage.tolerance
+        self.windows_in_vain = 0 if groups else self.windows_in_vain + 1
+        if len(carried) >= len(entries):
+            raise FatalSampleError(
+                f"{name} carries over all {len(entries)} samples of a window, so nothing would "
+                "ever leave; select a group in every window, or leave samples out"
+            )
+        if tolerance and self.windows_in_vain >= tolerance:
+            raise FatalSampleError(
+                f"{name} selected nothing from {self.windows_in_vain} windows of "
+                f"{self.stage.buffer_size} samples in a row, the tolerance"
+            )
+
+
+def _entries_of(samples: Sequence[Any], entries: list[_Entry]) -> list[_Entry]:
+    """Return the entries of these `samples`, known by identity."""
+    known: dict[int, list[_Entry]] = {}
+    for entry in reversed(entries):
+        known.setdefault(id(entry.sample), []).append(entry)
+    found = []
+    for sample in samples:
+        if not known.get(id(sample)):
+            raise FatalSampleError(
+                "a sample that is to be carried over to the next window is not one of this window, "
+                "or is named twice; carry the objects that the hook was given"
+            )
+        found.append(known[id(sample)].pop())
+    return found
+
+
+def _without(
+    groups: list[list[Any]], entries: list[_Entry], rows: frozenset[int]
+) -> list[list[Any]]:
+    """Return `groups` without the samples of `rows`, which have killed workers."""
+    if not rows:
+        return groups
+    dead = {id(entry.sample) for entry in entries if row_of(entry.place) in rows}
+    return [[sample for sample in group if id(sample) not in dead] for group in groups]
