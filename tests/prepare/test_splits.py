@@ -57,6 +57,13 @@ def test_patterns_match_the_beginning_of_a_path():
     assert split_by_pattern(shards, [r"a:shards/[a-z]{5}_\d.*"]) == {"a": shards[:2]}
 
 
+def test_numbers_in_braces_are_names_if_a_zero_leads():
+    shards = [f"{n:03}.tar" for n in range(11)]
+    assert split_by_pattern(shards, ["a:{002,010}"]) == {"a": [shards[2], shards[10]]}
+    assert split_by_pattern(shards, ["a:0{2}[1-9]"]) == {"a": shards[1:10]}
+    assert split_by_pattern(shards, ["a:{001..003}"]) == {"a": shards[1:4]}
+
+
 @pytest.mark.parametrize("pattern", ["train", ":x", "train:[", "train:nothing.*"])
 def test_patterns_that_match_nothing_are_refused(pattern):
     with pytest.raises(ConfigError, match="split part"):

@@ -100,7 +100,7 @@ def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str
 
 
 def _expand(pattern: str) -> list[str]:
-    # {3} and {2,5} count repetitions in a regular expression; {a,b} and {00..12} are names.
-    if re.search(r"\{(?!\d*,?\d*\})", pattern):
+    # {3} and {2,5} count repetitions; {a,b}, {00..12} and, with zeros, {02,05} are names.
+    if re.search(r"\{(?!(0|[1-9]\d*)?,?(0|[1-9]\d*)?\})", pattern):
         return expand_braces(pattern)
     return [pattern]
