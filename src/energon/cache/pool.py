@@ -38,7 +38,7 @@ class CachePool(ABC):
             name: How messages call it.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most pools hold nothing
         """Free what the pool holds. Lazies that it made still work, without a cache."""
 
 

@@ -23,6 +23,11 @@ class CachedPipeline:
         with activated(self.pool):
             return _ActivatedIterator(self.pipeline.open_lane(lane, state), self.pool)
 
+    def describe_row(self, lane: int, lanes: int, row: int) -> str:
+        """Return key, shard and offset of the sample at `row` of a lane, if that is known."""
+        describe = getattr(self.pipeline, "describe_row", None)
+        return "a sample of unknown origin" if describe is None else describe(lane, lanes, row)
+
     def __len__(self) -> int:
         return len(self.pipeline)  # type: ignore[arg-type]
 
@@ -55,4 +60,4 @@ class _ActivatedIterator(DatasetIterator[Any]):
 
 def with_cache_pool(pipeline: Pipeline, pool: CachePool | None) -> Pipeline:
     """Return `pipeline` with `pool`, or as it is without one."""
-    return pipeline if pool is None else CachedPipeline(pipeline, pool)  # type: ignore[return-value]
+    return pipeline if pool is None else CachedPipeline(pipeline, pool)
