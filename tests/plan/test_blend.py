@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan.blend import apportion
 from energon.plan.build import blend_plan
 from energon.plan.leaf import PlanLeaf
+from energon.plan.pattern import apportion
 
 
 def leaves(sizes):
@@ -112,12 +112,12 @@ def test_apportioned_counts_add_up_and_starve_nobody(w):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ([], "starts at row 0"),
-        ([(5, [1, 1])], "starts at row 0"),
+        ([], "starts at 0"),
+        ([(5, [1, 1])], "starts at 0"),
         ([(0, [1, 1]), (9, [1, 1]), (9, [1, 2])], "ascends"),
         ([(0, [1])], "1 weights for 2 leaves"),
         ([(0, [0, 0])], "not all 0"),
-        ([(0, [1, -1])], "not all 0"),
+        ([(0, [1, -1])], "a number from 0 on"),
     ],
 )
 def test_refuses_schedules_that_make_no_sense(schedule, message):

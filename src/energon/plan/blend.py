@@ -1,187 +1,294 @@
-"""Blend leaves by weight, in shares that are nearly exact in every interval.
+"""Blend sources by weight, in shares that are nearly exact in every interval.
 
-The weights become whole numbers t_d with sum T, and a pattern of T entries in which the j-th
-entry of leaf d lies near (j + u)/t_d of the way. Every lane reads the pattern over and over,
-each from a phase of its own, so lanes agree on shares but not on turns. How often a leaf came
+A source is a leaf, or a line of leaves. Every lane reads a pattern of sources (`pattern.py`)
+from a phase of its own, so lanes agree on shares but not on turns. How often a source came
 before any row follows from the number of full rounds and a rank in the pattern; with it, the
-number of the draw, and everything else is the order of the leaf.
+number of the draw, and everything else is the order of the source.
 
-Weights may change at rows: then the counts at the change are the base of what follows, and
-the draws of a leaf go on without a gap, so its epochs stay exact.
+Shares change at rows: those that a schedule names, those at which the run was restored with
+another mix, and those at which a lane has made its last draw of a source that is used up. A
+*stage* lies between two changes. Counts at the beginning of a stage are the base of what
+follows, so the draws of a source go on without a gap and its epochs stay exact.
+
+Of a source with a limit of D draws, lane v may make those with k·V + v < D. Over all lanes
+these are the first D, exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import ConfigError
+from energon.errors import StateError
+from energon.plan.curve import Clock
 from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
+from energon.plan.line import Line
+from energon.plan.mix import Mix
+from energon.plan.pattern import Pattern, make_pattern
 from energon.plan.permutation import permute
 from energon.plan.rows import Rows
-from energon.plan.seeds import combine, derive_seed, mix
+from energon.plan.seeds import derive_seed
 
-MIN_PATTERN, MAX_PATTERN = 4096, 65536
+
+class _Stage(NamedTuple):
+    """Rows over which the shares of a lane do not change."""
+
+    start: int
+    stop: int | None
+    """None: it never ends."""
+    pattern: Pattern
+    entry: int
+    """Where in the repeated pattern, counted in rows, `start` lies."""
+    columns: NDArray[np.int32]
+    """The source that each number of the pattern stands for."""
+    base: Ints
+    """What to add to the count of each source within the pattern."""
+    drawn: Ints
+    """How often each source was drawn before."""
 
 
 @dataclass(frozen=True)
 class BlendPlan:
-    """An endless blend.
+    """What is drawn from sources by weight.
 
     Args:
-        leaves: The leaves; their own weights do not count.
+        leaves: All leaves, in the order in which rows number them.
+        sources: For each source, its leaves.
+        mixes: Shares over sources. The first holds from the beginning, the others since the
+            run was restored with them. Sources that are no longer there have numbers below 0.
         lanes: V.
         seed: Seed of the run.
-        schedule: Rows in ascending order, the first 0, with the weights from there on.
+        unit: Consecutive rows of a lane that come from one source.
+        batch_size: Rows of a batch, for schedules that count batches.
+        changes: For each lane, the row at which each mix but the first began; what is missing
+            has not happened there.
     """
 
     leaves: tuple[PlanLeaf, ...]
+    sources: tuple[tuple[int, ...], ...]
+    mixes: tuple[Mix, ...]
     lanes: int
     seed: int
-    schedule: tuple[tuple[int, tuple[float, ...]], ...]
+    unit: int = 1
+    batch_size: int = 1
+    changes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        starts = [row for row, _ in self.schedule]
-        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-            raise ConfigError(f"a schedule starts at row 0 and ascends, got rows {starts}")
-        for row, weights in self.schedule:
-            if len(weights) != len(self.leaves):
-                raise ConfigError(
-                    f"row {row} has {len(weights)} weights for {len(self.leaves)} leaves"
-                )
-            if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
-                raise ConfigError(
-                    f"weights {list(weights)} at row {row}: wanted are numbers from 0, not all 0"
-                )
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> BlendPlan:
+        """Return the plan of a run in which `lane` took up the later mixes at `rows`."""
+        return replace(self, changes={**self.changes, lane: rows})
 
     def num_rows(self, lane: int) -> int | None:
-        """Return None: a blend has no end."""
-        return None
+        """Return how many rows a lane has; None if there is no end."""
+        if not self._mix(lane, None).limits:
+            return None
+        return self._end(lane, None)
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
-        """Return rows `start` to `start + count` of a lane."""
-        return self.at(lane, np.arange(start, start + count, dtype=np.int64))
+        """Return rows `start` to `start + count` of a lane; fewer only at the end."""
+        stop = start + count
+        if self._ends:
+            end = self._end(lane, stop)
+            stop = stop if end is None else max(start, min(stop, end))
+        return self.at(lane, np.arange(start, stop, dtype=np.int64))
 
     def at(self, lane: int, rows: Ints) -> Rows:
-        """Return what comes at `rows` of a lane, in any order."""
-        leaf, draws = self.draws(lane, rows)
-        epoch, ordinal = self._order.draw(lane, leaf, draws)
+        """Return what comes at `rows` of a lane, in any order; all must exist."""
+        source, draws = self.draws(lane, rows)
+        epoch, ordinal = self._order.draw(lane, source, draws)
+        if self._is_plain:
+            return Rows(source, epoch, ordinal)
+        leaf = np.empty(len(rows), np.int32)
+        for number in np.unique(source).tolist():
+            chosen = np.flatnonzero(source == number)
+            found = self._lines[number].at(epoch[chosen], ordinal[chosen])
+            leaf[chosen] = np.array(self.sources[number], np.int32)[found.leaf]
+            epoch[chosen], ordinal[chosen] = found.epoch, found.ordinal
         return Rows(leaf, epoch, ordinal)
 
     def draws(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """Return for each row the leaf, and how often the lane drew from it before."""
-        if len(self.leaves) == 1:
+        """Return for each row the source, and how often the lane drew from it before."""
+        if len(self.sources) == len(self.mixes) == 1 and not self._ends:
             return np.zeros(len(rows), np.int32), rows
-        starts = [row for row, _ in self.schedule]
-        stages = np.searchsorted(starts, rows, side="right") - 1
-        leaf = np.empty(len(rows), np.int32)
+        stages = self._stages(lane, int(rows.max(initial=0)) + 1)
+        starts = [stage.start for stage in stages]
+        place = np.searchsorted(starts, rows, side="right") - 1
+        source = np.empty(len(rows), np.int32)
         draws = np.empty(len(rows), np.int64)
-        for stage in np.unique(stages).tolist():
-            chosen = slice(None) if (stages == stage).all() else np.flatnonzero(stages == stage)
-            pattern = self._pattern(stage)
-            phase = self._phase(lane, pattern)
-            rounds, at = np.divmod(rows[chosen] - starts[stage] + phase, pattern.size)
-            found = pattern.leaf[at]
-            leaf[chosen] = found
-            draws[chosen] = (
-                rounds * pattern.counts[found] + pattern.rank[at] + self._base(lane, stage)[found]
+        for number in np.unique(place).tolist():
+            stage = stages[number]
+            chosen = slice(None) if (place == number).all() else np.flatnonzero(place == number)
+            turn, within = np.divmod(rows[chosen] - stage.start + stage.entry, self.unit)
+            rounds, at = np.divmod(turn, stage.pattern.size)
+            entry = stage.pattern.number[at]
+            found = stage.columns[entry]
+            if found.min(initial=0) < 0:
+                raise StateError(
+                    f"lane {lane}: rows before the last restore drew from a dataset that is no longer "
+                    "in the blend; restore with the metadataset that the state was saved with"
+                )
+            source[chosen] = found
+            counted = rounds * stage.pattern.counts[entry] + stage.pattern.rank[at]
+            draws[chosen] = counted * self.unit + within + stage.base[found]
+        return source, draws
+
+    def drawn(self, lane: int, row: int) -> Ints:
+        """Return how often each source comes in the rows of a lane before `row`."""
+        stages = self._stages(lane, row)
+        if not stages:
+            return np.zeros(len(self.sources), np.int64)
+        stage = stages[bisect_right([stage.start for stage in stages], row) - 1]
+        stop = row if stage.stop is None else min(row, stage.stop)
+        return stage.drawn + self._count(stage, stop - stage.start)
+
+    def _end(self, lane: int, until: int | None) -> int | None:
+        """Return where a lane ends, or a row at or behind `until`; None if there is no end."""
+        stages = self._stages(lane, until)
+        return stages[-1].stop if stages else 0
+
+    def _stages(self, lane: int, until: int | None) -> list[_Stage]:
+        """Return the stages of a lane until some row, or all; the last one ends behind it."""
+        found, more = self._found.setdefault(lane, ([], self._walk(lane)))
+        while not found or (
+            (stop := found[-1].stop) is not None and (until is None or stop < until)
+        ):
+            stage = next(more, None)
+            if stage is None:
+                break
+            found.append(stage)
+        return found
+
+    def _walk(self, lane: int) -> Iterator[_Stage]:
+        """Yield the stages of a lane; after the last one the lane ends, or it has no end."""
+        row: int | None = 0
+        drawn = np.zeros(len(self.sources), np.int64)
+        while row is not None:
+            mix = self._mix(lane, row)
+            quotas = self._quotas(lane, mix)
+            used = [source for source, quota in quotas.items() if drawn[source] >= quota]
+            stop = self._next_change(lane, mix, row)
+            shares = mix.shares(row, stop, self._clock, used)
+            if shares is None:
+                return
+            stage = self._stage(lane, mix, row, stop, shares, drawn)
+            stage = stage._replace(stop=self._first_end(stage, quotas))
+            yield stage
+            if stage.stop is not None:
+                drawn = drawn + self._count(stage, stage.stop - row)
+            row = stage.stop
+
+    def _stage(
+        self,
+        lane: int,
+        mix: Mix,
+        row: int,
+        stop: int | None,
+        shares: tuple[float, ...],
+        drawn: Ints,
+    ) -> _Stage:
+        pattern = make_pattern(shares, self.seed)
+        columns = np.array(mix.sources, np.int32)
+        # Units begin at multiples of their size, as batches do.
+        entry = self._phase(lane, pattern) * self.unit + row % self.unit
+        stage = _Stage(row, stop, pattern, entry, columns, drawn, drawn)
+        return stage._replace(base=drawn - self._count_until(stage, entry))
+
+    def _first_end(self, stage: _Stage, quotas: Mapping[int, int]) -> int | None:
+        """Return where a stage ends: at the first draw that its source no longer has."""
+        stop = stage.stop
+        for number, source in enumerate(stage.columns.tolist()):
+            if source in quotas and stage.pattern.counts[number]:
+                turn, within = divmod(quotas[source] - int(stage.base[source]), self.unit)
+                place = stage.pattern.place_of(number, turn) * self.unit + within
+                row = place - stage.entry + stage.start
+                stop = row if stop is None else min(stop, row)
+        return stop
+
+    def _count(self, stage: _Stage, length: int) -> Ints:
+        """Return how often each source comes in the first rows of a stage."""
+        return self._count_until(stage, stage.entry + length) + stage.base - stage.drawn
+
+    def _count_until(self, stage: _Stage, place: int) -> Ints:
+        """Return how often each source comes in the repeated pattern before a place in rows."""
+        turn, within = divmod(place, self.unit)
+        counts = stage.pattern.count_until(turn) * self.unit
+        if within:
+            counts[stage.pattern.number[turn % stage.pattern.size]] += within
+        found = np.zeros(len(self.sources), np.int64)
+        present = stage.columns >= 0
+        found[stage.columns[present]] = counts[present]
+        return found
+
+    def _mix(self, lane: int, row: int | None) -> Mix:
+        """Return the mix at a row of a lane; None is the end of time."""
+        changes = self.changes.get(lane, ())
+        return self.mixes[len(changes) if row is None else bisect_right(changes, row)]
+
+    def _next_change(self, lane: int, mix: Mix, row: int) -> int | None:
+        """Return the first row behind `row` at which the schedule or the mix changes."""
+        knots = self._knots[id(mix)]
+        rows = [*knots[bisect_right(knots, row) :][:1], *self.changes.get(lane, ())]
+        return min((each for each in rows if each > row), default=None)
+
+    def _quotas(self, lane: int, mix: Mix) -> dict[int, int]:
+        """Return how many draws the lane has of each source with a limit."""
+        return {
+            source: self._order.quota(
+                lane, source, max(1, round(limit * self._lines[source].length))
             )
-        return leaf, draws
+            for source, limit in mix.limits.items()
+            if source >= 0
+        }
 
-    def _base(self, lane: int, stage: int) -> Ints:
-        """Return what to add to the counts of a stage, so that they count all draws."""
-        bases = self._bases.setdefault(lane, [])
-        while len(bases) <= stage:
-            number = len(bases)
-            pattern = self._pattern(number)
-            before = pattern.count_until(self._phase(lane, pattern))
-            done = np.zeros(len(self.leaves), np.int64)
-            if number:
-                last = self._pattern(number - 1)
-                length = self.schedule[number][0] - self.schedule[number - 1][0]
-                done = bases[-1] + last.count_until(self._phase(lane, last) + length)
-            bases.append(done - before)
-        return bases[stage]
-
-    def _phase(self, lane: int, pattern: _Pattern) -> int:
+    def _phase(self, lane: int, pattern: Pattern) -> int:
         lanes = np.array([self.lanes])
         key = np.array([derive_seed(self.seed, "phase")], np.uint64)
         return int(permute(np.array([lane]), lanes, key)[0]) * pattern.size // self.lanes
 
-    def _pattern(self, stage: int) -> _Pattern:
-        return make_pattern(self.schedule[stage][1], self.seed)
+    @cached_property
+    def _ends(self) -> bool:
+        return any(mix.limits for mix in self.mixes)
+
+    @cached_property
+    def _clock(self) -> Clock:
+        return Clock(self.lanes, self.batch_size)
+
+    @cached_property
+    def _knots(self) -> dict[int, list[int]]:
+        # No unit is cut by a change of weights.
+        return {
+            id(mix): sorted({-(-row // self.unit) * self.unit for row in mix.knots(self._clock)})
+            for mix in self.mixes
+        }
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether each source is the leaf of the same number, as it is."""
+        return self.sources == tuple((number,) for number in range(len(self.leaves))) and all(
+            leaf.repetitions == 1 for leaf in self.leaves
+        )
+
+    @cached_property
+    def _lines(self) -> list[Line]:
+        lines = [tuple(self.leaves[leaf] for leaf in source) for source in self.sources]
+        return [Line(leaves, self.seed) for leaves in lines]
 
     @cached_property
     def _order(self) -> LeafOrder:
-        return LeafOrder(self.leaves, lanes=self.lanes, seed=self.seed)
+        orders = [line.order for line in self._lines]
+        return LeafOrder(orders, lanes=self.lanes, seed=self.seed)
 
     @cached_property
-    def _bases(self) -> dict[int, list[Ints]]:
+    def _found(self) -> dict[int, tuple[list[_Stage], Iterator[_Stage]]]:
         return {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("leaves", "lanes", "seed", "schedule")}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-
-
-@dataclass(frozen=True, eq=False)
-class _Pattern:
-    leaf: NDArray[np.int32]
-    """Which leaf, for each entry."""
-    rank: Ints
-    """How many entries of the same leaf come before, for each entry."""
-    counts: Ints
-    """How many entries each leaf has."""
-
-    @property
-    def size(self) -> int:
-        return len(self.leaf)
-
-    def count_until(self, entries: int) -> Ints:
-        """Return how often each leaf comes in the first `entries` of the repeated pattern."""
-        rounds, at = divmod(entries, self.size)
-        counts: Ints = np.bincount(self.leaf[:at], minlength=len(self.counts))
-        counts += rounds * self.counts
-        return counts
-
-
-@lru_cache(maxsize=4096)
-def make_pattern(weights: tuple[float, ...], seed: int) -> _Pattern:
-    """Return a pattern that realises `weights`."""
-    counts = apportion(weights, _pattern_size(len(weights)))
-    leaf = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    start = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.arange(len(leaf)) - start
-    key = np.array([derive_seed(seed, "pattern")], np.uint64)
-    noise = combine(key, leaf.astype(np.int64), rank)
-    jitter = (noise >> np.uint64(11)).astype(np.float64) / (1 << 53)
-    order = np.lexsort((mix(noise), (rank + jitter) / counts[leaf]))
-    return _Pattern(leaf[order], rank[order], counts)
-
-
-def apportion(weights: Sequence[float], total: int) -> Ints:
-    """Return whole numbers with sum `total` in proportion to `weights` (largest remainder).
-
-    A weight above 0 gets at least 1.
-    """
-    shares = np.asarray(weights, np.float64)
-    shares = shares / shares.max()
-    exact = shares / shares.sum() * total
-    counts: Ints = np.floor(exact).astype(np.int64)
-    missing = total - int(counts.sum())
-    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
-    starved = (counts == 0) & (shares > 0)
-    counts[starved] = 1
-    counts[np.argmax(counts)] -= int(starved.sum())
-    return counts
-
-
-def _pattern_size(num_leaves: int) -> int:
-    wanted = 1 << (64 * num_leaves - 1).bit_length()
-    return min(MAX_PATTERN, max(MIN_PATTERN, wanted))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.blend import BlendPlan
+from energon.plan.curve import Curve, Point
 from energon.plan.leaf import PlanLeaf, choose_slice_samples
 from energon.plan.line import LinePlan
+from energon.plan.mix import Entry, Mix
 from energon.plan.rows import Plan
 from energon.plan.window import WindowPlan
 
-__all__ = ["blend_plan", "choose_slice_samples", "concat_plan", "epochized_plan"]
+__all__ = ["blend_plan", "choose_slice_samples", "concat_plan", "epochized_plan", "mix_plan"]
 
 
 def blend_plan(
@@ -37,8 +40,64 @@ def blend_plan(
     """
     leaves = _checked(leaves, lanes)
     stages = schedule if schedule is not None else [(0, [leaf.weight for leaf in leaves])]
-    plan = BlendPlan(leaves, lanes, seed, tuple((row, tuple(weights)) for row, weights in stages))
+    plan = BlendPlan(
+        tuple(replace(leaf, repetitions=1) for leaf in leaves),
+        tuple((number,) for number in range(len(leaves))),
+        (_scheduled(len(leaves), stages),),
+        lanes,
+        seed,
+    )
     return _windowed(plan, shuffle_window, seed)
+
+
+def mix_plan(
+    leaves: Sequence[PlanLeaf],
+    sources: Sequence[Sequence[int]],
+    mixes: Sequence[Mix],
+    *,
+    lanes: int,
+    seed: int,
+    unit: int = 1,
+    batch_size: int = 1,
+    shuffle_window: int = 0,
+) -> Plan:
+    """Return a plan that draws from sources as mixes say; endless, unless they have limits.
+
+    Args:
+        leaves: At least one.
+        sources: For each source its leaves, which it repeats as they say.
+        mixes: Shares over the sources, each since the run was restored with it.
+        lanes: V.
+        seed: Seed of the run.
+        unit: Consecutive rows of a lane that come from one source.
+        batch_size: Rows of a batch, for schedules that count batches.
+        shuffle_window: Rows of a lane that are permuted together; 0 for none.
+    """
+    plan = BlendPlan(
+        _checked(leaves, lanes),
+        tuple(map(tuple, sources)),
+        tuple(mixes),
+        lanes,
+        seed,
+        unit,
+        batch_size,
+    )
+    return _windowed(plan, shuffle_window, seed)
+
+
+def _scheduled(num_leaves: int, stages: Sequence[tuple[int, Sequence[float]]]) -> Mix:
+    for row, weights in stages:
+        if len(weights) != num_leaves:
+            raise ConfigError(f"row {row} has {len(weights)} weights for {num_leaves} leaves")
+        if not any(weights):
+            raise ConfigError(
+                f"weights {list(weights)} at row {row}: wanted are numbers from 0, not all 0"
+            )
+    curves = (
+        Curve(tuple(Point(row, weights[number]) for row, weights in stages), "rows")
+        for number in range(num_leaves)
+    )
+    return Mix(tuple(Entry(number, curve) for number, curve in enumerate(curves)))
 
 
 def epochized_plan(

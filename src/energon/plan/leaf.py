@@ -123,6 +123,13 @@ class LeafOrder:
                 epoch[chosen], ordinal[chosen] = method(lane, leaf[chosen], draws[chosen])
         return epoch, ordinal
 
+    def quota(self, lane: int, leaf: int, total: int) -> int:
+        """Return how many of the first `total` draws from `leaf` are those of `lane`."""
+        table = self._table
+        stripe = int(table.slice_samples[leaf]) if table.kind[leaf] == _IN_ORDER else 1
+        full, rest = divmod(total, stripe * self.lanes)
+        return full * stripe + min(stripe, max(0, rest - lane * stripe))
+
     def _shuffled(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
         table, lanes = self._table, self.lanes
         size = table.size[leaf]

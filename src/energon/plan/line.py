@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
@@ -14,62 +14,50 @@ from energon.plan.seeds import combine, derive_seed
 
 
 @dataclass(frozen=True)
-class LinePlan:
-    """The leaves laid end to end, each `repetitions` times.
+class Line:
+    """Some leaves end to end, each `repetitions` times.
 
     A fraction of a pass is a run of consecutive samples that begins elsewhere in every epoch.
 
     Args:
-        leaves: The leaves.
-        lanes: V.
+        leaves: At least one.
         seed: Seed of the run.
-        repeat: Whether the line starts again at its end.
-        shuffle: Whether the line is permuted, with the locality of leaves.
-        stripe: If it is not, how many consecutive samples go to the same lane.
     """
 
     leaves: tuple[PlanLeaf, ...]
-    lanes: int
     seed: int = 0
-    repeat: bool = False
-    shuffle: bool = False
-    stripe: int = 1
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Samples of the whole line."""
         return int(self._bounds[-1])
 
-    def num_rows(self, lane: int) -> int | None:
-        """Return how many rows a lane has; None if the line repeats."""
-        if self.repeat:
-            return None
-        stripe = 1 if self.shuffle else self.stripe
-        full, rest = divmod(self.length, stripe * self.lanes)
-        return full * stripe + min(stripe, max(0, rest - lane * stripe))
+    @cached_property
+    def order(self) -> PlanLeaf:
+        """The line as one leaf, whose order is that of the line."""
+        if len(self.leaves) == 1 and self.leaves[0].repetitions == 1:
+            return self.leaves[0]
+        shuffled = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
+        return PlanLeaf(
+            uid="\n".join(leaf.uid for leaf in self.leaves),
+            num_samples=self.length,
+            slice_samples=min(leaf.slice_samples for leaf in self.leaves),
+            parallel_slices=max(leaf.parallel_slices for leaf in self.leaves),
+            shuffle_over_epochs=1 if shuffled else None,
+        )
 
-    def rows(self, lane: int, start: int, count: int) -> Rows:
-        """Return rows `start` to `start + count` of a lane; fewer only at the end."""
-        end = self.num_rows(lane)
-        stop = start + count if end is None else min(start + count, end)
-        return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
-
-    def at(self, lane: int, rows: Ints) -> Rows:
-        """Return what comes at `rows` of a lane, in any order."""
-        if self.shuffle:
-            line, position = self._order.draw(lane, np.zeros(len(rows), np.int32), rows)
-        else:
-            turn, within = np.divmod(rows, self.stripe)
-            position = (turn * self.lanes + lane) * self.stripe + within
-            line, position = np.divmod(position, self.length)
-        leaf = (np.searchsorted(self._bounds, position, side="right") - 1).astype(np.int32)
-        pass_, ordinal = np.divmod(position - self._bounds[leaf], self._sizes[leaf])
+    def at(self, passes: Ints, positions: Ints) -> Rows:
+        """Return what lies at `positions` of the line in some of its passes, elementwise."""
+        if len(self.leaves) == 1 and self.leaves[0].repetitions == 1:
+            return Rows(np.zeros(len(positions), np.int32), passes, positions)
+        leaf = (np.searchsorted(self._bounds, positions, side="right") - 1).astype(np.int32)
+        pass_, ordinal = np.divmod(positions - self._bounds[leaf], self._sizes[leaf])
         if self._fractions.any():
             partial = (pass_ == self._passes[leaf]) & self._fractions[leaf]
             sizes = self._sizes[leaf].astype(np.uint64)
-            rotation = (combine(self._keys[leaf], line) % sizes).astype(np.int64)
+            rotation = (combine(self._keys[leaf], passes) % sizes).astype(np.int64)
             ordinal = np.where(partial, (ordinal + rotation) % self._sizes[leaf], ordinal)
-        return Rows(leaf, line * self._epochs[leaf] + pass_, ordinal)
+        return Rows(leaf, passes * self._epochs[leaf] + pass_, ordinal)
 
     @cached_property
     def _sizes(self) -> Ints:
@@ -97,14 +85,69 @@ class LinePlan:
         seeds = [derive_seed(self.seed, "fraction", leaf.uid) for leaf in self.leaves]
         return np.array(seeds, np.uint64)
 
+    def __getstate__(self) -> dict[str, object]:
+        return {"leaves": self.leaves, "seed": self.seed}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+
+
+@dataclass(frozen=True)
+class LinePlan:
+    """The plan of one line.
+
+    Args:
+        leaves: What it is made of.
+        lanes: V.
+        seed: Seed of the run.
+        repeat: Whether the line starts again at its end.
+        shuffle: Whether the line is permuted, with the locality of leaves.
+        stripe: If it is not, how many consecutive samples go to the same lane.
+    """
+
+    leaves: tuple[PlanLeaf, ...]
+    lanes: int
+    seed: int = 0
+    repeat: bool = False
+    shuffle: bool = False
+    stripe: int = 1
+
+    @property
+    def length(self) -> int:
+        """Samples of the whole line."""
+        return self._line.length
+
+    def num_rows(self, lane: int) -> int | None:
+        """Return how many rows a lane has; None if the line repeats."""
+        if self.repeat:
+            return None
+        stripe = 1 if self.shuffle else self.stripe
+        full, rest = divmod(self.length, stripe * self.lanes)
+        return full * stripe + min(stripe, max(0, rest - lane * stripe))
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        """Return rows `start` to `start + count` of a lane; fewer only at the end."""
+        end = self.num_rows(lane)
+        stop = start + count if end is None else min(start + count, end)
+        return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
+
+    def at(self, lane: int, rows: Ints) -> Rows:
+        """Return what comes at `rows` of a lane, in any order."""
+        if self.shuffle:
+            line, position = self._order.draw(lane, np.zeros(len(rows), np.int32), rows)
+        else:
+            turn, within = np.divmod(rows, self.stripe)
+            position = (turn * self.lanes + lane) * self.stripe + within
+            line, position = np.divmod(position, self.length)
+        return self._line.at(line, position)
+
+    @cached_property
+    def _line(self) -> Line:
+        return Line(self.leaves, self.seed)
+
     @cached_property
     def _order(self) -> LeafOrder:
-        line = PlanLeaf(
-            uid="\n".join(leaf.uid for leaf in self.leaves),
-            num_samples=self.length,
-            slice_samples=min(leaf.slice_samples for leaf in self.leaves),
-            parallel_slices=max(leaf.parallel_slices for leaf in self.leaves),
-        )
+        line = replace(self._line.order, shuffle_over_epochs=1)
         return LeafOrder((line,), lanes=self.lanes, seed=self.seed)
 
     def __getstate__(self) -> dict[str, object]:

@@ -1,0 +1,211 @@
+"""In which shares sources are mixed: a tree of weights that may change over a run.
+
+The shares of a level are divided among the entries that are left, so whatever happens to one
+entry changes nothing outside of its blend:
+
+- An entry whose source is used up (`max_epochs`) gives its share to its siblings. What becomes
+  of the blend itself is its stopping strategy: it is used up with the first of its entries, or
+  with the last.
+- A blend in which no entry has a weight at the time is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+from typing import Any
+
+from energon.errors import ConfigError, StateError
+from energon.plan.curve import Clock, Curve
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something in a blend.
+
+    Args:
+        node: Number of a source, or a blend.
+        weight: Share among its siblings; None derives it from the size.
+        max_epochs: How many epochs of each source below may be drawn; None for no limit.
+        size: What the weight is derived from, e.g. tokens; None for the number of samples.
+    """
+
+    node: int | Mix
+    weight: Curve | None
+    max_epochs: float | None = None
+    size: float | None = None
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A blend.
+
+    Args:
+        entries: At least one.
+        stop_at_first: Whether it is used up with the first of its entries.
+        exponent: Derived weights are sizes to the power of this: 1 is proportional, 0 even.
+    """
+
+    entries: tuple[Entry, ...]
+    stop_at_first: bool = False
+    exponent: float = 1.0
+
+    @classmethod
+    def flat(cls, weights: Sequence[float]) -> Mix:
+        """Return the mix of sources 0, 1, … with constant weights."""
+        return cls(tuple(Entry(i, Curve.constant(weight)) for i, weight in enumerate(weights)))
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The sources, in the order of their entries."""
+        return tuple(number for number, _ in self._leaves(None))
+
+    @property
+    def limits(self) -> dict[int, float]:
+        """How many epochs may be drawn of the sources that have a limit."""
+        return {number: limit for number, limit in self._leaves(None) if limit is not None}
+
+    def is_used_up(self, used: Collection[int]) -> bool:
+        """Return whether nothing is left to draw, with these sources used up."""
+        gone = [_is_used_up(entry.node, used) for entry in self.entries]
+        return any(gone) if self.stop_at_first else all(gone)
+
+    def settle(self, sizes: Sequence[int]) -> Mix:
+        """Return the mix with derived weights in numbers.
+
+        Args:
+            sizes: Number of samples of each source.
+        """
+        derived = [
+            (_size(entry, sizes) ** self.exponent) if entry.weight is None else 0.0
+            for entry in self.entries
+        ]
+        entries = tuple(
+            replace(
+                entry,
+                node=entry.node.settle(sizes) if isinstance(entry.node, Mix) else entry.node,
+                weight=Curve.constant(number) if entry.weight is None else entry.weight,
+                size=None,
+            )
+            for entry, number in zip(self.entries, derived, strict=True)
+        )
+        return replace(self, entries=entries, exponent=1.0)
+
+    def knots(self, clock: Clock) -> list[int]:
+        """Return the rows at which weights change, ascending."""
+        return sorted({row for curve in self._curves() for row in curve.knots(clock)})
+
+    def shares(
+        self, start: int, stop: int | None, clock: Clock, used: Collection[int]
+    ) -> tuple[float, ...] | None:
+        """Return the share of each of `sources` over rows without a knot; None if all are 0.
+
+        Args:
+            start: First row.
+            stop: Row behind the last; None for no end.
+            clock: Tells the rows of positions.
+            used: Sources that are used up.
+        """
+        found: dict[int, float] = {}
+        if not self._divide(1.0, found, start, stop, clock, used):
+            return None
+        return tuple(found.get(number, 0.0) for number in self.sources)
+
+    def _divide(
+        self,
+        whole: float,
+        found: dict[int, float],
+        start: int,
+        stop: int | None,
+        clock: Clock,
+        used: Collection[int],
+    ) -> bool:
+        """Divide `whole` among the sources below; return whether there was anyone to take it."""
+        if self.is_used_up(used):
+            return False
+        weights = [
+            0.0 if _is_used_up(entry.node, used) else _settled(entry).mean(start, stop, clock)
+            for entry in self.entries
+        ]
+        while total := fsum(weights):
+            parts: dict[int, float] = {}
+            idle = len(weights)
+            for at, (entry, weight) in enumerate(zip(self.entries, weights, strict=True)):
+                share = whole * weight / total
+                if not isinstance(entry.node, Mix):
+                    parts[entry.node] = share
+                elif weight and not entry.node._divide(share, parts, start, stop, clock, used):
+                    idle = at
+                    break
+            if idle == len(weights):
+                found |= parts
+                return True
+            weights[idle] = 0.0
+        return False
+
+    def _leaves(self, limit: float | None) -> Iterator[tuple[int, float | None]]:
+        for entry in self.entries:
+            both = [each for each in (limit, entry.max_epochs) if each is not None]
+            below = min(both, default=None)
+            if isinstance(entry.node, Mix):
+                yield from entry.node._leaves(below)
+            else:
+                yield entry.node, below
+
+    def _curves(self) -> Iterator[Curve]:
+        for entry in self.entries:
+            yield _settled(entry)
+            if isinstance(entry.node, Mix):
+                yield from entry.node._curves()
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the mix as plain data that names sources by `names`."""
+        entries = []
+        for entry in self.entries:
+            node = entry.node.to_json(names) if isinstance(entry.node, Mix) else names[entry.node]
+            limit = {} if entry.max_epochs is None else {"max_epochs": entry.max_epochs}
+            entries.append({"of": node, "weight": _settled(entry).to_json(), **limit})
+        return {"blend": entries, **({"stop_at_first": True} if self.stop_at_first else {})}
+
+    @classmethod
+    def from_json(cls, saved: Any, numbers: Mapping[str, int]) -> Mix:
+        """Return the mix that `to_json` described, with sources numbered by `numbers`.
+
+        Raises:
+            StateError: If it is no such description.
+        """
+        try:
+            entries = tuple(
+                Entry(
+                    cls.from_json(entry["of"], numbers)
+                    if isinstance(entry["of"], Mapping)
+                    else numbers[entry["of"]],
+                    Curve.from_json(entry["weight"]),
+                    entry.get("max_epochs"),
+                )
+                for entry in saved["blend"]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"a saved mix is damaged or was edited: {error!r} in {saved!r:.200}"
+            ) from error
+        return cls(entries, bool(saved.get("stop_at_first", False)))
+
+
+def _settled(entry: Entry) -> Curve:
+    if entry.weight is None:
+        raise ConfigError("weights that depend on sizes were not settled; call `settle` first")
+    return entry.weight
+
+
+def _is_used_up(node: int | Mix, used: Collection[int]) -> bool:
+    return node.is_used_up(used) if isinstance(node, Mix) else node in used
+
+
+def _size(entry: Entry, sizes: Sequence[int]) -> float:
+    if entry.size is not None:
+        return entry.size
+    if isinstance(entry.node, Mix):
+        return fsum(_size(below, sizes) for below in entry.node.entries)
+    return float(sizes[entry.node])

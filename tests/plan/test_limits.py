@@ -1,0 +1,187 @@
+"""Blends with limits, units, lines and mixes that change: every draw once, none too many."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.errors import StateError
+from energon.plan.build import mix_plan
+from energon.plan.curve import Curve, Point
+from energon.plan.leaf import PlanLeaf
+from energon.plan.mix import Entry, Mix
+
+
+def entry(node, weight=1.0, limit=None):
+    return Entry(node, Curve.constant(weight), limit)
+
+
+def make(sizes, mixes, *, lanes=1, sources=None, repetitions=(), **settings):
+    repeated = dict(enumerate(repetitions))
+    leaves = [
+        PlanLeaf(f"leaf {i}", n, slice_samples=4, repetitions=repeated.get(i, 1.0))
+        for i, n in enumerate(sizes)
+    ]
+    groups = sources or [(i,) for i in range(len(sizes))]
+    return mix_plan(leaves, groups, mixes, lanes=lanes, seed=5, **settings)
+
+
+def everything(plan):
+    rows = [plan.rows(lane, 0, 10**5) for lane in range(plan.lanes)]
+    assert [len(each.leaf) for each in rows] == [plan.num_rows(v) for v in range(plan.lanes)]
+    return Counter(
+        triple for each in rows for triple in zip(*(c.tolist() for c in each), strict=True)
+    )
+
+
+LIMITS = st.lists(
+    st.tuples(st.integers(1, 40), st.floats(0.05, 9), st.sampled_from([0.5, 1, 2, 2.25])),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(shapes=LIMITS, lanes=st.sampled_from([1, 2, 7, 64]), unit=st.sampled_from([1, 3, 8]))
+@settings(max_examples=60, deadline=None)
+def test_a_blend_of_limits_gives_every_epoch_once_and_ends(shapes, lanes, unit):
+    mix = Mix(tuple(entry(i, w, limit) for i, (_, w, limit) in enumerate(shapes)))
+    found = everything(make([n for n, _, _ in shapes], [mix], lanes=lanes, unit=unit))
+    assert set(found.values()) == {1}
+    for number, (n, _, limit) in enumerate(shapes):
+        epochs = Counter(epoch for leaf, epoch, _ in found if leaf == number)
+        whole, rest = divmod(max(1, round(n * limit)), n)
+        assert epochs == Counter(
+            {**dict.fromkeys(range(whole), n), **({whole: rest} if rest else {})}
+        )
+
+
+@given(shapes=LIMITS, lanes=st.sampled_from([1, 4, 32]), unit=st.sampled_from([1, 4]))
+@settings(max_examples=40, deadline=None)
+def test_a_source_retires_exactly_and_the_others_share_what_it_had(shapes, lanes, unit):
+    shapes = [*shapes, (1000, 1.0, None)]
+    mix = Mix(tuple(entry(i, w, limit) for i, (_, w, limit) in enumerate(shapes)))
+    plan = make([n for n, _, _ in shapes], [mix], lanes=lanes, unit=unit)
+    assert plan.num_rows(0) is None
+    drawn = sum(plan.drawn(lane, 10**6) for lane in range(lanes))
+    for number, (n, _, limit) in enumerate(shapes[:-1]):
+        assert drawn[number] == max(1, round(n * limit))
+    assert drawn.sum() == lanes * 10**6
+    assert (plan.rows(0, 10**6, 100).leaf == len(shapes) - 1).all()
+
+
+@given(shapes=LIMITS, lanes=st.sampled_from([1, 4]), rows=st.lists(st.integers(0, 500), max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_counts_are_those_of_the_rows(shapes, lanes, rows):
+    ramp = Curve((Point(0, 1.0), Point(100 * lanes, 4.0, True), Point(300 * lanes, 0.5)))
+    entries = [entry(i, w, limit) for i, (_, w, limit) in enumerate(shapes)]
+    mix = Mix((*entries, Entry(len(shapes), ramp)))
+    plan = make([*(n for n, _, _ in shapes), 50], [mix], lanes=lanes, unit=3)
+    for row in rows:
+        leaf, draws = plan.draws(lanes - 1, np.arange(row))
+        counts = np.bincount(leaf, minlength=len(shapes) + 1)
+        assert plan.drawn(lanes - 1, row).tolist() == counts.tolist()
+        for number, count in enumerate(counts.tolist()):
+            assert draws[leaf == number].tolist() == list(range(count))
+
+
+def test_the_first_source_that_is_used_up_may_end_the_run():
+    mix = Mix((entry(0, 1, 2), entry(1, 3)), stop_at_first=True)
+    found = everything(make([10, 10**6], [mix], lanes=4))
+    counts = Counter(leaf for leaf, _, _ in found)
+    assert counts[0] == 20
+    assert 50 <= counts[1] <= 76
+
+
+def test_lanes_without_a_share_are_empty():
+    plan = make([3], [Mix((entry(0, 1, 1),))], lanes=8)
+    assert [plan.num_rows(lane) for lane in range(8)] == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert len(plan.rows(5, 0, 10).leaf) == 0
+    assert plan.drawn(5, 10).tolist() == [0]
+
+
+@pytest.mark.parametrize("unit", [1, 4, 16])
+def test_units_come_from_one_source_and_begin_where_batches_do(unit):
+    plan = make([70, 1000], [Mix((entry(0), entry(1, 2)))], unit=unit)
+    leaf = plan.rows(0, 0, 300 * unit).leaf.reshape(-1, unit)
+    assert (leaf == leaf[:, :1]).all()
+    assert 98 <= (leaf[:, 0] == 0).sum() <= 102
+
+
+@pytest.mark.parametrize("unit", ["batches", "rows", "samples"])
+def test_schedules_never_cut_a_unit(unit):
+    ramp = Curve((Point(0, 1.0), Point(101, 9.0, True)), unit)
+    plan = make([70, 1000], [Mix((Entry(0, ramp), entry(1, 2)))], lanes=2, unit=8, batch_size=8)
+    leaf = plan.rows(1, 0, 1600).leaf.reshape(-1, 8)
+    assert (leaf == leaf[:, :1]).all()
+
+
+@given(
+    lanes=st.sampled_from([1, 3, 16]),
+    repetitions=st.sampled_from([(1, 1), (2, 0.5), (1.5, 3)]),
+    limit=st.sampled_from([1, 2]),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_line_of_leaves_is_one_source(lanes, repetitions, limit):
+    mix = Mix((entry(0, 1, limit), entry(1, 1)))
+    plan = make(
+        [20, 30, 500], [mix], lanes=lanes, sources=[(0, 1), (2,)], repetitions=(*repetitions, 1)
+    )
+    rows = [plan.rows(lane, 0, 500) for lane in range(lanes)]
+    found = Counter(
+        triple for each in rows for triple in zip(*(c.tolist() for c in each), strict=True)
+    )
+    assert set(found.values()) == {1}
+    for leaf, n in ((0, 20), (1, 30)):
+        assert sum(1 for key in found if key[0] == leaf) == limit * round(n * repetitions[leaf])
+
+
+@given(
+    rows=st.lists(st.integers(0, 400), min_size=2, max_size=2).map(sorted),
+    lanes=st.sampled_from([1, 4]),
+    unit=st.sampled_from([1, 4]),
+)
+@settings(max_examples=40, deadline=None)
+def test_epochs_go_on_when_a_run_is_restored_with_another_mix(rows, lanes, unit):
+    mixes = [
+        Mix((entry(0, 1), entry(1, 1))),
+        Mix((entry(1, 5), entry(0, 1), entry(2, 3, 1))),
+        Mix((entry(2, 3, 2), entry(0, 4))),
+    ]
+    plan = make([10, 17, 30], mixes, lanes=lanes, unit=unit)
+    seen = Counter()
+    for lane in range(lanes):
+        changed = plan.with_changes(lane, tuple(rows))
+        changed = pickle.loads(pickle.dumps(changed))
+        leaf, draws = changed.draws(lane, np.arange(3000))
+        for number in range(3):
+            mine = draws[leaf == number]
+            assert mine.tolist() == list(range(len(mine)))
+        assert 2 not in leaf[: rows[0]]
+        assert 1 not in leaf[rows[1] :]
+        before = plan.rows(lane, 0, rows[0])
+        assert np.array_equal(changed.rows(lane, 0, rows[0]).ordinal, before.ordinal)
+        seen.update((leaf == 2).nonzero()[0].tolist())
+    assert sum(seen.values()) == 60
+
+
+def test_what_is_gone_is_counted_no_longer_and_cannot_be_read():
+    gone = Mix((entry(-1, 1), entry(0, 1), entry(-2, 1)))
+    plan = make([10], [gone, Mix((entry(0),))]).with_changes(0, (30,))
+    leaf, draws = plan.draws(0, np.arange(30, 100))
+    assert set(leaf.tolist()) == {0}
+    assert draws[0] == 10
+    with pytest.raises(StateError, match="no longer in the blend"):
+        plan.draws(0, np.arange(30))
+
+
+def test_far_rows_cost_no_more_than_near_ones():
+    ramp = Curve((Point(0, 1.0), Point(10**9, 4.0, True), Point(10**9 + 9, 0.5)))
+    plan = make([10**6, 10**5, 7], [Mix((entry(0), Entry(1, ramp), entry(2, 1, 3)))], lanes=64)
+    rows = plan.rows(63, 10**12, 5)
+    assert set(rows.leaf.tolist()) <= {0, 1}
+    assert plan.drawn(63, 10**12).sum() == 10**12
