@@ -4,7 +4,8 @@
 - `console` blocks have a command in each line that begins with `$ `, carried on in the next
   line by a backslash. Each has to succeed. Lines below it are what it prints.
 - A `text` block right below a `python` block is what that block prints.
-- A `yaml` block that begins with a comment like `# data/blend.yaml` is written to that file.
+- A `yaml` or `python` block that begins with a comment like `# data/blend.yaml` or
+  `# train.py` is written to that file, and not run.
 
 In what is printed, `…` stands for any text. Comments before a block say what else is expected:
 `<!-- raises ConfigError -->` or `<!-- fails -->`, and rarely `<!-- not run: reason -->`, which
@@ -27,7 +28,7 @@ from tests.docs.markdown import Block, find_blocks
 
 SECONDS = 60
 SHOWN = ("", "text", "yaml", "json")
-_NAMED = re.compile(r"# ([\w./-]+\.ya?ml)$")
+_NAMED = re.compile(r"# ([\w./-]+\.(?:ya?ml|py))\n")
 
 
 @dataclass
@@ -43,6 +44,10 @@ class Page:
             reason = block.marker.partition(":")[2].strip()
             assert len(reason.split()) > 2, f"{self.at(block)}: say why it is not run"
             self.printed = None
+        elif block.language in ("python", "yaml") and (name := _NAMED.match(block.text)):
+            Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(name[1]).write_text(block.text)
+            self.printed = None
         elif block.language == "python":
             self.printed = self.execute(block)
         elif block.language == "console":
@@ -52,9 +57,6 @@ class Page:
         elif block.language == "text" and block.follows and self.printed is not None:
             self.check(block, self.printed, block.text)
             self.printed = None
-        elif block.language == "yaml" and (name := _NAMED.match(block.text.partition("\n")[0])):
-            Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
-            Path(name[1]).write_text(block.text)
         else:
             assert block.language in SHOWN, f"{self.at(block)}: {block.language} is not run"
 

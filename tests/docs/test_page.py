@@ -58,6 +58,8 @@ def test_what_is_shown_is_run(tmp_path, monkeypatch):
         + fenced("console", "$ cat folder/a.yaml\n# …\nkey: 1\n$ echo one \\\n    two\none two")
         + fenced("python", "int('x')", marker="raises ValueError")
         + fenced("text", "ValueError: …'x'")
+        + fenced("python", "# one.py\nprint(1)")
+        + fenced("console", "$ python one.py\n1")
         + fenced("console", "$ echo wrong && false\nwrong", marker="fails")
         + fenced("python", "1 / 0", marker="not run: it needs two machines")
         + fenced("bash", "exit 1", marker="not run: it needs a third one")
