@@ -2,14 +2,15 @@
 
 Plain training needs no such index. It serves look-ups by other tools, mounts and joins. The
 tables have the columns that Megatron-Energon reads; without row ids they take half the space.
+One table more says of which shards the index is, so that it can be extended and checked.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from energon.formats.part_table import PartTable
 _TABLES = """
 CREATE TABLE samples (
     tar_file_id INTEGER NOT NULL,
-    sample_key TEXT NOT NULL UNIQUE,
+    sample_key TEXT NOT NULL,
     sample_index INTEGER NOT NULL,
     byte_offset INTEGER,
     byte_size INTEGER,
@@ -34,8 +35,18 @@ CREATE TABLE sample_parts (
     content_byte_size INTEGER,
     PRIMARY KEY (tar_file_id, sample_index, content_byte_offset)
 ) WITHOUT ROWID;
+CREATE TABLE energon_shards (
+    tar_file_id INTEGER PRIMARY KEY,
+    shard TEXT NOT NULL,
+    byte_size INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL
+);
 """
-_FIRST = "SELECT tar_file_id FROM samples WHERE sample_key = ?"
+# Filling the tables first and sorting the keys then takes less time and space.
+_KEY_INDEX = "CREATE UNIQUE INDEX idx_samples_sample_key ON samples(sample_key)"
+_COLUMNS = 5
+_ROWS = 50
+"""Rows of one statement: several times as fast as one row each."""
 
 
 class Shard(NamedTuple):
@@ -46,65 +57,133 @@ class Shard(NamedTuple):
     table: PartTable
 
 
+class IndexedShard(NamedTuple):
+    """A shard as it was when it was indexed."""
+
+    name: str
+    byte_size: int
+    mtime_ns: int
+
+
 def write_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) -> None:
-    """Write the index of `shards` to a new file at `path`.
+    """Write the index of `shards` to an empty or new file at `path`.
 
     Raises:
         DuplicateSampleKeyError: If two samples have the same key.
     """
-    Path(path).unlink(missing_ok=True)
-    connection = sqlite3.connect(path, isolation_level=None)
+    connection = _connect(path)
     try:
-        # The file is renamed into place when it is complete: until then nobody reads it.
-        connection.execute("PRAGMA journal_mode = OFF")
-        connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(_TABLES)
         connection.execute("BEGIN")
-        names: list[str] = []
-        for number, shard in enumerate(shards):
-            names.append(shard.name)
-            _insert(connection, number, shard, names)
+        _insert_all(connection, shards, 0)
+        connection.execute(_KEY_INDEX)
         connection.execute("COMMIT")
+    except sqlite3.IntegrityError as error:
+        raise _duplicate(connection) from error
     finally:
         connection.close()
 
 
-def _insert(connection: sqlite3.Connection, number: int, shard: Shard, names: list[str]) -> None:
-    table = shard.table
-    count = table.num_samples
-    keys = table.keys(np.arange(count))
-    starts = table.sample_offset[:-1].tolist()
-    sizes = np.diff(table.sample_offset).tolist()
-    samples = zip([number] * count, keys, range(count), starts, sizes, strict=True)
+def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) -> None:
+    """Append `shards` to an index that `write_sqlite_index` wrote.
+
+    Raises:
+        DuplicateSampleKeyError: If two samples have the same key.
+    """
+    connection = _connect(path)
     try:
-        connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+        connection.execute("BEGIN")
+        (first,) = connection.execute("SELECT count(*) FROM energon_shards").fetchone()
+        _insert_all(connection, shards, first)
+        connection.execute("COMMIT")
     except sqlite3.IntegrityError as error:
-        raise _duplicate(connection, keys, shard, names) from error
-    owners = np.repeat(np.arange(count), table.first_part[1:] - table.first_part[:-1])
-    columns = (
-        [number] * len(owners),
+        raise DuplicateSampleKeyError(
+            f"{path}: a sample key is there twice, rename the files: {error}"
+        ) from error
+    finally:
+        connection.close()
+
+
+def indexed_shards(path: str | os.PathLike[str]) -> list[IndexedShard] | None:
+    """Return of which shards an index is, in their order; None if it does not say."""
+    if not os.path.exists(path):
+        return None
+    connection = sqlite3.connect(path)
+    try:
+        rows = connection.execute(
+            "SELECT shard, byte_size, mtime_ns FROM energon_shards ORDER BY tar_file_id"
+        )
+        return [IndexedShard(*row) for row in rows]
+    except sqlite3.DatabaseError:
+        return None  # written by another tool, or damaged
+    finally:
+        connection.close()
+
+
+def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    # The file is renamed into place when it is complete: until then nobody reads it.
+    connection.execute("PRAGMA journal_mode = OFF")
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    return connection
+
+
+def _insert_all(connection: sqlite3.Connection, shards: Iterable[Shard], first: int) -> None:
+    for number, shard in enumerate(shards, start=first):
+        name, table = shard
+        connection.execute(
+            "INSERT INTO energon_shards VALUES (?, ?, ?, ?)",
+            (number, name, table.shard_size, table.shard_mtime_ns),
+        )
+        _insert(connection, "samples", _sample_rows(number, table), table.num_samples)
+        _insert(connection, "sample_parts", _part_rows(number, table), table.num_parts)
+
+
+def _insert(
+    connection: sqlite3.Connection, table: str, rows: Iterator[tuple[object, ...]], count: int
+) -> None:
+    values = chain.from_iterable(rows)
+    for size, repetitions in ((_ROWS, count // _ROWS), (1, count % _ROWS)):
+        row = f"({', '.join('?' * _COLUMNS)})"
+        statement = f"INSERT INTO {table} VALUES {', '.join([row] * size)}"
+        columns = [values] * (size * _COLUMNS)
+        connection.executemany(statement, islice(zip(*columns, strict=False), repetitions))
+
+
+def _sample_rows(number: int, table: PartTable) -> Iterator[tuple[object, ...]]:
+    count = table.num_samples
+    offsets = table.sample_offset
+    return zip(
+        repeat(number, count),
+        table.keys(np.arange(count)),
+        range(count),
+        offsets[:-1].tolist(),
+        np.diff(offsets).tolist(),
+        strict=True,
+    )
+
+
+def _part_rows(number: int, table: PartTable) -> Iterator[tuple[object, ...]]:
+    owners = np.repeat(np.arange(table.num_samples), np.diff(table.first_part))
+    names = table.part_names
+    return zip(
+        repeat(number, table.num_parts),
         owners.tolist(),
-        [table.part_names[name] for name in table.part_name.tolist()],
+        [names[name] for name in table.part_name.tolist()],
         table.part_offset.tolist(),
         table.part_size.tolist(),
-    )
-    connection.executemany(
-        "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", zip(*columns, strict=True)
+        strict=True,
     )
 
 
-def _duplicate(
-    connection: sqlite3.Connection, keys: list[str], shard: Shard, names: list[str]
-) -> DuplicateSampleKeyError:
+def _duplicate(connection: sqlite3.Connection) -> DuplicateSampleKeyError:
     """Return the error that says which key is there twice, and where."""
-    seen: set[str] = set()
-    for key in keys:
-        found = connection.execute(_FIRST, (key,)).fetchone()
-        if key in seen or (found is not None and names[found[0]] != shard.name):
-            other = shard.name if key in seen else names[found[0]]
-            return DuplicateSampleKeyError(
-                f"sample key {key!r} is in {other} and again in {shard.name}; keys must be "
-                "unique in a dataset: rename the files, e.g. with a prefix for each shard"
-            )
-        seen.add(key)
-    return DuplicateSampleKeyError(f"a sample key of {shard.name} is there twice")
+    key, first, last = connection.execute(
+        "SELECT sample_key, min(shard), max(shard) FROM samples JOIN energon_shards "
+        "USING (tar_file_id) GROUP BY sample_key HAVING count(*) > 1 LIMIT 1"
+    ).fetchone()
+    return DuplicateSampleKeyError(
+        f"sample key {key!r} is in {first} and again in {last}; keys must be unique in a dataset: "
+        "rename the files, e.g. with a prefix for each shard"
+    )
