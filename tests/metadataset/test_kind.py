@@ -53,6 +53,6 @@ def test_a_bare_name_is_missing_from_the_working_directory(tmp_path, monkeypatch
         dataset_kind("gone")
 
 
-def test_remote_paths_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="s3://bucket/d: only local paths"):
-        dataset_kind("s3://bucket/d")
+def test_an_unknown_scheme_is_named():
+    with pytest.raises(ConfigError, match="ftp://host/d.*: no store for ftp://; known are"):
+        dataset_kind("ftp://host/d")

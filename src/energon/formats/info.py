@@ -52,15 +52,21 @@ def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
         DatasetNotFoundError: If the folder is not a prepared dataset.
         FormatError: If the file is damaged.
     """
-    folder = Path(dataset) / META
+    root = as_path(dataset)
+    folder = root / META
     for name, parse in ((".info.json", _parse_json), (".info.yaml", yaml.load)):
         path = folder / name
         if path.is_file():
             return _check(parse(path.read_text(), origin=str(path)), str(path))
-    problem = "is not a prepared dataset" if Path(dataset).is_dir() else "does not exist"
+    problem = "is not a prepared dataset" if root.is_dir() else "does not exist"
     raise DatasetNotFoundError(
-        f"{dataset} {problem}: there is no {META}/.info.json; run `energon prepare {dataset}`"
+        f"{root} {problem}: there is no {META}/.info.json; run `energon prepare {root}`"
     )
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path of the standard library, or what has its methods as it is."""
+    return path if hasattr(path, "read_text") else Path(path)  # type: ignore[return-value]
 
 
 def _parse_json(text: str, *, origin: str) -> Any:

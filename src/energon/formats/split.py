@@ -7,13 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, FormatError
 from energon.formats import yaml
 from energon.formats.braces import collapse_braces, expand_braces
-from energon.formats.info import META
+from energon.formats.info import META, as_path
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,17 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
         ConfigError: If there is no such file, or it has unknown keys.
         FormatError: If it is no YAML or JSON.
     """
-    path = Path(dataset) / META / name
+    root = as_path(dataset)
+    path = root / META / name
     if name == "split.yaml" and not path.is_file():
         path = path.with_suffix(".json")
     if not path.is_file():
         raise ConfigError(
-            f"{Path(dataset) / META / name}: no such file; run `energon prepare {dataset}`, "
+            f"{root / META / name}: no such file; run `energon prepare {root}`, "
             "or name another with split_config"
         )
     text = path.read_text()
-    if path.suffix == ".json":
+    if path.name.endswith(".json"):
         try:
             document = json.loads(text)
         except ValueError as error:

@@ -33,12 +33,16 @@ def load_tar_index(path: str | os.PathLike[str]) -> NDArray[np.uint64]:
         TruncatedError: If it does not hold whole numbers.
         FormatError: If the offsets do not ascend.
     """
-    data = Path(path).read_bytes()
+    return parse_tar_index(Path(path).read_bytes(), origin=str(path))
+
+
+def parse_tar_index(data: bytes, *, origin: str) -> NDArray[np.uint64]:
+    """Return the offsets in the content of an index file, see `load_tar_index`."""
     if len(data) % 8 or not data:
         raise TruncatedError(
-            f"{path}: has {len(data)} bytes, wanted a multiple of 8; run `energon prepare` again"
+            f"{origin}: has {len(data)} bytes, wanted a multiple of 8; run `energon prepare` again"
         )
     offsets = np.frombuffer(data, "<u8").astype(np.uint64)
     if (offsets[1:] < offsets[:-1]).any():
-        raise FormatError(f"{path}: its offsets do not ascend; run `energon prepare` again")
+        raise FormatError(f"{origin}: its offsets do not ascend; run `energon prepare` again")
     return offsets

@@ -6,6 +6,7 @@ An address is a path on this machine or a URL:
     file:///data/train                        local
     s3://bucket/train                         an object store: scheme://root/key
     https://host/train?sv=…&sig=…             a web server; the query goes with every request
+    dss://train@v2/shards                     local, $NVDATASET_CACHE_DIR/train/v2/shards
 
 The functions here look at the text only. URLs may hold secrets (user:password@, a signature in
 the query): `redact` takes them out, and everything that is shown to anybody passes through it.
@@ -53,8 +54,8 @@ def scheme_of(address: str) -> str:
 
 
 def is_remote(address: str | os.PathLike[str]) -> bool:
-    """Return whether an address is anything but a path or `file://`."""
-    return scheme_of(os.fspath(address)) not in ("", "file")
+    """Return whether an address is anything but a path, `file://` or `dss://`."""
+    return scheme_of(os.fspath(address)) not in ("", "file", "dss")
 
 
 def local_path(address: str | os.PathLike[str]) -> str:
@@ -67,6 +68,8 @@ def local_path(address: str | os.PathLike[str]) -> str:
     scheme = scheme_of(text)
     if not scheme:
         return text
+    if scheme == "dss":
+        return _dss_path(text)
     parts = urlsplit(text)
     if scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{redact(text)}: wanted is a local path, or file:///PATH")
@@ -155,6 +158,17 @@ def redact(address: object) -> str:
         'GET https://***@host/x?*** failed'
     """
     return _SECRET_QUERY.sub("***", _USER_INFO.sub("***@", str(address)))
+
+
+def _dss_path(address: str) -> str:
+    dataset, _, rest = address[len("dss://") :].partition("/")
+    name, at, version = dataset.partition("@")
+    cache = os.environ.get("NVDATASET_CACHE_DIR")
+    if not (name and at and version):
+        raise ConfigError(f"{address}: wanted is dss://DATASET@VERSION/PATH")
+    if not cache:
+        raise ConfigError(f"{address}: set NVDATASET_CACHE_DIR to the folder of dss datasets")
+    return os.path.join(cache, name, version, rest)
 
 
 def _cut_root(address: str) -> tuple[str, str, str]:

@@ -53,6 +53,16 @@ def file_info(address: AnyPath) -> ObjectInfo | None:
         return None
 
 
+def file_size(address: AnyPath) -> int:
+    """Return how many bytes a file has.
+
+    Raises:
+        DatasetNotFoundError: If there is none.
+    """
+    store, key = open_store(address)
+    return store.info(key).size
+
+
 def is_file(address: AnyPath) -> bool:
     """Return whether there is a file."""
     if not is_remote(address):
@@ -69,6 +79,12 @@ def list_files(address: AnyPath) -> list[ObjectInfo]:
     store, key = open_store(address)
     cut = len(key) + 1 if key else 0
     return [found._replace(key=found.key[cut:]) for found in store.list(key)]
+
+
+def has_files(address: AnyPath) -> bool:
+    """Return whether there is a file in a folder, or below it."""
+    store, key = open_store(address)
+    return store.has_any(key)
 
 
 def delete_file(address: AnyPath) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
+from typing import ClassVar
 
 from energon.errors import DatasetNotFoundError, TruncatedError
 
@@ -65,6 +67,8 @@ class FilePool:
 class OpenFile:
     """A file that closes with its last user."""
 
+    is_remote: ClassVar[bool] = False
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.descriptor = -1
@@ -91,6 +95,10 @@ class OpenFile:
                 )
             data += more
         return data
+
+    def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """Return several ranges, see `pread`."""
+        return list(map(self.pread, offsets, sizes))
 
     def __del__(self) -> None:
         if self.descriptor >= 0:

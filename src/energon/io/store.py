@@ -128,11 +128,11 @@ class Store:
         while position < size or size < 0:
             before = position
             try:
-                with self.statistics.request():
-                    for chunk in self.backend.stream(key, position, version):
-                        self.statistics.add(bytes_read=len(chunk))
-                        position += len(chunk)
-                        yield chunk
+                self.statistics.add(requests=1)
+                for chunk in self.backend.stream(key, position, version):
+                    self.statistics.add(bytes_read=len(chunk))
+                    position += len(chunk)
+                    yield chunk
                 if size < 0:
                     return
                 if position < size:
@@ -149,6 +149,10 @@ class Store:
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all objects below the folder `prefix`, sorted by key."""
         return self._try(lambda: sorted(self.backend.list(prefix)), prefix)
+
+    def has_any(self, prefix: str = "") -> bool:
+        """Return whether there is an object below the folder `prefix`."""
+        return self._try(lambda: any(True for _ in self.backend.list(prefix)), prefix)
 
     def write(self, key: str, content: bytes | os.PathLike[str]) -> None:
         """Write an object. Until all of it is there, readers see the old one or none.

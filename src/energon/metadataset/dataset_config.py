@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.formats.yaml import load, plain
+from energon.io.address import join_address, redact
+from energon.io.files import read_bytes
 from energon.metadataset.leaf import Subset
 
 if TYPE_CHECKING:
@@ -76,13 +78,13 @@ def load_dataset_config(
             if the dataset is a file.
         FormatError: If it is not YAML.
     """
-    path = os.path.join(dataset_path, ".nv-meta", name)
+    address = join_address(dataset_path, f".nv-meta/{name}")
+    path = redact(address)
     try:
-        with open(path, "rb") as file:
-            raw = load(file.read(), origin=path)
+        raw = load(read_bytes(address), origin=path)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is missing; `energon prepare {os.fspath(dataset_path)}` writes one. To leave "
+            f"{path} is missing; `energon prepare {redact(dataset_path)}` writes one. To leave "
             "samples to cookers, write two lines: `__module__: megatron.energon` and "
             f"`__class__: {CRUDE_CLASS}`"
         ) from None

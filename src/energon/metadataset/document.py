@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.formats.yaml import Map, Seq, load
+from energon.io.address import parent_address, redact
+from energon.io.files import read_bytes
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Document, DocumentV1
@@ -30,15 +32,15 @@ class Metadataset:
 
 
 def read_metadataset(path: str) -> Metadataset:
-    """Return the document in file `path`.
+    """Return the document at address `path`.
 
     Raises:
         FormatError: If it is not YAML.
         ConfigError: If it breaks the grammar; names every place where it does.
     """
-    with open(path, "rb") as file:
-        raw = load(file.read(), origin=path)
-    return Metadataset(path, os.path.dirname(path), _validate(raw, path))
+    origin = redact(path)
+    raw = load(read_bytes(path), origin=origin)
+    return Metadataset(origin, parent_address(path), _validate(raw, origin))
 
 
 def read_mapping(document: Mapping[str, Any]) -> Metadataset:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import DatasetNotFoundError
+from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.files import is_file
 
 DatasetKind = Literal["webdataset", "jsonl", "metadataset", "filesystem"]
 
@@ -26,20 +28,23 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
 
     Raises:
         DatasetNotFoundError: If there is nothing that can be loaded.
-        ConfigError: If `path` is remote.
+        StorageError: If it is remote and cannot be reached.
     """
     path = os.fspath(path)
-    if "://" in path:
-        raise ConfigError(
-            f"{path}: only local paths can be loaded by this release; copy or mount the dataset"
-        )
-    suffix = os.path.splitext(path)[1]
-    if suffix in _FILES and os.path.isfile(path):
+    suffix = os.path.splitext(address_name(path))[1]
+    if suffix in _FILES and is_file(path):
         return _FILES[suffix]
     for name, kind in _FOLDERS.items():
-        if os.path.isfile(os.path.join(path, ".nv-meta", name)):
+        if is_file(join_address(path, f".nv-meta/{name}")):
             return kind
-    raise DatasetNotFoundError(_explain(path))
+    raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
+
+
+def _explain_remote(path: str) -> str:
+    shown = redact(path)
+    if os.path.splitext(address_name(path))[1] in _FILES:
+        return f"{shown} does not exist"
+    return f"{shown} has no .nv-meta/.info.json; run `energon prepare {shown}`"
 
 
 def _explain(path: str) -> str:

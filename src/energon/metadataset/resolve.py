@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.yaml import plain
+from energon.io.address import is_remote, join_address, local_path
 from energon.metadataset.document import Metadataset, read_mapping, read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList, TraversedDatasetReference
@@ -160,7 +161,7 @@ class _Walk:
     def document(self, document: Metadataset, context: _Context, *, origin: str) -> _Branch:
         """Return the branch of the split of `document` that `context` names."""
         part = context.split_part
-        trail = (*context.trail, (os.path.realpath(document.origin), part))
+        trail = (*context.trail, (_identity(document.origin), part))
         _check_cycle(trail, origin)
         splits, place = document.content.splits, document.content.where("splits")
         if part not in splits:
@@ -286,8 +287,13 @@ def _check_subset(node: Inner, branch: _Branch) -> None:
         )
 
 
+def _identity(address: str) -> str:
+    return address if is_remote(address) else os.path.realpath(address)
+
+
 def _absolute(path: str, folder: str) -> str:
-    return path if "://" in path else os.path.normpath(os.path.join(folder, path))
+    joined = join_address(folder, path)
+    return joined if is_remote(joined) else local_path(joined)
 
 
 def _absolute_aux(address: str, folder: str) -> str:

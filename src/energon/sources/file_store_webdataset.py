@@ -11,7 +11,7 @@ import numpy as np
 
 from energon.errors import NoSuchFileError
 from energon.formats.tar import split_name
-from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_locate import FilePlace, LazyLocator
@@ -41,7 +41,7 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         places = [self._place(name) for name in names]
-        by_file: defaultdict[OpenFile, list[int]] = defaultdict(list)
+        by_file: defaultdict[RangeFile, list[int]] = defaultdict(list)
         for number, place in enumerate(places):
             by_file[place.file].append(number)
         contents = [b""] * len(names)

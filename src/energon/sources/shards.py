@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 from collections import OrderedDict
-from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
@@ -19,7 +18,11 @@ from energon.errors import FormatError, ShardChangedError, TruncatedError
 from energon.formats.part_table import PartTable, open_part_table
 from energon.formats.tar import iter_members, split_name
 from energon.formats.tar_index import load_tar_index, tar_index_path
+from energon.io.address import is_remote
+from energon.io.epath import AnyPath
 from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile, RemoteFile
+from energon.sources.remote import open_remote_table, remote_indexed_size
 
 MAX_OPEN_SHARDS = 1024
 PROBED_SAMPLES = 8
@@ -32,7 +35,7 @@ class OpenShard(NamedTuple):
     """A shard to read from. It stays open for as long as it is held."""
 
     table: PartTable
-    file: OpenFile
+    file: RangeFile
 
 
 class ShardPool:
@@ -52,7 +55,7 @@ class ShardPool:
         self._probed: set[tuple[str, int]] = set()
         self._lock = Lock()
 
-    def open(self, path: str, *, num_samples: int, dataset: Path) -> OpenShard:
+    def open(self, path: str, *, num_samples: int, dataset: AnyPath) -> OpenShard:
         """Return an open shard.
 
         Args:
@@ -87,38 +90,37 @@ class ShardPool:
     def __reduce__(self) -> tuple[type[ShardPool], tuple[int]]:
         return ShardPool, (self.max_open,)
 
-    def _open(self, path: str, dataset: Path) -> OpenShard:
-        shard = OpenShard(file=OpenFile(path), table=open_part_table(path))
-        about = os.fstat(shard.file.descriptor)
+    def _open(self, path: str, dataset: AnyPath) -> OpenShard:
+        shard, size, mtime_ns = _open_remote(path) if is_remote(path) else _open_local(path)
+        path = shard.file.path
         scanned = not shard.table.shard_mtime_ns
         indexed = _indexed_size(path) if scanned else shard.table.shard_size
-        if about.st_size < indexed:
+        if size < indexed:
             raise TruncatedError(
-                f"{path}: has {about.st_size} bytes, had {indexed} when it was indexed; restore "
+                f"{path}: has {size} bytes, had {indexed} when it was indexed; restore "
                 f"the file, or {_again(dataset)}"
             )
         if scanned:
             return shard
-        if about.st_size > indexed:
+        if size > indexed:
             raise ShardChangedError(
-                f"{path}: has {about.st_size} bytes, had {indexed} when it was indexed; "
-                f"{_again(dataset)}"
+                f"{path}: has {size} bytes, had {indexed} when it was indexed; {_again(dataset)}"
             )
-        if about.st_mtime_ns != shard.table.shard_mtime_ns:
-            self._probe(path, about.st_mtime_ns, shard, dataset)
+        if mtime_ns != shard.table.shard_mtime_ns:
+            self._probe(path, mtime_ns, shard, dataset)
         return shard
 
-    def _probe(self, path: str, mtime_ns: int, shard: OpenShard, dataset: Path) -> None:
+    def _probe(self, path: str, mtime_ns: int, shard: OpenShard, dataset: AnyPath) -> None:
         """Tell a copy, which only has another date, from a file that was written anew."""
         if (path, mtime_ns) in self._probed:
             return
         last = shard.table.num_samples - 1
         for index in np.unique(np.linspace(0, last, PROBED_SAMPLES).astype(np.int64)).tolist():
             if not _is_where_indexed(shard, index):
-                (key,) = shard.table.keys(np.array([index]))
+                key = shard.table.key_of(index)
                 raise ShardChangedError(
                     f"{path}: sample {key!r} does not lie at byte "
-                    f"{shard.table.sample_offset[index]}, as it did when the shard was indexed; "
+                    f"{shard.table.sample_extent(index)[0]}, as it did when the shard was indexed; "
                     f"the shard was written anew, {_again(dataset)}"
                 )
         self._probed.add((path, mtime_ns))
@@ -130,8 +132,24 @@ def default_max_open() -> int:
     return MAX_OPEN_SHARDS if limit < 0 else max(1, min(MAX_OPEN_SHARDS, limit // 8))
 
 
+def _open_local(path: str) -> tuple[OpenShard, int, int]:
+    """Return an open shard, its size and modification time."""
+    file = OpenFile(path)
+    shard = OpenShard(file=file, table=open_part_table(path))
+    about = os.fstat(file.descriptor)
+    return shard, about.st_size, about.st_mtime_ns
+
+
+def _open_remote(address: str) -> tuple[OpenShard, int, int]:
+    file = RemoteFile(address)
+    shard = OpenShard(file=file, table=open_remote_table(file))
+    return shard, file.size, file.mtime_ns
+
+
 def _indexed_size(path: str) -> int:
     """Return what a shard must have at least, by the index that other tools write beside it."""
+    if is_remote(path):
+        return remote_indexed_size(path)
     try:
         return int(load_tar_index(tar_index_path(path))[-1])
     except FileNotFoundError:
@@ -141,12 +159,11 @@ def _indexed_size(path: str) -> int:
 def _is_where_indexed(shard: OpenShard, index: int) -> bool:
     """Return whether the headers of a sample say what the table says."""
     table, file = shard
-    begin, end = table.sample_offset[index : index + 2].tolist()
-    first, last = table.first_part[index : index + 2].tolist()
-    (key,) = table.keys(np.array([index]))
-    names = [table.part_names[name] for name in table.part_name[first:last].tolist()]
-    offsets = (table.part_offset[first:last].astype(np.int64) - begin).tolist()
-    sizes = table.part_size[first:last].tolist()
+    begin, end = table.sample_extent(index)
+    key = table.key_of(index)
+    expected = [
+        ((key, name), offset - begin, size) for name, offset, size in table.sample_parts(index)
+    ]
 
     def read(offset: int, count: int) -> bytes:
         return file.pread(begin + offset, min(count, PROBE_BYTES, end - begin - offset))
@@ -160,8 +177,8 @@ def _is_where_indexed(shard: OpenShard, index: int) -> bool:
         for member in members
         if split_name(member.name) is not None
     ]
-    return found == list(zip([(key, name) for name in names], offsets, sizes, strict=True))
+    return found == expected
 
 
-def _again(dataset: Path) -> str:
+def _again(dataset: AnyPath) -> str:
     return f"run `energon prepare {dataset}` again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile
 
 MAX_GAP_BYTES = 16 << 10
 """Bytes between two samples that are read along rather than skipped."""
@@ -14,7 +14,7 @@ MAX_SPAN_BYTES = 4 << 20
 
 
 def read_spans(
-    file: OpenFile, low: NDArray[np.int64], high: NDArray[np.int64]
+    file: RangeFile, low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
     """Read samples that lie at `low` to `high`, ascending, with few calls.
 
@@ -27,7 +27,7 @@ def read_spans(
     edges = np.concatenate(([0], np.flatnonzero(cut) + 1))
     begin = low[edges]
     size = np.maximum.reduceat(high, edges) - begin
-    spans = list(map(file.pread, begin.tolist(), size.tolist()))
+    spans = file.pread_many(begin.tolist(), size.tolist())
     if len(spans) == len(low):
         return spans, low
     counts = np.diff(edges, append=len(low))

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,9 @@ from energon.errors import DatasetNotFoundError, EmptyDatasetError, FormatError
 from energon.formats.info import load_info
 from energon.formats.part_table import PartTable
 from energon.formats.split import load_split
-from energon.io.local import FilePool, OpenFile
+from energon.io.epath import any_path
+from energon.io.files import file_size
+from energon.io.range_file import RangeFile
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
@@ -77,7 +78,7 @@ class WebdatasetSource:
         parts: Iterable[str] | None = None,
         pool: ShardPool | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = any_path(path)
         self.split_part = split_part
         self.parts = None if parts is None else frozenset(parts)
         counts = load_info(self.path).shard_counts
@@ -109,7 +110,7 @@ class WebdatasetSource:
     def mean_sample_bytes(self) -> float:
         """Bytes of tar per sample, estimated from a few shards."""
         chosen = np.unique(np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int))
-        sizes = sum(FilePool().size(self._shard_path(int(shard))) for shard in chosen)
+        sizes = sum(file_size(self._shard_path(int(shard))) for shard in chosen)
         return sizes / max(1, int((self.bounds[chosen + 1] - self.bounds[chosen]).sum()))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -167,13 +168,12 @@ class WebdatasetSource:
         shard = int(np.searchsorted(self.bounds, raw, side="right")) - 1
         index = raw - int(self.bounds[shard])
         table = self._open(shard).table
-        first, last = table.first_part[index : index + 2]
         return Location(
             key=table.keys(np.array([index]))[0],
             shard=self.shards[shard],
             sample=index,
-            offset=int(table.sample_offset[index]),
-            parts=tuple(table.part_names[name] for name in table.part_name[first:last]),
+            offset=table.sample_extent(index)[0],
+            parts=tuple(name for name, _, _ in table.sample_parts(index)),
         )
 
     def _raw_indices(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -212,7 +212,7 @@ class WebdatasetSource:
 
     def _read_parts(
         self,
-        file: OpenFile,
+        file: RangeFile,
         table: PartTable,
         names: tuple[str, ...],
         parts: NDArray[np.int64],
@@ -230,9 +230,8 @@ class WebdatasetSource:
                 "which is what energon notes about samples itself; rename it in the shard, or "
                 "leave it out with a field_map"
             )
-        starts = table.part_offset[parts].view(np.int64)
-        sizes = table.part_size[parts].view(np.int64)
-        if sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(parts):
+        starts, sizes = table.extents(parts)
+        if not file.is_remote and sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(parts):
             columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
             return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])
         stops = starts + sizes
@@ -242,7 +241,7 @@ class WebdatasetSource:
         return slice_rows(names, meta, buffers, bounds)
 
     def _shard_path(self, shard: int) -> str:
-        return str(self.path / self.shards[shard])
+        return os.fspath(self.path / self.shards[shard])
 
     def _open(self, shard: int) -> OpenShard:
         path = self._shard_path(shard)

@@ -51,7 +51,8 @@ def get_train_dataset(
         worker_config: Who loads it, its lanes and seed.
         batch_size: Samples per batch; None yields samples.
         batch_drop_last: Whether a last, smaller batch is left out (only where data end).
-        packing_buffer_size: Samples that are packed together; not part of this release.
+        packing_buffer_size: Samples of a lane that are divided into packs together, by the
+            hooks `select_samples_to_pack` and `pack_selected_samples`; None does not pack.
         shuffle_buffer_size: Rows of a lane that are permuted together after blending. No
             buffer exists: the order is computed. None or 0 for none.
         max_samples_per_sequence: How many consecutive samples are read together (a slice);
@@ -151,7 +152,8 @@ def get_val_dataset(
         worker_config: Who loads it.
         batch_size: Samples per batch; None yields samples.
         batch_drop_last: Whether a last, smaller batch is left out.
-        packing_buffer_size: Samples that are packed together; not part of this release.
+        packing_buffer_size: Samples of a lane that are divided into packs together, by the
+            hooks `select_samples_to_pack` and `pack_selected_samples`; None does not pack.
         limit: Most batches of each rank in a pass; None or 0 for all.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
@@ -236,7 +238,7 @@ def get_val_datasets(
                 limit=limit,
             ),
             LeafDataset(
-                os.path.basename(opened.source.path),
+                opened.source.path.name,
                 [str(opened.source.path)],
                 opened.leaf.subflavors,
             ),
@@ -284,8 +286,6 @@ def _build(
     virtual_epoch_length: int,
     restart: bool,
 ) -> SavableDataset:
-    if packing_buffer_size:
-        raise ConfigError("packing_buffer_size: packing is not part of this release")
     reader = LeafReader(
         tuple(leaf.source for leaf in opened), tuple(leaf.leaf.subflavors for leaf in opened)
     )
@@ -296,12 +296,14 @@ def _build(
             plan,
             task_encoder,
             batch_size=batch_size,
+            packing_buffer_size=packing_buffer_size,
             drop_last=drop_last,
             error_handler=worker_config.global_error_handler,
         ),
         plan=plan,
         worker_config=worker_config,
         batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
         reader=reader,
         data={leaf.plan_leaf.uid: leaf.source.fingerprint() for leaf in opened},
         virtual_epoch_length=virtual_epoch_length,

@@ -1,0 +1,254 @@
+"""`EPath`: a path that may be anywhere."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import total_ordering
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.io import files
+from energon.io.address import (
+    address_name,
+    is_remote,
+    join_address,
+    local_path,
+    parent_address,
+    redact,
+    split_address,
+)
+from energon.io.backend import ObjectInfo
+from energon.io.file_objects import open_reader, open_writer
+
+DEFAULT_PROFILE_NAME = "__filesystem__"
+"""The profile that local paths belong to."""
+
+
+@total_ordering
+class EPath:
+    """A path on this machine, in an object store, or on a web server.
+
+    Immutable; may be pickled, and holds no credentials beyond what was written into the URL.
+    `str()` gives it without those, `url` and `os.fspath` as it is.
+
+    Example:
+        dataset = EPath("s3://bucket/coco")
+        (dataset / "notes.txt").write_text("Every object is written as a whole.")
+        shards = [path.url for path in dataset.glob("shards/*.tar")]
+
+    Args:
+        initial_path: A path or a URL; see `docs/storage.md` for the schemes.
+
+    Raises:
+        ConfigError: If the URL has no bucket or host.
+    """
+
+    __slots__ = ("_address",)
+
+    def __init__(self, initial_path: str | os.PathLike[str]) -> None:
+        text = os.fspath(initial_path)
+        if is_remote(text):
+            split_address(text)
+            self._address = join_address(text, ".")
+        else:
+            self._address = os.path.abspath(local_path(text))
+
+    @property
+    def url(self) -> str:
+        """The address, with the secrets that may be in it."""
+        return self._address
+
+    @property
+    def display_name(self) -> str:
+        """The last part of the path."""
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return address_name(self._address)
+
+    @property
+    def parent(self) -> EPath:
+        """The folder that it is in."""
+        return EPath(parent_address(self._address))
+
+    @property
+    def profile(self) -> str:
+        """Which store it belongs to, without secrets."""
+        if self.is_local():
+            return DEFAULT_PROFILE_NAME
+        return redact(split_address(self._address).root)
+
+    def is_local(self) -> bool:
+        """Return whether it is a path on this machine."""
+        return not is_remote(self._address)
+
+    def local_path(self) -> Path:
+        """Return it as a path of the standard library.
+
+        Raises:
+            ConfigError: If it is not on this machine.
+        """
+        return Path(local_path(self._address))
+
+    def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
+        return EPath(join_address(self._address, os.fspath(other)))
+
+    def with_suffix(self, suffix: str) -> EPath:
+        """Return the path with another last suffix; none if `suffix` is empty."""
+        return self.parent / PurePosixPath(self.name).with_suffix(suffix).name
+
+    def relative_to(self, other: EPath) -> str:
+        """Return the rest of the path below `other`.
+
+        Raises:
+            ValueError: If it is not below `other`.
+        """
+        mine, theirs = self._parts(), other._parts()
+        if mine[0] != theirs[0]:
+            raise ValueError(f"{self} and {other} are in different places")
+        return str(PurePosixPath(mine[1]).relative_to(theirs[1]))
+
+    def open(
+        self, mode: str = "r", block_size: int | None = None, prefetch_file: bool = False
+    ) -> IO[Any]:
+        """Open the file in mode "r", "rb", "w" or "wb".
+
+        What is written appears as a whole when the file is closed, and not at all after an
+        exception. `block_size` and `prefetch_file` have no effect.
+
+        Raises:
+            DatasetNotFoundError: If there is nothing to read.
+        """
+        if mode not in ("r", "rb", "w", "wb"):
+            raise ConfigError(f"{self}: mode is {mode!r}, wanted is 'r', 'rb', 'w' or 'wb'")
+        binary: Any = open_reader(self.url) if mode[0] == "r" else open_writer(self.url)
+        return binary if mode.endswith("b") else io.TextIOWrapper(binary, encoding="utf-8")
+
+    def read_bytes(self) -> bytes:
+        """Return the content of the file."""
+        return files.read_bytes(self._address)
+
+    def read_text(self) -> str:
+        """Return the content of the file as text."""
+        return self.read_bytes().decode()
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write the file; others see all of it or what was there before."""
+        files.write_bytes(self._address, data)
+
+    def write_text(self, text: str) -> None:
+        """Write the file as text."""
+        self.write_bytes(text.encode())
+
+    def copy(self, target: EPath) -> None:
+        """Copy the file to `target`, wherever that is."""
+        if self.is_local():
+            files.write_bytes(target.url, self.local_path())
+        else:
+            with self.open("rb") as source, target.open("wb") as sink:
+                while chunk := source.read(8 << 20):
+                    sink.write(chunk)
+
+    def move(self, target: EPath) -> None:
+        """Copy the file to `target`, then delete it here."""
+        self.copy(target)
+        self.unlink()
+
+    def unlink(self) -> None:
+        """Delete the file, if it exists."""
+        files.delete_file(self._address)
+
+    def mkdir(self, exist_ok: bool = True, parents: bool = False) -> None:
+        """Do nothing: folders come into being with the files in them."""
+
+    def exists(self) -> bool:
+        """Return whether there is a file or a folder."""
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        """Return whether it is a file."""
+        return files.is_file(self._address)
+
+    def is_dir(self) -> bool:
+        """Return whether it is a folder, which in object stores means that something is in it."""
+        if self.is_local():
+            return self.local_path().is_dir()
+        return files.has_files(self._address)
+
+    def size(self) -> int:
+        """Return how many bytes the file has."""
+        return self.stat().size
+
+    def stat(self) -> ObjectInfo:
+        """Return size, version and time of the file.
+
+        Raises:
+            DatasetNotFoundError: If there is none.
+        """
+        found = files.file_info(self._address)
+        if found is None:
+            raise DatasetNotFoundError(f"{self}: there is no such file")
+        return found
+
+    def walk(self) -> Iterator[EPath]:
+        """Yield all files below this folder, sorted."""
+        for found in files.list_files(self._address):
+            yield self / found.key
+
+    def glob(self, pattern: str) -> Iterator[EPath]:
+        """Yield the files below this folder whose path matches; `**` stands for any folders."""
+        for found in files.list_files(self._address):
+            if _matches(found.key.split("/"), pattern.split("/")):
+                yield self / found.key
+
+    def __fspath__(self) -> str:
+        return self._address
+
+    def __str__(self) -> str:
+        return redact(self._address)
+
+    def __repr__(self) -> str:
+        return f"EPath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EPath) and self._address == other._address
+
+    def __lt__(self, other: EPath) -> bool:
+        return self._parts() < other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._address)
+
+    def __reduce__(self) -> tuple[type[EPath], tuple[str]]:
+        return EPath, (self._address,)
+
+    def _parts(self) -> tuple[str, str]:
+        if self.is_local():
+            return "", self._address
+        parts = split_address(self._address)
+        return parts.root, parts.key
+
+
+AnyPath = Path | EPath
+
+
+def any_path(path: str | os.PathLike[str]) -> AnyPath:
+    """Return a path of the standard library for a local address, else an `EPath`.
+
+    The two have in common what is needed to read and write files by name.
+    """
+    return EPath(path) if is_remote(path) else Path(local_path(path))
+
+
+def _matches(path: list[str], pattern: list[str]) -> bool:
+    if not pattern:
+        return not path
+    if pattern[0] == "**":
+        return any(_matches(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
+    return bool(path) and fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
