@@ -38,6 +38,12 @@ def test_tables_read_back_what_was_scanned(tmp_path_factory, keys, data):
     assert table.index_of("no such key") is None
     for name in ("sample_offset", "first_part", "part_name", "part_offset", "part_size"):
         assert np.array_equal(getattr(table, name), getattr(scan, name))
+    for index, (_, parts) in enumerate(samples):
+        numbers = table.part_numbers(index)
+        offsets, sizes = scan.part_offset[numbers], scan.part_size[numbers]
+        assert table.sample_parts(index) == list(zip(parts, offsets, sizes, strict=True))
+        edges = scan.sample_offset[index : index + 2]
+        assert table.sample_extent(index) == tuple(edges.tolist())
     same = len({tuple(parts) for _, parts in samples}) == 1
     assert table.common_parts == (tuple(samples[0][1]) if same else None)
 

@@ -41,7 +41,6 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from operator import le
 from pathlib import Path
@@ -86,34 +85,65 @@ class PartTable:
     key_bytes: Any = field(repr=False)
     """All keys in UTF-8, as a buffer."""
 
-    @cached_property
+    @property
     def sample_offset(self) -> NDArray[np.uint64]:
         """(N + 1,) where each sample begins, headers included, and where the last ends."""
         return self.columns["sample_block"].astype(np.uint64) * BLOCK
 
-    @cached_property
+    @property
     def part_offset(self) -> NDArray[np.uint64]:
         """(P,) where the content of each part begins."""
         return self.columns["part_block"].astype(np.uint64) * BLOCK
 
-    @cached_property
+    @property
     def part_size(self) -> NDArray[np.uint64]:
         """(P,) bytes of content."""
         return self.columns["part_size"].astype(np.uint64)
 
-    @cached_property
+    @property
     def first_part(self) -> Column:
         """(N + 1,) number of the first part of each sample, and P."""
         if self.schema is None:
             return self.columns["first_part"]
         return np.arange(0, self.num_parts + 1, len(self.schema))
 
-    @cached_property
+    @property
     def part_name(self) -> Column:
         """(P,) index into `part_names`."""
         if self.schema is None:
             return self.columns["part_name"]
         return np.tile(np.array(self.schema), self.num_samples)
+
+    def extents(self, parts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the contents of some parts begin, and how many bytes they have.
+
+        Unlike the whole columns, which are made anew each time they are asked for, this costs
+        what is asked for.
+        """
+        begin = self.columns["part_block"][parts].astype(np.int64) * BLOCK
+        return begin, self.columns["part_size"][parts].astype(np.int64)
+
+    def sample_extent(self, index: int) -> tuple[int, int]:
+        """Return where one sample begins, headers included, and where it ends."""
+        begin, end = self.columns["sample_block"][index : index + 2].tolist()
+        return begin * BLOCK, end * BLOCK
+
+    def sample_parts(self, index: int) -> list[tuple[str, int, int]]:
+        """Return the name, the offset and the size of each part of one sample."""
+        numbers = self.part_numbers(index)
+        if self.schema is None:
+            names = self.columns["part_name"][numbers.start : numbers.stop].tolist()
+        else:
+            names = self.schema
+        offsets, sizes = self.extents(np.array(numbers, np.int64))
+        called = [self.part_names[name] for name in names]
+        return list(zip(called, offsets.tolist(), sizes.tolist(), strict=True))
+
+    def part_numbers(self, index: int) -> range:
+        """Return the numbers of the parts of one sample."""
+        if self.schema is None:
+            return range(*self.columns["first_part"][index : index + 2].tolist())
+        return range(index * len(self.schema), (index + 1) * len(self.schema))
 
     @property
     def part_crc32(self) -> Column | None:
