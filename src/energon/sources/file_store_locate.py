@@ -18,7 +18,9 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.info import META, load_info
 from energon.formats.part_table import PartTable, part_table_path
 from energon.formats.tar import iter_members, split_name
-from energon.io.local import FilePool, OpenFile
+from energon.formats.tar_window import BLOCK
+from energon.io.local import FilePool
+from energon.io.range_file import RangeFile
 from energon.sources.file_store_index import KeyIndex
 from energon.sources.shards import OpenShard, ShardPool
 
@@ -28,7 +30,7 @@ class FilePlace(NamedTuple):
 
     shard: str
     """The shard, as the dataset lists it."""
-    file: OpenFile
+    file: RangeFile
     offset: int
     size: int
 
@@ -74,7 +76,8 @@ class TableLocator:
                 number = _part_number(table, sample, part)
                 if number is None:
                     return None
-                offset, size = int(table.part_offset[number]), int(table.part_size[number])
+                offset = int(table.columns["part_block"][number]) * BLOCK
+                size = int(table.columns["part_size"][number])
                 return FilePlace(self.counts[shard][0], file, offset, size)
         return None
 
@@ -83,9 +86,8 @@ class TableLocator:
         for shard in range(len(self.paths)):
             table, _ = self._open(shard)
             for sample, key in enumerate(table.keys(np.arange(table.num_samples))):
-                first, last = table.first_part[sample : sample + 2].tolist()
-                for number in range(first, last):
-                    yield f"{key}.{table.part_names[table.part_name[number]]}"
+                for part, _, _ in table.sample_parts(sample):
+                    yield f"{key}.{part}"
 
     @cached_property
     def _index(self) -> KeyIndex:
@@ -110,8 +112,8 @@ def _part_number(table: PartTable, sample: int, part: str) -> int | None:
     if table.schema is not None:
         first, names = sample * len(table.schema), table.schema
     else:
-        first, stop = table.first_part[sample : sample + 2].tolist()
-        names = tuple(table.part_name[first:stop].tolist())
+        first, stop = table.columns["first_part"][sample : sample + 2].tolist()
+        names = tuple(table.columns["part_name"][first:stop].tolist())
     for place, name in enumerate(names):
         if table.part_names[name] == part:
             return first + place
@@ -192,7 +194,7 @@ class SqliteLocator:
             )
         return self.shards[number]
 
-    def _file(self, shard: int) -> OpenFile:
+    def _file(self, shard: int) -> RangeFile:
         return self.files.open(str(self.dataset / self._shard(shard)))
 
     @property
