@@ -386,7 +386,7 @@ def test_default_configurations_load(root):
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": -2}, "batch_size must be at least 1, got -2"),
-        ({"packing_buffer_size": 8}, "packing is not part of this release"),
+        ({"packing_buffer_size": 8}, "does not override select_samples_to_pack"),
         ({"virtual_epoch_length": -1}, "not -1"),
         ({"shuffle_buffer_size": -1}, "shuffle_buffer_size.*-1"),
         ({"max_samples_per_sequence": -1}, "-1"),
@@ -412,7 +412,7 @@ def test_arguments_that_make_no_sense_are_refused(root, settings, message):
     ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"packing_buffer_size": 8}, "packing is not part of this release"),
+        ({"packing_buffer_size": 8}, "does not override select_samples_to_pack"),
         ({"limit": -1}, "limit.*-1"),
         ({"split_part": "vall"}, "did you mean 'val'"),
         ({"encoder": Keys}, "Keys is a class.*Keys()"),

@@ -19,7 +19,7 @@ from energon.stages.batch import BatchDataset
 from energon.stages.map import MapDataset
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
-from energon.task_encoder.recipe import Locate
+from energon.task_encoder.hook_maker import Locate
 from tests.datasets import make_captions, make_crude, write_shard
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
 
@@ -160,13 +160,10 @@ def test_the_hook_of_an_encoder_that_converts_counts_as_overridden(root):
     assert len(one_lane(val(root, Encoder()))[0]) == 5
 
 
-@pytest.mark.parametrize(
-    "hook", ["select_samples_to_pack", "pack_selected_samples", "batch_group_criterion"]
-)
-def test_hooks_of_packing_and_grouping_are_refused_rather_than_passed_over(root, hook):
-    Encoder = type("Encoder", (DefaultTaskEncoder,), {hook: lambda self, samples: samples})
-    with pytest.raises(ConfigError, match=f"Encoder overrides {hook}.*not part of this release"):
-        val(root, Encoder())
+def test_packing_needs_hooks_that_say_which_and_how(root):
+    Encoder = type("Encoder", (DefaultTaskEncoder,), {"pack_selected_samples": lambda *_: 0})
+    with pytest.raises(ConfigError, match="Encoder does not override select_samples_to_pack"):
+        train(root, Encoder(), packing_buffer_size=8)
 
 
 def test_every_failure_goes_to_the_handler_of_the_configuration(root):

@@ -13,7 +13,7 @@ output. Keys are independent of ranks, workers and lanes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 RestoreKey = tuple[Any, ...]
@@ -76,3 +76,14 @@ def split_key(key: Iterable[Any], kind: str) -> tuple[list[RestoreKey], RestoreK
 def to_tuple(key: Any) -> Any:
     """Return a key that passed through JSON with tuples in place of lists."""
     return tuple(to_tuple(part) for part in key) if isinstance(key, tuple | list) else key
+
+
+def sample_keys(key: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
+    """Yield (leaf, epoch, ordinal) of every sample that went into what has this key."""
+    parts = tuple(key)
+    if len(parts) >= 3 and all(isinstance(part, int) for part in parts[:3]):
+        yield parts[:3]
+        return
+    for part in parts:
+        if isinstance(part, tuple | list):
+            yield from sample_keys(part)

@@ -12,6 +12,7 @@ from energon.errors import ConfigError
 from energon.plan.build import blend_plan, concat_plan, epochized_plan
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Plan
+from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, State
 from energon.stages.lane import Lane
@@ -76,7 +77,8 @@ class SavableDataset:
         stage: The last stage of the pipeline.
         plan: The order of its samples.
         worker_config: Who loads it.
-        batch_size: Samples of a batch; None yields samples.
+        batch_size: Samples (or packs) of a batch; None yields them one by one.
+        packing_buffer_size: Samples that are divided into packs together; None does not pack.
         reader: Reads the samples; knows where each one lies.
         data: For each leaf, what a saved state must find unchanged.
         virtual_epoch_length: Batches of each rank after which an epoch ends; 0 never ends it.
@@ -88,6 +90,7 @@ class SavableDataset:
     worker_config: WorkerConfig
     batch_size: int | None
     reader: LeafReader
+    packing_buffer_size: int | None = None
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     virtual_epoch_length: int = 0
     restart: bool = False
@@ -130,6 +133,21 @@ class SavableDataset:
         (source,) = self.reader.locate((leaf, epoch, ordinal))
         return f"{source}, epoch {epoch}"
 
+    def restore_sample(self, key: RestoreKey) -> Any:
+        """Make again what has this restore key: a batch, or a sample or pack within one.
+
+        Read anew from the data, wherever it was in the run, by the same hooks.
+
+        Args:
+            key: The `__restore_key__` of a batch gives the batch. That of a sample gives the
+                sample as it is before packing and batching.
+
+        Raises:
+            StateError: If there is no such key, or a hook skips the sample.
+        """
+        restored, _ = self.stage.restore(Lane(0, 1, seed=self.plan.seed), to_tuple(key))
+        return restored
+
     def fingerprint(self, lanes: int) -> dict[str, Any]:
         """Return all that decides the order, as JSON: a state fits only where it is equal."""
         plan = self.plan
@@ -142,6 +160,7 @@ class SavableDataset:
             **({"stripe": plan.stripe} if plan.is_striped else {}),
             "shuffle_window": plan.shuffle_window,
             "batch_size": self.batch_size,
+            "packing_buffer_size": self.packing_buffer_size,
             "leaves": {
                 leaf.uid: {
                     **self.data.get(leaf.uid, {}),

@@ -13,9 +13,10 @@ from energon.metadataset.resolve import multiply_shuffle, resolve
 from energon.plan.build import choose_slice_samples
 from energon.sources.reader import LeafReader
 from energon.task_encoder.dataset import PlanRecipe, SavableDataset
+from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.legacy import with_legacy_arguments
-from energon.task_encoder.recipe import AnyTaskEncoder, build_pipeline
+from energon.task_encoder.recipe import build_pipeline
 from energon.worker import WorkerConfig
 
 PARALLEL_SLICES = 16

@@ -18,7 +18,7 @@ from energon.sources.file_store_open import open_aux
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.recipe import OpenLeaf
+from energon.task_encoder.load import OpenLeaf
 
 
 @dataclass(frozen=True)

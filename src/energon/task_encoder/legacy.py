@@ -12,7 +12,7 @@ from typing import Any
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import UnknownArgumentError
 from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.task_encoder.recipe import AnyTaskEncoder
+from energon.task_encoder.hook_maker import AnyTaskEncoder
 
 _OF_DECODER = ("image_decode", "av_decode", "video_decode_audio")
 _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the task encoder") | {

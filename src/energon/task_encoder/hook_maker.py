@@ -1,0 +1,78 @@
+"""Make hooks of the methods of a task encoder: how each is run, as its marks say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from energon.samples.restore_key import key_of, sample_keys
+from energon.samples.source_info import SourceInfo
+from energon.sources.reader import LeafReader
+from energon.stages.hook import ErrorHandler, Hook
+from energon.task_encoder.encoder import TaskEncoder, overrides
+
+AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class HookMaker:
+    """Makes hooks of the methods of a task encoder.
+
+    Args:
+        encoder: The user's hooks.
+        reader: Knows where samples came from.
+        error_handler: Called for each sample that fails and is tolerated; None logs it.
+        seed_each: Whether every call is seeded by itself, marked or not: needed where samples
+            are read again apart from those that they came with.
+    """
+
+    encoder: AnyTaskEncoder
+    reader: LeafReader
+    error_handler: ErrorHandler | None
+    seed_each: bool = False
+
+    def make(self, name: str, function: Callable[[Any], Any], settings: Any = None) -> Hook:
+        """Return `function` as a hook, run as its marks (or those of `settings`) say."""
+        marked = function if settings is None else settings
+        tolerance = getattr(marked, "__failure_tolerance__", None)
+        return Hook(
+            name=name,
+            function=function,
+            tolerance=self.encoder.__default_failure_tolerance__
+            if tolerance is None
+            else tolerance,
+            restore_seeds=self.seed_each or getattr(marked, "__restore_seeds__", False),
+            locate=Locate(self.reader),
+            handler=self.error_handler,
+        )
+
+    def overridden(self, *names: str) -> tuple[Hook, ...]:
+        """Return the hooks of these names that the encoder overrides."""
+        return tuple(
+            self.make(name, getattr(self.encoder, name))
+            for name in names
+            if overrides(self.encoder, name)
+        )
+
+
+@dataclass(frozen=True)
+class Locate:
+    """Tells the sources of a sample, a list of them or a batch, through their restore keys."""
+
+    reader: LeafReader
+
+    def __call__(self, argument: Any) -> tuple[SourceInfo, ...]:
+        """Return what is known about where `argument` came from.
+
+        That may be nothing: hooks may return anything, and messages are made of this.
+        """
+        samples = argument if isinstance(argument, list) else [argument]
+        keys = (key for sample in samples for key in sample_keys(key_of(sample) or ()))
+        return tuple(source for key in keys for source in self._locate(key))
+
+    def _locate(self, key: tuple[int, int, int]) -> tuple[SourceInfo, ...]:
+        try:
+            return self.reader.locate(key)
+        except IndexError:
+            return ()

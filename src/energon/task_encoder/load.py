@@ -1,0 +1,118 @@
+"""From the bytes of a leaf's samples to what the encoding hooks take: decode, load, cook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon.decode.sample_decoder import SampleDecoder
+from energon.samples.crude import CrudeSample
+from energon.samples.field_map import FieldMap
+from energon.samples.source_info import SourceInfo
+from energon.sources.file_store import FileStore
+from energon.stages.hook import Hook
+from energon.task_encoder.aux import CookerArguments, cooker_arguments
+from energon.task_encoder.cooker import Cooker, find_cooker
+from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+
+
+@dataclass(frozen=True)
+class OpenLeaf:
+    """A leaf whose dataset is open, with what turns its samples into those of the user.
+
+    Args:
+        name: How messages call it.
+        subflavors: Of the dataset and all documents that refer to it.
+        sample_type: What its samples become; None for crude datasets.
+        field_map: From parts to the fields of `sample_type`.
+        aux: Auxiliary data by name, for cookers.
+        primary: The files of the dataset by name, for cookers that want them.
+    """
+
+    name: str
+    dataset_path: str
+    subflavors: Mapping[str, Any]
+    sample_type: type | None = None
+    field_map: FieldMap | None = None
+    aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
+    primary: FileStore[Any] | None = None
+
+
+@dataclass(frozen=True)
+class SampleHooks:
+    """The hooks that a sample passes one after the other, for each leaf."""
+
+    leaves: tuple[tuple[Hook, ...], ...]
+
+    def __call__(self, sample: Mapping[str, Any]) -> tuple[Hook, ...]:
+        """Return the hooks for a sample that was just read."""
+        return self.leaves[sample["__restore_key__"][0]]
+
+
+def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
+    """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
+    encoder = hooks.encoder
+    if leaf.sample_type is not None and leaf.field_map is not None:
+        load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, encoder.decoder)
+        return (hooks.make("load_sample", load),)
+    if not encoder.cookers:
+        return (hooks.make("decode", encoder.decoder),) if encoder.decoder is not None else ()
+    cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
+    arguments = cooker_arguments(
+        cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
+    )
+    cook = CookSample(leaf.dataset_path, encoder, cooker, encoder.decoder, arguments)
+    marked = cooker.cook if hasattr(cooker.cook, "__stateless__") else encoder.cook_crude_sample
+    return (hooks.make("cook_crude_sample", cook, settings=marked),)
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """Makes a typed sample of the bytes of its parts."""
+
+    dataset_path: str
+    sample_type: type
+    field_map: FieldMap
+    decoder: SampleDecoder | None
+
+    def __call__(self, raw: CrudeSample) -> Any:
+        """Return the sample of `raw`, decoded."""
+        parts = self.decoder(raw) if self.decoder is not None else raw
+        return self.sample_type(
+            __key__=raw["__key__"],
+            __restore_key__=raw["__restore_key__"],
+            __subflavors__=raw["__subflavors__"],
+            __sources__=_sources(self.dataset_path, raw),
+            **self.field_map.apply(parts),
+        )
+
+
+@dataclass(frozen=True)
+class CookSample:
+    """Makes a sample of a crude one, with the cooker of its leaf."""
+
+    dataset_path: str
+    encoder: AnyTaskEncoder
+    cooker: Cooker
+    decoder: SampleDecoder | None
+    arguments: CookerArguments
+
+    def __call__(self, raw: CrudeSample) -> Any:
+        """Return what the cooker makes of `raw`, decoded if there is a decoder."""
+        sources = _sources(self.dataset_path, raw)
+        sample = self.decoder(raw) if self.decoder is not None else raw
+        sample["__sources__"] = sources
+        return self.encoder.cook_crude_sample(sample, self.cooker, self.arguments(raw["__key__"]))
+
+
+def _sources(dataset_path: str, raw: CrudeSample) -> tuple[SourceInfo, ...]:
+    key = raw["__key__"]
+    return (
+        SourceInfo(
+            dataset_path=dataset_path,
+            index=raw["__restore_key__"][2],
+            shard_name=raw["__shard__"],
+            file_names=tuple(f"{key}.{part}" for part in raw if not part.startswith("__")),
+        ),
+    )
