@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from energon.decode.sample_decoder import SampleDecoder
     from energon.errors import (
         ConfigError,
+        DatasetBusyError,
         DatasetNotFoundError,
         DecodeError,
         DuplicateSampleKeyError,
@@ -82,6 +83,7 @@ _ROOMS = {
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [
         "ConfigError",
+        "DatasetBusyError",
         "DatasetNotFoundError",
         "DecodeError",
         "DuplicateSampleKeyError",
@@ -148,6 +150,7 @@ __all__ = [
     "ConfigError",
     "Cooker",
     "CrudeSample",
+    "DatasetBusyError",
     "DatasetNotFoundError",
     "DecodeError",
     "DefaultTaskEncoder",

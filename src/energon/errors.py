@@ -15,6 +15,7 @@ EnergonError
 │   ├── StorageTimeoutError (TimeoutError)    … within the time it was given
 │   ├── RangesNotSupportedError         … because it gives whole objects only
 │   └── ObjectChangedError              … because the object was replaced meanwhile
+├── DatasetBusyError (BlockingIOError)  another process is writing the dataset
 ├── SecurityError (PermissionError)     refused unless the user allows it by name
 ├── StateError (ValueError)             a saved state does not fit
 ├── SampleError (ValueError)            a hook or decoder failed on a sample
@@ -97,6 +98,10 @@ class RangesNotSupportedError(StorageError):
 
 class ObjectChangedError(StorageError):
     """An object is no longer the version that was opened."""
+
+
+class DatasetBusyError(EnergonError, BlockingIOError):
+    """Another process is writing the dataset."""
 
 
 class SecurityError(EnergonError, PermissionError):

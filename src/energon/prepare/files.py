@@ -1,0 +1,169 @@
+"""All access to files that preparing a dataset needs.
+
+Many small files are made durable together: they are written under temporary names, flushed to
+disk with one call, and renamed. Each is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
+from energon.formats.info import META
+
+MIN_FLUSH_TOGETHER = 8
+"""Fewer files are flushed one by one, so as not to wait for what others have written."""
+
+
+class FileState(NamedTuple):
+    """What changes when a file does."""
+
+    size: int
+    mtime_ns: int
+
+
+def list_files(dataset: Path) -> list[str]:
+    """Return the paths of all files below a folder, relative to it, sorted.
+
+    Links are followed; `.nv-meta` folders are left out.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder.
+    """
+    if not dataset.is_dir():
+        raise DatasetNotFoundError(f"{dataset}: no such folder; wanted is one with tar files in it")
+    found = []
+    for folder, folders, names in os.walk(dataset, followlinks=True):
+        folders[:] = [name for name in folders if name != META]
+        found += [os.path.relpath(os.path.join(folder, name), dataset) for name in names]
+    return sorted(found)
+
+
+def file_state(path: str | os.PathLike[str]) -> FileState:
+    """Return size and date of a file.
+
+    Raises:
+        DatasetNotFoundError: If there is none.
+    """
+    with reporting(path):
+        about = os.stat(path)
+    return FileState(about.st_size, about.st_mtime_ns)
+
+
+def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
+    """Write files that are there as a whole or not at all, and on disk when this returns.
+
+    Raises:
+        StorageError: If the disk is full or the folder cannot be written to.
+    """
+    staged = stage_files(files)
+    staged.commit()
+
+
+class StagedFiles:
+    """Files that are on disk under temporary names."""
+
+    def __init__(self, files: list[tuple[Path, Path]]) -> None:
+        self._files = files
+
+    def commit(self) -> None:
+        """Give the files their names, in order."""
+        for temporary, target in self._files:
+            with reporting(target):
+                os.replace(temporary, target)
+        self._files = []
+
+    def discard(self) -> None:
+        """Delete what was not committed."""
+        for temporary, _ in self._files:
+            temporary.unlink(missing_ok=True)
+        self._files = []
+
+
+def stage_files(files: Iterable[tuple[Path, bytes]]) -> StagedFiles:
+    """Write files under temporary names and wait until they are on disk.
+
+    Raises:
+        StorageError: If the disk is full or the folder cannot be written to.
+    """
+    staged: list[tuple[Path, Path]] = []
+    token = secrets.token_hex(4)  # such names are cleared away by `leftovers`
+    try:
+        for target, content in files:
+            temporary = target.with_name(f".{target.name}.{token}")
+            staged.append((temporary, target))
+            with reporting(target):
+                temporary.write_bytes(content)
+        _flush([temporary for temporary, _ in staged])
+    except BaseException:
+        StagedFiles(staged).discard()
+        raise
+    return StagedFiles(staged)
+
+
+@contextmanager
+def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what the system says of a file into an error that says what to do.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        StorageAccessError: If it may not be read or written.
+        StorageError: If anything else is wrong with it, as a full disk.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DatasetNotFoundError(
+            f"{path}: no such file; if it was deleted meanwhile, run `energon prepare` again"
+        ) from error
+    except PermissionError as error:
+        raise _not_allowed(path, error) from error
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        if error.errno == errno.EROFS:
+            raise _not_allowed(path, error) from error
+        hint = {
+            errno.ENOSPC: "; make room and run it again, what is done is kept",
+            errno.EDQUOT: "; make room and run it again, what is done is kept",
+        }.get(error.errno or 0, "")
+        raise StorageError(f"{path}: {error.strerror or error}{hint}") from error
+
+
+def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessError:
+    return StorageAccessError(
+        f"{path}: {error.strerror}; the index of a shard lies beside it, so its folder has to be "
+        "writable: change that, or prepare a folder with links to the shards"
+    )
+
+
+def _flush(paths: list[Path]) -> None:
+    """Wait until files are on disk."""
+    if len(paths) >= MIN_FLUSH_TOGETHER and all(map(_flush_file_system, _folders(paths))):
+        return
+    for path in paths:
+        with reporting(path), open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _folders(paths: list[Path]) -> list[Path]:
+    """Return one folder for each file system that the files are on."""
+    by_device = {os.stat(folder).st_dev: folder for folder in {path.parent for path in paths}}
+    return list(by_device.values())
+
+
+def _flush_file_system(folder: Path) -> bool:
+    """Flush all that was written to a file system; return whether there is such a call."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        sync = getattr(ctypes.CDLL(None), "syncfs", None)
+        return sync is not None and sync(descriptor) == 0
+    finally:
+        os.close(descriptor)

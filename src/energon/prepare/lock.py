@@ -1,0 +1,100 @@
+"""Let one process at a time write a dataset."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from energon.errors import DatasetBusyError
+from energon.formats.info import META
+from energon.prepare.files import reporting
+
+log = logging.getLogger("energon")
+POLL_SECONDS = 0.2
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+@contextmanager
+def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the right to write a dataset. It ends with the process, however that ends.
+
+    Args:
+        dataset: Its folder.
+        wait: Whether to wait for another process that holds it.
+
+    Raises:
+        DatasetBusyError: If another process holds it.
+    """
+    meta = dataset / META
+    with reporting(meta):
+        meta.mkdir(exist_ok=True)
+    path = meta / ".lock"
+    descriptor = _acquire(path, dataset, wait=wait)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            # Deleted before it is let go: who opened it meanwhile sees that it is gone.
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _acquire(path: Path, dataset: Path, *, wait: bool) -> int | None:
+    while True:
+        with reporting(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            if not wait:
+                raise DatasetBusyError(
+                    f"{dataset}: {holder} is preparing it now; wait until that is done, or pass "
+                    "--wait"
+                ) from error
+            time.sleep(POLL_SECONDS)
+            continue
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _UNSUPPORTED:
+                raise
+            log.warning(
+                "%s: this file system has no locks; see to it that only one process at a time "
+                "prepares the dataset",
+                dataset,
+            )
+            return None
+        if _is_same_file(descriptor, path):
+            _sign(descriptor)
+            return descriptor
+        os.close(descriptor)  # the process that held it has deleted it meanwhile
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(descriptor: int) -> None:
+    about = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, about.encode(), 0)
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        about = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {about['pid']} on {about['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
