@@ -19,7 +19,10 @@ class NumberPlan:
     def rows(self, lane: int, start: int, count: int) -> Rows:
         if self.total is not None:
             count = max(0, min(count, self.num_rows(lane) - start))
-        rows = np.arange(start, start + count, dtype=np.int64)
+        return self.at(lane, np.arange(start, start + count, dtype=np.int64))
+
+    def at(self, lane: int, rows: np.ndarray) -> Rows:
+        count = len(rows)
         return Rows(np.zeros(count, np.int32), np.zeros(count, np.int64), rows * self.lanes + lane)
 
     def num_rows(self, lane: int) -> int | None:
