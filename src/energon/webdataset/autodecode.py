@@ -20,10 +20,28 @@ from energon.webdataset import security
 
 DecodingHandler = Callable[[str, Any], Any]
 
-PICKLED = frozenset(("pkl", "pickle", "pyd", "pth"))
+PICKLED = frozenset(["pkl", "pickle", "pyd", "pth"])
 BASIC = PICKLED | frozenset(
-    ("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "count", "json", "jsn")
-    + ("npy", "npz", "ten", "tb", "mp", "msg", "cbor")
+    [
+        "txt",
+        "text",
+        "transcript",
+        "cls",
+        "cls2",
+        "index",
+        "inx",
+        "id",
+        "count",
+        "json",
+        "jsn",
+        "npy",
+        "npz",
+        "ten",
+        "tb",
+        "mp",
+        "msg",
+        "cbor",
+    ]
 )
 """Extensions that are decoded unless told otherwise."""
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from energon.errors import ConfigError, SampleError
+from energon.errors import SampleError
 from energon.samples.collate import batch_stack
 from energon.webdataset.replay import Replay
 from energon.webdataset.stage import Context, Stage, StageIterator, State, check_positive, unpack
+
+_SCALARS = (int, float, np.number, np.bool_)
 
 Collation = Callable[[list[Any]], Any]
 
@@ -180,7 +182,9 @@ def _items(column: Any, name: Any) -> Any:
 
 def _collate(values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
     kinds = set(map(type, values))
-    if combine_scalars and all(issubclass(kind, int | float | np.number | np.bool_) for kind in kinds):
+    if combine_scalars and all(
+        issubclass(kind, int | float | np.number | np.bool_) for kind in kinds
+    ):
         return np.array(values)
     torch = sys.modules.get("torch")
     arrays = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
@@ -196,7 +200,9 @@ def _names(sample: Any) -> Any:
 def _check_alike(found: list[Any], what: str) -> None:
     different = next((each for each in found if each != found[0]), found[0])
     if different != found[0]:
-        shown = [sorted(each) if isinstance(each, frozenset) else each for each in (found[0], different)]
+        shown = [
+            sorted(each) if isinstance(each, frozenset) else each for each in (found[0], different)
+        ]
         raise SampleError(
             f"the samples of a batch have different {what}: {shown[0]} and {shown[1]}; choose with "
             "to_tuple or rename, or collate with a function of your own (collation_fn)"

@@ -2,49 +2,256 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Self
 
+from energon.errors import ConfigError
 from energon.webdataset import filters
+from energon.webdataset.batching import Collation, default_collation_fn
+from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.mapping import Apply
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.shardlists import (
+    DealShards,
     ShuffleShards,
-    SimpleShardList,
-    split_by_node,
-    split_by_worker,
 )
-from energon.webdataset.tar_samples import TarSamples
+from energon.webdataset.tar_samples import NonEmpty, TarSamples
 
 
 class FluidInterface:
-    """Methods that append a stage, and return a new pipeline."""
+    """Methods that append a stage, and return a new pipeline. See `filters` for what they do."""
 
-    def shuffle(self, size, **kw):
-        return self.compose(filters.shuffle(size, **kw))
+    def compose(self, *stages: Any) -> Self:
+        """Append any stages."""
+        raise NotImplementedError
 
-    def map(self, f, **kw):
-        return self.compose(filters.map(f, **kw))
+    def batched(
+        self,
+        batchsize: int,
+        collation_fn: Collation | None = default_collation_fn,
+        partial: bool = True,
+    ) -> Self:
+        """Make batches."""
+        return self.compose(filters.batched(batchsize, collation_fn, partial))
 
-    def decode(self, *args, **kw):
-        return self.compose(filters.decode(*args, **kw))
-
-    def to_tuple(self, *args, **kw):
-        return self.compose(filters.to_tuple(*args, **kw))
-
-    def batched(self, batchsize, **kw):
-        return self.compose(filters.batched(batchsize, **kw))
-
-    def unbatched(self):
+    def unbatched(self) -> Self:
+        """Take batches of columns apart."""
         return self.compose(filters.unbatched())
+
+    def listed(self, batchsize: int, partial: bool = True) -> Self:
+        """Make lists of items."""
+        return self.compose(filters.listed(batchsize, partial))
+
+    def unlisted(self) -> Self:
+        """Take lists apart."""
+        return self.compose(filters.unlisted())
+
+    def log_keys(self, logfile: Any = None) -> Self:
+        """Write the key of each sample to a file."""
+        return self.compose(filters.log_keys(logfile))
+
+    def shuffle(self, size: int, **kw: Any) -> Self:
+        """Shuffle items through a buffer of `size`; 0 leaves them in order."""
+        return self.compose(filters.shuffle(size, **kw)) if size > 0 else self
+
+    def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
+        """Apply a function to each item; None leaves the item out."""
+        return self.compose(filters.map(f, handler))
+
+    def flatmap(self, f: Callable[[Any], Iterable[Any]]) -> Self:
+        """Yield all items that a function makes of each item."""
+        return self.compose(filters.flatmap(f))
+
+    def decode(
+        self,
+        *args: Any,
+        pre: Any = None,
+        post: Any = None,
+        only: Any = None,
+        partial: bool = False,
+        handler: Handler = reraise_exception,
+        allow: Collection[str] = (),
+    ) -> Self:
+        """Decode the fields of samples."""
+        stage = filters.decode(
+            *args, pre=pre, post=post, only=only, partial=partial, handler=handler, allow=allow
+        )
+        return self.compose(stage)
+
+    def map_dict(self, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Self:
+        """Change fields, each by its own function."""
+        return self.compose(filters.map_dict(handler, **kw))
+
+    def select(self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
+        """Keep the items of which a function says that they are wanted."""
+        return self.compose(filters.select(predicate, handler))
+
+    def to_tuple(
+        self,
+        *args: Any,
+        handler: Handler = reraise_exception,
+        missing_is_error: bool = True,
+        none_is_error: bool | None = None,
+    ) -> Self:
+        """Make tuples of fields."""
+        stage = filters.to_tuple(
+            *args, handler=handler, missing_is_error=missing_is_error, none_is_error=none_is_error
+        )
+        return self.compose(stage)
+
+    def map_tuple(self, *args: Any, handler: Handler = reraise_exception) -> Self:
+        """Change the items of tuples, each by its own function."""
+        return self.compose(filters.map_tuple(*args, handler=handler))
+
+    def slice(self, *args: int | None) -> Self:
+        """Take the items that `itertools.islice` would."""
+        return self.compose(filters.slice(*args))
+
+    def rename(self, handler: Handler = reraise_exception, keep: bool = True, **kw: str) -> Self:
+        """Give fields other names."""
+        return self.compose(filters.rename(handler, keep, **kw))
+
+    def rsample(self, p: float = 0.5) -> Self:
+        """Keep each item with probability `p`."""
+        return self.compose(filters.rsample(p))
+
+    def rename_keys(self, *args: Any, **kw: Any) -> Self:
+        """Give fields other names by patterns."""
+        return self.compose(filters.rename_keys(*args, **kw))
+
+    def extract_keys(self, *args: str, **kw: Any) -> Self:
+        """Make tuples of the fields that fit patterns."""
+        return self.compose(filters.extract_keys(*args, **kw))
+
+    def xdecode(self, *args: Any, **kw: Any) -> Self:
+        """Decode fields by patterns for their names."""
+        return self.compose(filters.xdecode(*args, **kw))
+
+    def associate(self, associator: Any) -> Self:
+        """Add to each sample what is associated with its key."""
+        return self.compose(filters.associate(associator))
+
+    def info(self, **kw: Any) -> Self:
+        """Show some of the samples as they pass."""
+        return self.compose(filters.info(**kw))
+
+    def mcached(self) -> Self:
+        """Keep the items of the first whole pass in memory, and give them out from there."""
+        return self.compose(filters.Cached())
+
+    def lmdb_cached(self, *args: Any, **kw: Any) -> Self:
+        """Keep the items of the first whole pass in a file, and give them out from there."""
+        return self.compose(filters.LMDBCached(*args, **kw))
+
+
+class FluidWrapper(DataPipeline, FluidInterface):
+    """Any source with the fluid interface.
+
+    Args:
+        initial: A pipeline, a loader, or anything to iterate over.
+    """
+
+    def __init__(self, initial: Any, seed: int | None = None) -> None:
+        super().__init__(tuple(initial) if isinstance(initial, list) else initial, seed=seed)
 
 
 class WebDataset(DataPipeline, FluidInterface):
-    """Samples of tar files."""
+    """The samples of tar files, as dicts.
 
-    def __init__(self, urls, shardshuffle=None, **kw):
-        super().__init__(
-            SimpleShardList(urls),
-            ShuffleShards() if shardshuffle else None,
-            split_by_node,
-            split_by_worker,
-            TarSamples(local_path=True),
+    A loop is one pass over the data, which all ranks and workers share: each sample comes once.
+    Samples are dicts of `__key__`, `__url__`, for local files `__local_path__`, and the bytes of
+    each field. `close`, or the end of a `with` block, gives back what is open.
+
+    Args:
+        urls: Patterns, folders, or a list of these (see `urls.expand_urls`), a description of a
+            mixture (see `mixture`), or a source of shards.
+        handler: Decides about shards that cannot be opened or are damaged.
+        mode: "resampled" is another way to say `resampled=True`; "unlink", "keep" and "resample"
+            say what becomes of the files of a folder that others fill, see `DirectoryShardList`.
+        resampled: Whether shards are drawn at random, without end: set an epoch with `with_epoch`.
+        repeat: Whether loops go on without end.
+        shardshuffle: Whether shards come in a new order in each epoch; any number but 0 says so.
+        cache_size: Bytes that the cache may hold; -1 for any number.
+        cache_dir: Keeps shards that are not local in this folder; WDS_CACHE of the environment
+            says so, too.
+        url_to_name: Gives the name of a shard in the cache; None takes it from the address.
+        detshuffle: Accepted for compatibility: shuffling always is a function of the seed.
+        nodesplitter: Stage that shares shards among ranks; None gives every rank all.
+        workersplitter: Stage that shares shards among workers; None gives every worker all.
+        select_files: Says by name which members are wanted: a function, or a pattern.
+        rename_files: Gives members other names.
+        empty_check: Whether a pass without any sample is an error.
+        verbose: Log every shard as it is opened.
+        seed: What all random choices depend on; None means WDS_SEED of the environment, or 0.
+        allow: "shell" lets addresses be commands (`pipe:`).
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        handler: Handler = reraise_exception,
+        mode: str | None = None,
+        resampled: bool = False,
+        repeat: bool = False,
+        shardshuffle: bool | int | None = None,
+        cache_size: float = -1,
+        cache_dir: str | None = None,
+        url_to_name: Callable[[str], str] | None = None,
+        detshuffle: bool = False,
+        nodesplitter: Any = "auto",
+        workersplitter: Any = "auto",
+        select_files: Any = None,
+        rename_files: Callable[[str], str] | None = None,
+        empty_check: bool = True,
+        verbose: bool = False,
+        seed: int | None = None,
+        allow: Collection[str] = (),
+    ) -> None:
+        from energon.webdataset.shard_sources import shard_source
+
+        source = shard_source(urls, mode=mode, resampled=resampled)
+        splitters = (nodesplitter, workersplitter)
+        samples = TarSamples.configured(
+            handler=handler,
+            select_files=select_files,
+            rename_files=rename_files,
+            local_path=True,
+            verbose=verbose,
+            allow=allow,
+            cache_size=cache_size,
+            cache_dir=cache_dir,
+            url_to_name=url_to_name,
         )
+        super().__init__(
+            source,
+            *_order(source, bool(shardshuffle), *splitters),
+            samples,
+            NonEmpty() if empty_check else None,
+            seed=seed,
+        )
+        if repeat:
+            self.extent = self.repeat().extent
+
+
+def _order(source: Any, shuffled: bool, nodesplitter: Any, workersplitter: Any) -> list[Any]:
+    """Return the stages that decide who reads which shards when."""
+    if getattr(source, "is_endless", False):
+        # Every worker draws for itself; splitting would only thin that out.
+        return [each for each in (nodesplitter, workersplitter) if each not in ("auto", None)]
+    by_node = DealShards(by_node=True, by_worker=False) if nodesplitter == "auto" else nodesplitter
+    by_worker = (
+        DealShards(by_node=False, by_worker=True) if workersplitter == "auto" else workersplitter
+    )
+    if not shuffled:
+        return [by_node or None, by_worker or None]
+    # All ranks deal out the same order, or shards would be read twice and others never.
+    return [ShuffleShards("job"), by_node or None, ShuffleShards("rank"), by_worker or None]
+
+
+def apply_decoder(decoder: Any, source: Any) -> Any:
+    """Return `source` with the fields of its samples decoded: `Decoder(...)(source)`."""
+    if isinstance(source, DataPipeline):
+        return source.compose(Apply(decoder.decode))
+    if hasattr(source, "__next__") or not hasattr(source, "__iter__"):
+        raise ConfigError(f"a decoder decodes samples or pipelines, got {source!r}")
+    return FluidWrapper(source).compose(Apply(decoder.decode))

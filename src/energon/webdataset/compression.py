@@ -30,9 +30,7 @@ class Unpacked:
         origin: What messages call the stream.
     """
 
-    def __init__(
-        self, stream: Any, head: bytes, make: Callable[[], Any], *, origin: str
-    ) -> None:
+    def __init__(self, stream: Any, head: bytes, make: Callable[[], Any], *, origin: str) -> None:
         self._stream = stream
         self._packed = head
         self._make = make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -238,3 +239,43 @@ def _missing(sample: Mapping[str, Any], names: Sequence[str]) -> FieldAccessErro
         f"sample {sample.get('__key__')!r} has no {' or '.join(names)}; it has "
         f"{', '.join(map(str, sample))}"
     )
+
+
+class XDecode:
+    """Decodes fields by patterns for their names; the functions get a file to read from.
+
+    Args:
+        rules: Pairs of a pattern and a function; False in its place leaves the field as it is.
+            The last that fits wins.
+        must_decode: Whether a field that no pattern fits is an error.
+    """
+
+    def __init__(self, rules: Sequence[tuple[str, Any]], must_decode: bool = True) -> None:
+        self.rules = tuple(rules)
+        self.must_decode = must_decode
+        self._plan: dict[str, Any] = {}
+
+    def __call__(self, sample: Sample) -> Sample:
+        decoded = {}
+        for name, data in sample.items():
+            if name not in self._plan:
+                self._plan[name] = self._function_for(name, sample)
+            function = self._plan[name]
+            decoded[name] = function(io.BytesIO(data)) if function else data
+        return decoded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": {}}
+
+    def _function_for(self, name: str, sample: Sample) -> Any:
+        if name.startswith("__"):
+            return False
+        for pattern, function in reversed(self.rules):
+            if any(fnmatchcase("." + name, each) for each in alternatives(pattern)):
+                return function
+        if self.must_decode:
+            raise FieldAccessError(
+                f"sample {sample.get('__key__')!r}: nothing decodes {name!r}; name a function for "
+                "its extension, or pass must_decode=False"
+            )
+        return False

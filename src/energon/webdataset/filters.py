@@ -1,10 +1,16 @@
-"""The stages of pipelines, under the names they are used by."""
+"""The stages of pipelines, under the names they are used by.
+
+Each function here makes a stage. Stages are used in pipelines, or called with an iterable:
+`shuffle(100)(samples)`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from energon.errors import ConfigError
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.batching import (
     Batched,
@@ -22,13 +28,48 @@ from energon.webdataset.fields import (
     Rename,
     RenameKeys,
     ToTuple,
+    XDecode,
     alternatives,
     getfirst,
 )
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.keeping import Cached, LMDBCached
+from energon.webdataset.looking import Info, LogKeys
 from energon.webdataset.mapping import Apply, Map, RandomSample, Select, Slice
 from energon.webdataset.shuffling import Shuffle
-from energon.webdataset.stage import Stage
+from energon.webdataset.stage import Context, Stage, UnsavableIterator, describe
+
+__all__ = [
+    "Cached",
+    "LMDBCached",
+    "associate",
+    "batched",
+    "decode",
+    "default_collation_fn",
+    "detshuffle",
+    "extract_keys",
+    "flatmap",
+    "getfirst",
+    "info",
+    "listed",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "pipelinefilter",
+    "rename",
+    "rename_keys",
+    "reraise_exception",
+    "rsample",
+    "select",
+    "shuffle",
+    "slice",
+    "to_tuple",
+    "transform_with",
+    "unbatched",
+    "unlisted",
+    "xdecode",
+]
 
 
 def shuffle(
@@ -40,6 +81,29 @@ def shuffle(
 ) -> Stage:
     """Shuffle items through a buffer, see `Shuffle`."""
     return Shuffle(bufsize, initial, rng, seed)
+
+
+def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Stage:
+    """Shuffle items through a buffer; as `shuffle`, whose order is a function of the seed, too.
+
+    Args:
+        bufsize: See `Shuffle`.
+        initial: See `Shuffle`.
+        seed: Seed of its own, in place of the pipeline's.
+        epoch: Accepted for compatibility: the pipeline counts its epochs.
+    """
+    return Shuffle(bufsize, initial, None, seed)
+
+
+def _shuffle(
+    data: Iterable[Any],
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: Any = None,
+    handler: Any = None,
+) -> Iterator[Any]:
+    """Shuffle any iterable through a buffer."""
+    return Shuffle(bufsize, initial, rng)(data)
 
 
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
@@ -57,6 +121,16 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
     return Select(predicate, handler)
 
 
+def rsample(p: float = 0.5) -> Stage:
+    """Keep each item with probability `p`."""
+    return RandomSample(p)
+
+
+def slice(*args: int | None) -> Stage:
+    """Take the items that `itertools.islice` would."""
+    return Slice(*args)
+
+
 def decode(
     *args: Any,
     handler: Handler = reraise_exception,
@@ -71,19 +145,99 @@ def decode(
     return Apply(decoder.decode, handler)
 
 
+def xdecode(*args: Any, must_decode: bool = True, defaults: Any = None, **kw: Any) -> Stage:
+    """Decode fields by patterns for their names, with functions that read from a file.
+
+    Args:
+        args: Pairs of a pattern and a function, or False to leave such fields as they are.
+        must_decode: Whether a field that no pattern fits is an error.
+        defaults: Pairs that come before these; None means text for `*.txt`, and bytes for
+            `*.bin`.
+        kw: `png=f` is another way to write `("*.png", f)`.
+    """
+    first = _XDECODE_DEFAULTS if defaults is None else defaults
+    named = [(f"*.{name}", function) for name, function in kw.items()]
+    return Apply(XDecode([*first, *args, *named], must_decode))
+
+
+def map_dict(handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Stage:
+    """Change fields, each by its own function."""
+    if not kw:
+        raise ConfigError("map_dict needs a function for at least one field: map_dict(cls=f)")
+    return Apply(MapDict(kw), handler)
+
+
 def to_tuple(
     *args: Any,
     handler: Handler = reraise_exception,
     missing_is_error: bool = True,
     none_is_error: bool | None = None,
 ) -> Stage:
-    """Make tuples of fields: `to_tuple("jpg;png", "json")` or `to_tuple("jpg;png json")`."""
+    """Make tuples of fields: `to_tuple("jpg;png", "json")` or `to_tuple("jpg;png json")`.
+
+    Args:
+        args: For each item of the tuple a name, or several with semicolons: the first that the
+            sample has is taken.
+        handler: Decides about errors.
+        missing_is_error: Whether samples must have them; else None stands in their place.
+        none_is_error: Whether fields may not be None; as `missing_is_error` unless given.
+    """
     return Apply(ToTuple.of(args, missing_is_error, none_is_error), handler)
 
 
 def map_tuple(*args: Any, handler: Handler = reraise_exception) -> Stage:
     """Change the items of tuples, each by its own function; None leaves one as it is."""
     return Apply(MapTuple(args), handler)
+
+
+def rename(handler: Handler = reraise_exception, keep: bool = True, **kw: str) -> Stage:
+    """Give fields other names: `rename(image="jpg;png")`.
+
+    Args:
+        handler: Decides about errors.
+        keep: Whether fields that are not named are kept, `__key__` among them.
+        kw: The new name, and the old ones of which the first that is there is taken.
+    """
+    return Apply(Rename({new: alternatives(old) for new, old in kw.items()}, keep), handler)
+
+
+def rename_keys(
+    *args: tuple[str, str],
+    keep_unselected: bool = False,
+    must_match: bool = True,
+    duplicate_is_error: bool = True,
+    **kw: str,
+) -> Stage:
+    """Give fields other names by patterns: `rename_keys(("image", "*.png"))`.
+
+    Args:
+        args: Pairs of a new name and a pattern for old ones; the last that fits wins.
+        keep_unselected: Whether fields that fit no pattern are kept.
+        must_match: Whether a pattern that no field fits is an error.
+        duplicate_is_error: Whether two fields of the same new name are; else the last one wins.
+        kw: `image="*.png"` is another way to write a pair.
+    """
+    rules = (*args, *kw.items())
+    return Apply(RenameKeys(tuple(rules), keep_unselected, must_match, duplicate_is_error))
+
+
+def extract_keys(
+    *args: str, duplicate_is_error: bool = True, ignore_missing: bool = False
+) -> Stage:
+    """Make tuples of the fields that fit patterns: `extract_keys("*.png;*.jpg", "*.json")`.
+
+    Args:
+        args: For each item of the tuple a pattern, or several with semicolons.
+        duplicate_is_error: Whether several fields may not fit; else the first is taken.
+        ignore_missing: Whether an item that no field fits is left out of the tuple.
+    """
+    patterns = tuple(alternatives(each) for each in args)
+    return Apply(ExtractKeys(patterns, duplicate_is_error, ignore_missing))
+
+
+def associate(associator: Any, **kw: Any) -> Stage:
+    """Add to each sample what a dict by key, or a function of the key, has for it."""
+    return Apply(Associate(associator))
 
 
 def batched(
@@ -108,3 +262,72 @@ def listed(batchsize: int = 20, partial: bool = True) -> Stage:
 def unlisted() -> Stage:
     """Take lists apart."""
     return FlatMap(unlist)
+
+
+def info(
+    fmt: str | None = None,
+    n: int = 3,
+    every: int = -1,
+    width: int = 50,
+    stream: Any = None,
+    name: str = "",
+) -> Stage:
+    """Show some of the items as they pass, see `Info`."""
+    return Info(fmt, n, every, width, stream, name)
+
+
+def log_keys(logfile: Any = None) -> Stage:
+    """Append the key of each sample to a file, see `LogKeys`."""
+    return LogKeys(None if logfile is None else str(logfile))
+
+
+@dataclass(frozen=True)
+class FilterFunction(Stage):
+    """A function of an iterator and further arguments, with these arguments."""
+
+    f: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...]
+    kw: dict[str, Any]
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        items = self.f(source, *self.args, **self.kw)
+        return UnsavableIterator(items, describe(self.f), source)
+
+
+@dataclass(frozen=True)
+class RestCurried:
+    """Makes stages of a function: call it with all arguments but the first."""
+
+    f: Callable[..., Iterable[Any]]
+
+    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+        return FilterFunction(self.f, args, kw)
+
+
+def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
+    """Return what makes stages of a function whose first argument is an iterator."""
+    return RestCurried(f)
+
+
+def transform_with(sample: Any, transformers: Iterable[Callable[[Any], Any] | None]) -> list[Any]:
+    """Return a list of values changed by functions, None leaving one as it is.
+
+    The last function is also used for all values after its own.
+    """
+    functions = list(transformers)
+    if not functions:
+        return list(sample)
+    functions += functions[-1:] * (len(sample) - len(functions))
+    return [v if f is None else f(v) for f, v in zip(functions, sample, strict=False)]
+
+
+def _read_text(stream: Any) -> str:
+    return str(stream.read(), "utf-8")
+
+
+def _read_bytes(stream: Any) -> bytes:
+    data: bytes = stream.read()
+    return data
+
+
+_XDECODE_DEFAULTS = (("*.bin", _read_bytes), ("*.txt", _read_text))

@@ -1,63 +1,107 @@
-"""Open addresses of all kinds for streaming."""
+"""Open addresses of all kinds for streaming, in both directions.
+
+Known are local paths and `file:`, "-" for standard input and output, `pipe:` with a command for
+the shell (if that is allowed), and whatever energon's storage knows: http(s), s3, gs, az, ….
+Openers of one's own go into `gopen_schemes`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Collection
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.io.address import redact, scheme_of
+from energon.webdataset import security
+from energon.webdataset.pipes import BROKEN_PIPE, Pipe
+from energon.webdataset.remote_stream import RemoteReader, RemoteWriter
+from energon.webdataset.rewriting import rewrite_url
+from energon.webdataset.urls import is_local, local_path
+
+__all__ = ["Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
 
 Opener = Callable[..., Any]
+_MODES = ("rb", "wb")
 
 
-def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
+def gopen(
+    url: str | os.PathLike[str],
+    mode: str = "rb",
+    bufsize: int = 8192,
+    *,
+    allow: Collection[str] = (),
+    **kw: Any,
+) -> Any:
     """Open an address as a binary stream.
 
     Args:
-        url: A path, or an address with one of the schemes in `gopen_schemes`.
+        url: A path, or an address.
         mode: "rb" or "wb".
-        bufsize: Accepted for compatibility; streams are read in large pieces.
+        bufsize: Given to openers of the program; others read in pieces of their own size.
+        allow: "shell" lets the address be a command.
         kw: Given to the opener of the scheme.
 
     Raises:
         ConfigError: If nobody opens addresses of that scheme.
         DatasetNotFoundError: If there is nothing at the address.
+        SecurityError: If it is a command, and that is not allowed.
     """
-    scheme = urlsplit(url).scheme.lower() if "://" in url or url.startswith("pipe:") else ""
-    opener = gopen_schemes.get(scheme or "__default__")
-    if opener is None:
-        raise ConfigError(
-            f"{url}: nobody opens {scheme}: addresses; register an opener with "
-            f'gopen_schemes["{scheme}"] = function(url, mode, bufsize)'
-        )
-    return opener(url, mode, bufsize, **kw)
+    return open_url(os.fspath(url), mode, bufsize, allowed=security.resolve(allow), options=kw)
 
 
-def gopen_file(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
-    """Open a local file."""
-    path = unquote(urlsplit(url).path) if url.startswith("file:") else url
+def open_url(
+    url: str,
+    mode: str = "rb",
+    bufsize: int = 8192,
+    *,
+    allowed: Collection[str] = (),
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Do what `gopen` does, with what was allowed before; see `security.resolve`."""
+    if mode not in _MODES:
+        raise ConfigError(f"gopen(mode={mode!r}): wanted is rb or wb")
+    url = rewrite_url(url)
+    if url == "-":
+        return _standard(mode)
+    scheme = scheme_of(url) or "file"
+    opener = gopen_schemes.get(scheme)
+    if opener is not None:
+        return opener(url, mode, bufsize, **(options or {}))
+    if scheme == "pipe":
+        security.require("shell", allowed, f"{redact(url)} is a command for the shell")
+        return Pipe(url[len("pipe:") :], mode, ignore_status=(BROKEN_PIPE,), **(options or {}))
+    if is_local(url):
+        return _open_file(url, mode)
+    return RemoteReader(url) if mode == "rb" else RemoteWriter(url)
+
+
+def _open_file(url: str, mode: str) -> Any:
+    path = local_path(url) or url
     try:
         return open(path, mode, buffering=0 if mode == "rb" else -1)
     except FileNotFoundError as error:
-        raise DatasetNotFoundError(f"{url}: no such file") from error
+        missing = "no such file" if mode == "rb" else "there is no such folder to write to"
+        raise DatasetNotFoundError(f"{url}: {missing}") from error
 
 
-def gopen_http(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
-    """Open an address on a web server."""
-    from urllib.error import HTTPError
-    from urllib.request import urlopen
+class _Standard:
+    """Standard input or output, which stay open when nobody reads or writes any more."""
 
-    try:
-        return urlopen(url, timeout=60)
-    except HTTPError as error:
-        raise DatasetNotFoundError(f"{url}: {error}") from error
+    def __init__(self, stream: Any) -> None:
+        self.read = getattr(stream, "read1", None) or stream.read
+        self.write = getattr(stream, "write", None)
+        self.flush = stream.flush
+
+    def close(self) -> None:
+        """Hand on what was written."""
+        self.flush()
 
 
-gopen_schemes: dict[str, Opener] = {
-    "__default__": gopen_file,
-    "file": gopen_file,
-    "http": gopen_http,
-    "https": gopen_http,
-}
-"""Who opens addresses of which scheme; add your own."""
+def _standard(mode: str) -> _Standard:
+    return _Standard(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer)
+
+
+gopen_schemes: dict[str, Opener] = {}
+"""Openers of the program, by scheme: functions of url, mode and bufsize. They come first."""

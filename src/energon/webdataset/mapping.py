@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from energon.errors import ConfigError, SampleError
+from energon.errors import ConfigError
 from energon.webdataset.draws import make_draws
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.place import current_place
-from energon.webdataset.stage import Context, Stage, StageIterator, State, load_state, state_of, unpack
+from energon.webdataset.stage import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    load_state,
+    state_of,
+    unpack,
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,9 @@ def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler
         yield result
 
 
-def _apply(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
+def _apply(
+    source: Iterator[Any], function: Callable[[Any], Any], handler: Handler
+) -> Iterator[Any]:
     for item in source:
         try:
             result = function(item)

@@ -46,7 +46,8 @@ def require(capability: str, allowed: Collection[str], what: str) -> None:
 
 
 def _from_environment() -> set[str]:
-    from energon.webdataset import utils
+    # Not imported as a name: programs set it.
+    import energon.webdataset.utils as utils
 
     named = {name for name in os.environ.get("ENERGON_ALLOW", "").split(",") if name}
     insecure = os.environ.get("WDS_SECURE", "1").lower() in ("0", "false", "no", "")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError, StateError
+from energon.webdataset.cache import ShardCache
 from energon.webdataset.compression import HEAD_BYTES, Unpacked, unpacker_for
-from energon.webdataset.gopen import gopen
+from energon.webdataset.gopen import open_url
+from energon.webdataset.rewriting import rewrite_url
 from energon.webdataset.tar_reader import ByteStream
+from energon.webdataset.urls import local_path
 
 SKIP_BYTES = 1 << 20
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass
@@ -22,37 +30,59 @@ class ShardStream:
         stream: Its bytes after `head`, unpacked.
         head: The first of them, if they were looked at.
         local_path: Where it is on disk, if that is known.
+        completed: Called when it was read to its end, and found to be whole.
     """
 
     url: str
     stream: ByteStream
     head: bytes = b""
     local_path: str | None = None
+    completed: Callable[[], None] = _nothing
 
 
-def open_shard(shard: Any, *, position: int = 0) -> ShardStream:
-    """Open what an item of a shard list stands for.
+@dataclass(frozen=True)
+class Opening:
+    """How shards are opened.
 
     Args:
-        shard: An address, or a dict with `url` and maybe `local_path` or an open `stream`.
-        position: Where to begin, in unpacked bytes.
+        allowed: What is allowed, see `security.resolve`.
+        cache: Keeps shards that are not local; None means no cache.
     """
-    shard = {"url": shard} if isinstance(shard, str) else shard
-    if not isinstance(shard, dict) or "url" not in shard:
-        raise ConfigError(
-            f"got {shard!r} where a shard should be: an address, or a dict with a url; is a stage "
-            "that opens tar files there twice, or in the wrong place?"
-        )
-    url, local_path = shard["url"], shard.get("local_path")
-    stream = shard["stream"] if "stream" in shard else gopen(local_path or url)
-    head = _read(stream, HEAD_BYTES)
-    make = unpacker_for(head)
-    if make is not None:
-        stream, head = Unpacked(stream, head, make, origin=url), b""
-    if position:
-        _skip(stream, position, head, url)
-        head = b""
-    return ShardStream(url, stream, head, local_path)
+
+    allowed: frozenset[str] = frozenset()
+    cache: ShardCache | None = None
+
+    def open(self, shard: Any, *, position: int = 0) -> ShardStream:
+        """Open what an item of a shard list stands for.
+
+        Args:
+            shard: An address, or a dict with `url` and maybe `local_path` or an open `stream`.
+            position: Where to begin, in unpacked bytes.
+        """
+        opened = self._open(shard)
+        opened.head = _read(opened.stream, HEAD_BYTES)
+        make = unpacker_for(opened.head)
+        if make is not None:
+            opened.stream = Unpacked(opened.stream, opened.head, make, origin=opened.url)
+            opened.head = b""
+        if position:
+            _skip(opened, position)
+        return opened
+
+    def _open(self, shard: Any) -> ShardStream:
+        shard = {"url": shard} if isinstance(shard, str) else shard
+        if not isinstance(shard, dict) or "url" not in shard:
+            raise ConfigError(
+                f"got {str(shard)[:200]!r} where a shard should be: an address, or a dict with a "
+                "url; are samples made of shards twice, or in the wrong place?"
+            )
+        url, path = shard["url"], shard.get("local_path")
+        if "stream" in shard:
+            return ShardStream(url, shard["stream"], local_path=path)
+        path = path or local_path(rewrite_url(url))
+        if path is None and self.cache is not None:
+            return self.cache.open(url, lambda: open_url(url, allowed=self.allowed))
+        return ShardStream(url, open_url(path or url, allowed=self.allowed), local_path=path)
 
 
 def _read(stream: Any, size: int) -> bytes:
@@ -63,13 +93,18 @@ def _read(stream: Any, size: int) -> bytes:
     return data
 
 
-def _skip(stream: Any, position: int, head: bytes, url: str) -> None:
+def _skip(opened: ShardStream, position: int) -> None:
+    """Go to a position in unpacked bytes."""
+    stream: Any = opened.stream
+    passed, opened.head = len(opened.head), b""
     if hasattr(stream, "seekable") and stream.seekable():
         stream.seek(position)
         return
-    missing = position - len(head)
-    while missing > 0:
-        passed = len(stream.read(min(missing, SKIP_BYTES)) or b"")
-        if not passed:
-            raise StateError(f"{url}: ends before byte {position}, the saved position")
-        missing -= passed
+    while passed < position:
+        more = len(stream.read(min(position - passed, SKIP_BYTES)) or b"")
+        if not more:
+            raise StateError(
+                f"{opened.url}: ends at byte {passed}, before the saved position {position}; has "
+                "it changed since?"
+            )
+        passed += more

@@ -1,59 +1,241 @@
-"""Sources of shards, and who gets which."""
+"""Sources of shards, their order, and who reads which."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 
-from energon.errors import ConfigError
-from energon.formats.braces import expand_braces
+from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.permutation import permute
-from energon.webdataset.place import current_place
-from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
+from energon.plan.seeds import derive_seed
+from energon.webdataset.draws import make_draws
+from energon.webdataset.place import Place, current_place
+from energon.webdataset.seeds import default_seed
+from energon.webdataset.stage import Context, Stage
+from energon.webdataset.urls import envlookup, expand_source, expand_urls
+
+__all__ = [
+    "DealShards",
+    "ResampledShardList",
+    "ResampledShards",
+    "ShuffleShards",
+    "SimpleShardList",
+    "envlookup",
+    "expand_source",
+    "expand_urls",
+    "non_empty",
+    "resampled",
+    "single_node_only",
+    "split_by_node",
+    "split_by_worker",
+]
+
+Shard = dict[str, Any]
 
 
-def expand_urls(urls: str | Iterable[str]) -> list[str]:
-    """Return the addresses that patterns stand for."""
-    if isinstance(urls, str):
-        return [url for part in urls.split("::") for url in expand_braces(part)]
-    return list(urls)
+class _ShardSource(Stage):
+    """A source with a fixed list of shards."""
 
+    urls: tuple[str, ...]
 
-class SimpleShardList(Stage):
-    def __init__(self, urls, seed=None):
-        self.urls = tuple(expand_urls(urls))
-        self.seed = seed
-
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.urls)
 
-    def open(self, source, context):
-        return iter([{"url": u} for u in self.urls])
+    def __iter__(self) -> Iterator[Shard]:
+        return self()
+
+    def describe(self) -> dict[str, Any]:
+        digest = hashlib.blake2b("\n".join(self.urls).encode(), digest_size=8).hexdigest()
+        return {"stage": type(self).__name__, "shards": len(self.urls), "names": digest}
+
+
+class SimpleShardList(_ShardSource):
+    """Gives each shard once.
+
+    Args:
+        urls: Patterns, folders, or a list of these; see `expand_urls`.
+        seed: Shuffles them, in another way for each epoch; None keeps their order.
+    """
+
+    def __init__(self, urls: Any, seed: int | None = None) -> None:
+        self.urls = tuple(expand_urls(urls))
+        self.seed = None if seed is None else default_seed(seed)
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
+        shards = [{"url": url} for url in self.urls]
+        if self.seed is None:
+            return iter(shards)
+        return iter(_permuted(shards, derive_seed(self.seed, context.epoch)))
+
+
+class ResampledShards(_ShardSource):
+    """Gives shards drawn at random, with replacement, each worker its own.
+
+    Args:
+        urls: Patterns, folders, or a list of these; see `expand_urls`.
+        nshards: How many to draw.
+        seed: Tells apart sources that draw from the same shards.
+        worker_seed: Function that gives a seed for the worker it is called in; None means
+            that rank and worker make the difference.
+        deterministic: Accepted for compatibility: draws always are a function of seed, epoch
+            and worker.
+        max_urls: How many shards there may be.
+        empty_check: Accepted for compatibility: no shards are always an error.
+    """
+
+    is_endless = True
+
+    def __init__(
+        self,
+        urls: Any,
+        nshards: int = sys.maxsize,
+        seed: int = 0,
+        worker_seed: Any = None,
+        deterministic: bool = False,
+        max_urls: float = 1e6,
+        empty_check: bool = True,
+    ) -> None:
+        self.urls = tuple(expand_source(urls, max_urls))
+        self.nshards = nshards
+        self.seed = default_seed(seed)
+        self.worker_seed = worker_seed
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
+        worker = () if self.worker_seed is None else (int(self.worker_seed()),)
+        draws = make_draws(None, lambda block: context.seed_of(self.seed, *worker, block))
+        numbers = range(self.nshards) if self.nshards < sys.maxsize else count()
+        return ({"url": self.urls[draws.below(len(self.urls))]} for _ in numbers)
+
+
+ResampledShardList = ResampledShards
 
 
 @dataclass(frozen=True)
 class ShuffleShards(Stage):
-    """All shards of a finite list in an order that changes with every epoch."""
+    """Gives all shards in an order that changes with every epoch.
 
-    def open(self, source, context):
+    Args:
+        scope: Who gets the same order: all workers of the job, whatever their seeds, so that
+            they may share the shards after it; or all workers of a rank.
+    """
+
+    scope: str = "rank"
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        if self.scope == "job":
+            seed = derive_seed("shards of all ranks", context.epoch)
+        else:
+            seed = derive_seed(context.seed, "shards", context.epoch, context.place.rank)
+        return iter(_permuted(list(source), seed))
+
+
+@dataclass(frozen=True)
+class DealShards(Stage):
+    """Gives each worker its part of the shards, all of them together each shard once.
+
+    If there are fewer shards than workers, several workers share a shard: of m workers, each
+    takes every m-th sample of it.
+
+    Args:
+        by_node: Whether ranks share the shards; else each rank gets all.
+        by_worker: Whether the workers of a rank share what it gets.
+    """
+
+    by_node: bool = True
+    by_worker: bool = True
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         shards = list(source)
-        n = len(shards)
-        if not n:
-            return iter(())
-        key = np.array([context.seed_of(shared=True)], np.uint64)
-        order = permute(np.arange(n), np.array([n]), key)
-        return iter([shards[i] for i in order.tolist()])
+        place = context.place
+        if self.by_node:
+            shards = list(deal(shards, place.rank, place.world_size))
+        return deal(shards, place.worker, place.num_workers) if self.by_worker else iter(shards)
 
 
-def split_by_node(src, group=None):
+def deal(shards: list[Any], number: int, count: int) -> Iterator[Any]:
+    """Return what worker `number` of `count` reads."""
+    if len(shards) >= count or not shards:
+        return islice(shards, number, None, count)
+    shard = shards[number % len(shards)]
+    sharing = len(range(number % len(shards), count, len(shards)))
+    return iter([_shared(shard, number // len(shards), sharing)])
+
+
+def _shared(shard: Any, number: int, count: int) -> Shard:
+    shard = {"url": shard} if isinstance(shard, str) else dict(shard)
+    before, parts = shard.get("share", (0, 1))
+    return {**shard, "share": (before + number * parts, parts * count)}
+
+
+def _permuted(items: list[Any], seed: int) -> list[Any]:
+    if len(items) < 2:
+        return items
+    numbers = np.arange(len(items))
+    places = permute(numbers, np.array([len(items)]), np.array([seed], np.uint64))
+    return [items[place] for place in places.tolist()]
+
+
+def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
+    """Yield every n-th item, n being the number of ranks."""
     place = current_place(group)
     yield from islice(src, place.rank, None, place.world_size)
 
 
-def split_by_worker(src):
+def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
+    """Yield every n-th item, n being the number of loader workers of this rank."""
     place = current_place()
     yield from islice(src, place.worker, None, place.num_workers)
+
+
+def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
+    """Yield all items, if this is the only rank.
+
+    Raises:
+        ConfigError: If there are several: they would all get the same.
+    """
+    place: Place = current_place(group)
+    if place.world_size > 1:
+        raise ConfigError(
+            f"there are {place.world_size} ranks, and nodesplitter=single_node_only was asked for; "
+            "leave nodesplitter out to share the shards among them"
+        )
+    yield from src
+
+
+@dataclass(frozen=True)
+class _Resampled(Stage):
+    n: int
+
+    is_endless = True
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        items = list(source)
+        if not items:
+            raise EmptyDatasetError("there is nothing to draw from: the source is empty")
+        draws = make_draws(None, context.seed_of)
+        return (items[draws.below(len(items))] for _ in range(self.n))
+
+
+def resampled(n: int = sys.maxsize) -> Stage:
+    """Return a stage that reads its whole source, and gives `n` random items of it."""
+    return _Resampled(n)
+
+
+def non_empty(src: Iterable[Any]) -> Iterator[Any]:
+    """Yield all items.
+
+    Raises:
+        EmptyDatasetError: If there is none.
+    """
+    is_empty = True
+    for item in src:
+        is_empty = False
+        yield item
+    if is_empty:
+        raise EmptyDatasetError("nothing came through the pipeline, where something was wanted")

@@ -14,7 +14,7 @@ its own call stack, a pipeline with one says that it cannot be saved.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -24,6 +24,10 @@ from energon.webdataset.place import Place, current_place
 
 State = dict[str, Any]
 """What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""
+
+
+NOTHING: Iterator[Any] = iter(())
+"""The source of a first stage."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class StageIterator(Iterator[Any]):
         source: What the stage reads, or nothing for the first one.
     """
 
-    def __init__(self, source: Iterator[Any] = iter(())) -> None:
+    def __init__(self, source: Iterator[Any] = NOTHING) -> None:
         self._source = source
         self._items = self._run()
 
@@ -110,29 +114,15 @@ class Stage:
 
     def describe(self) -> dict[str, Any]:
         """Return what a saved state has to agree with, as JSON."""
-        settings = fields(self) if is_dataclass(self) else ()
-        return {
-            "stage": type(self).__name__,
-            **{field.name: describe(getattr(self, field.name)) for field in settings},
-        }
-
-
-@dataclass(frozen=True)
-class FunctionStage(Stage):
-    """Runs a function from iterator to iterator, or without arguments for a source."""
-
-    function: Callable[..., Iterable[Any]]
-    is_source: bool = False
-
-    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        items = self.function() if self.is_source else self.function(source)
-        return UnsavableIterator(items, describe(self.function), source)
+        names = [field.name for field in fields(self)] if is_dataclass(self) else []
+        settings = {name: describe(getattr(self, name)) for name in names}
+        return {"stage": type(self).__name__, **settings}
 
 
 class UnsavableIterator(StageIterator):
     """Items of a generator or another iterable whose position nobody knows."""
 
-    def __init__(self, items: Iterable[Any], name: str, source: Iterator[Any] = iter(())) -> None:
+    def __init__(self, items: Iterable[Any], name: str, source: Iterator[Any] = NOTHING) -> None:
         self._name = name
         self._iterable = items
         super().__init__(source)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from operator import length_hint
 from typing import Any
 
-from energon.errors import StateError
+from energon.errors import ConfigError, EmptyDatasetError, StateError
+from energon.formats.braces import expand_braces
+from energon.webdataset import security
+from energon.webdataset.cache import cache_of
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.shard_stream import open_shard
-from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
+from energon.webdataset.shard_stream import Opening
+from energon.webdataset.stage import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    load_state,
+    state_of,
+    unpack,
+)
 from energon.webdataset.tar_parser import Sample, TarParser
 from energon.webdataset.tar_reader import TarReader
+
+logger = logging.getLogger("energon")
 
 
 @dataclass(frozen=True)
@@ -26,15 +41,94 @@ class TarSamples(Stage):
         select_files: Says by name which members are wanted, after renaming; None wants all.
         rename_files: Gives members other names; None keeps them.
         local_path: Whether samples of local files say so in `__local_path__`.
+        verbose: Whether to log each file as it is opened.
+        opening: How files are opened.
     """
 
     handler: Handler = reraise_exception
     select_files: Callable[[str], Any] | None = None
     rename_files: Callable[[str], str] | None = None
     local_path: bool = False
+    verbose: bool = False
+    opening: Opening = field(default_factory=Opening)
+
+    @classmethod
+    def configured(
+        cls,
+        *,
+        handler: Handler = reraise_exception,
+        select_files: Any = None,
+        rename_files: Callable[[str], str] | None = None,
+        local_path: bool = False,
+        verbose: bool = False,
+        allow: Collection[str] = (),
+        **cache: Any,
+    ) -> TarSamples:
+        """Return the stage that the options of `WebDataset` describe.
+
+        Raises:
+            ConfigError: If an option makes no sense.
+        """
+        if isinstance(select_files, str):
+            select_files = NamePattern(select_files)
+        for name, function in (("select_files", select_files), ("rename_files", rename_files)):
+            if function is not None and not callable(function):
+                raise ConfigError(
+                    f"{name}={function!r}: wanted is a function of the name of a member"
+                )
+        opening = Opening(allowed=security.resolve(allow), cache=cache_of(**cache))
+        return cls(handler, select_files, rename_files, local_path, verbose, opening)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _TarSamplesIterator(self, source)
+
+
+@dataclass(frozen=True)
+class NamePattern:
+    """Says whether a name fits a pattern like `*.jpg`, or one of several like `*.{jpg,txt}`."""
+
+    pattern: str
+
+    def __call__(self, name: str) -> bool:
+        return any(fnmatchcase(name, each) for each in expand_braces(self.pattern))
+
+
+@dataclass(frozen=True)
+class NonEmpty(Stage):
+    """Passes all items on, and raises if there is none and no other worker that may have some."""
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _NonEmptyIterator(source, context.place.count)
+
+
+class _NonEmptyIterator(StageIterator):
+    def __init__(self, source: Iterator[Any], workers: int) -> None:
+        self._workers = workers
+        self._seen = False
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        items = iter(self._source)
+        first = next(items, _END)
+        if first is not _END:
+            self._seen = True
+            yield first
+            yield from items
+        elif self._workers == 1 and not self._seen:
+            raise EmptyDatasetError(
+                "the shards hold no samples: files in a shard are named KEY.EXTENSION; pass "
+                "empty_check=False if there may be none"
+            )
+
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), "seen": self._seen}
+
+    def load_state_dict(self, state: State) -> None:
+        source, self._seen = unpack(state, "source", "seen")
+        load_state(self._source, source)
+
+
+_END = object()
 
 
 class _TarSamplesIterator(StageIterator):
@@ -48,7 +142,7 @@ class _TarSamplesIterator(StageIterator):
         self._stage = stage
         self._num_shards = 0
         self._position = 0
-        self._num_before = 0
+        self._number = 0
         self._block_length = 0
         self._rest: Iterator[Sample] = iter(())
         super().__init__(source)
@@ -67,11 +161,45 @@ class _TarSamplesIterator(StageIterator):
                 if not self._stage.handler(error):
                     return
             self._num_shards += 1
-            self._position = self._num_before = self._block_length = 0
+            self._position = self._number = self._block_length = 0
 
     def _shard_samples(self, shard: Any) -> Iterator[Sample]:
+        reader = self._open(shard)
+        first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
+        # Position and number are those of the beginning of a block. After a restore, the samples
+        # before number + taken were given out already.
+        taken = self._block_length
+        self._block_length = 0
+        number = self._number
+        try:
+            while (block := reader.next_block()) is not None:
+                length = len(block)
+                self._position, self._number = reader.block_position, number
+                self._block_length, self._rest = length, iter(block)
+                # Samples are held by those only who use them, so that memory is used again.
+                del block
+                if taken:
+                    taken -= sum(1 for _ in islice(self._rest, taken))
+                if step == 1:
+                    yield from self._rest
+                else:
+                    yield from self._every(first, step)
+                number += length
+        finally:
+            reader.close()
+
+    def _every(self, first: int, step: int) -> Iterator[Sample]:
+        """Yield those samples of the block that fall to a worker which shares the shard."""
+        for sample in self._rest:
+            number = self._number + self._block_length - length_hint(self._rest) - 1
+            if number % step == first:
+                yield sample
+
+    def _open(self, shard: Any) -> TarReader:
         stage = self._stage
-        opened = open_shard(shard, position=self._position)
+        opened = stage.opening.open(shard, position=self._position)
+        if stage.verbose:
+            logger.info("reading %s from byte %d", opened.url, self._position)
         about = {"__url__": opened.url}
         if stage.local_path and opened.local_path:
             about["__local_path__"] = opened.local_path
@@ -82,29 +210,17 @@ class _TarSamplesIterator(StageIterator):
             rename=stage.rename_files,
             position=self._position,
         )
-        reader = TarReader(opened.stream, parser, head=opened.head)
-        done = self._num_before
-        try:
-            while (block := reader.next_block()) is not None:
-                self._position, self._num_before = reader.block_position, 0
-                self._block_length, self._rest = len(block), iter(block)
-                # The samples are only held by who uses them: so their memory is used again.
-                del block
-                if done:
-                    done = self._pass_over(done)
-                yield from self._rest
-        finally:
-            reader.close()
-
-    def _pass_over(self, count: int) -> int:
-        """Leave out samples that were given out before the state was saved."""
-        return count - sum(1 for _ in islice(self._rest, count))
+        return TarReader(opened.stream, parser, head=opened.head)
 
     def state_dict(self) -> State:
-        taken = self._num_before + self._block_length - length_hint(self._rest)
-        return {"shards": self._num_shards, "position": self._position, "taken": taken}
+        return {
+            "shards": self._num_shards,
+            "position": self._position,
+            "number": self._number,
+            "taken": self._block_length - length_hint(self._rest),
+        }
 
     def load_state_dict(self, state: State) -> None:
-        self._num_shards, self._position, self._num_before = unpack(
-            state, "shards", "position", "taken"
+        self._num_shards, self._position, self._number, self._block_length = unpack(
+            state, "shards", "position", "number", "taken"
         )

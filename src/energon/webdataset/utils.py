@@ -2,5 +2,161 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from glob import glob
+from typing import Any, TypeVar
+
+from energon.errors import ConfigError
+from energon.formats.braces import expand_braces
+from energon.plan.seeds import derive_seed
+from energon.webdataset.place import current_place
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
 enforce_security: bool = True
 """Whether unpickling and shell commands are refused unless they are allowed by name."""
+
+
+class ObsoleteException(ConfigError):
+    """What was called is of an earlier generation, and has no place in this one."""
+
+
+def identity(x: T) -> T:
+    """Return `x`."""
+    return x
+
+
+def is_iterable(obj: Any) -> bool:
+    """Return whether `obj` can be iterated over as a collection: text and bytes do not count."""
+    return hasattr(obj, "__iter__") and not isinstance(obj, str | bytes)
+
+
+def glob_with_braces(pattern: str) -> list[str]:
+    """Return the files that fit a pattern, which may have braces."""
+    return [path for each in expand_braces(pattern) for path in sorted(glob(each))]
+
+
+def fnmatch_with_braces(filename: str, pattern: str) -> bool:
+    """Return whether a name fits a pattern, which may have braces."""
+    return any(fnmatchcase(filename, each) for each in expand_braces(pattern))
+
+
+def lookup_sym(sym: str, modules: Iterable[str]) -> Any:
+    """Return what the first of some modules has under a name, or None."""
+    found = (getattr(importlib.import_module(module), sym, None) for module in modules)
+    return next((each for each in found if each is not None), None)
+
+
+def make_seed(*args: Any) -> int:
+    """Return a seed of 31 bits for anything that has a `repr`, the same in every process."""
+    return derive_seed(*map(repr, args)) & 0x7FFFFFFF
+
+
+def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
+    """Return rank, number of ranks, worker and number of workers of the calling code."""
+    place = current_place(group)
+    return place.rank, place.world_size, place.worker, place.num_workers
+
+
+def pytorch_worker_seed(group: Any = None) -> int:
+    """Return a number that no other worker of the job has."""
+    return current_place(group).index
+
+
+def guess_batchsize(batch: Any) -> int:
+    """Return the length of the first column of a batch."""
+    first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return len(first)
+
+
+def repeatedly0(
+    loader: Iterable[T], nepochs: int | None = None, nbatches: int | None = None
+) -> Iterator[T]:
+    """Yield the items of several loops over `loader`.
+
+    Args:
+        loader: What to loop over.
+        nepochs: How often; None means without end.
+        nbatches: How many items of each loop; None means all.
+    """
+    for _ in itertools.count() if nepochs is None else range(nepochs):
+        yield from itertools.islice(loader, nbatches)
+
+
+def repeatedly(
+    source: Iterable[T],
+    nepochs: int | None = None,
+    nbatches: int | None = None,
+    nsamples: int | None = None,
+    batchsize: Callable[[Any], int] = guess_batchsize,
+) -> Iterator[T]:
+    """Yield the items of loops over `source`, until one of the limits is reached.
+
+    Args:
+        source: What to loop over.
+        nepochs: How many loops.
+        nbatches: How many batches in all.
+        nsamples: How many samples in all; the batch that reaches it is the last.
+        batchsize: Counts the samples of a batch.
+    """
+    batches = samples = 0
+    for batch in repeatedly0(source, nepochs):
+        yield batch
+        batches += 1
+        samples += 0 if nsamples is None else batchsize(batch)
+        if batches == nbatches or (nsamples is not None and samples >= nsamples):
+            return
+
+
+def compute_sample_weights(counts: dict[Any, int], *, power: float = 1.0) -> dict[Any, float]:
+    """Return for each class the weight that makes all come equally often.
+
+    Args:
+        counts: How many samples each class has.
+        power: 1 for equal shares, 0 for shares as they are, or between.
+    """
+    rarest = min(counts.values())
+    return {name: (rarest / number) ** power for name, number in counts.items()}
+
+
+def deprecated(arg: Any = None) -> Any:
+    """Mark a function as deprecated: it warns when it is called."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def warn(*args: Any, **kw: Any) -> Any:
+            reason = f": {arg}" if isinstance(arg, str) else ""
+            warnings.warn(
+                f"{function.__qualname__} is deprecated{reason}", DeprecationWarning, stacklevel=2
+            )
+            return function(*args, **kw)
+
+        return warn  # type: ignore[return-value]
+
+    return decorate(arg) if callable(arg) else decorate
+
+
+def obsolete(arg: Any = None, *, reason: str | None = None) -> Any:
+    """Mark a function as obsolete: it raises, unless ALLOW_OBSOLETE=1 is in the environment."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def refuse(*args: Any, **kw: Any) -> Any:
+            if os.environ.get("ALLOW_OBSOLETE") != "1":
+                why = reason or (arg if isinstance(arg, str) else None)
+                raise ObsoleteException(
+                    f"{function.__qualname__} is obsolete{f': {why}' if why else ''}; set "
+                    "ALLOW_OBSOLETE=1 to use it all the same"
+                )
+            return function(*args, **kw)
+
+        return refuse  # type: ignore[return-value]
+
+    return decorate(arg) if callable(arg) else decorate

@@ -1,0 +1,67 @@
+"""Choose the source of shards by what a program names as its data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.webdataset.shardlists import ResampledShards, SimpleShardList
+from energon.webdataset.stage import Stage
+
+
+def shardspec(spec: Any) -> Stage:
+    """Return the source of shards that a pattern, a list, or a YAML file describes."""
+    source: Stage = shard_source(spec)
+    return source
+
+
+def shard_source(urls: Any, *, mode: str | None = None, resampled: bool = False) -> Any:
+    """Return the source of shards that is meant.
+
+    Args:
+        urls: See `WebDataset`.
+        mode: See `WebDataset`.
+        resampled: Whether to draw shards at random.
+
+    Raises:
+        ConfigError: If nothing fits.
+    """
+    if mode not in (None, "resampled", "unlink", "keep", "resample"):
+        raise ConfigError(
+            f"mode={mode!r}: wanted is resampled, or unlink, keep or resample for a folder"
+        )
+    if mode in ("unlink", "keep", "resample"):
+        from energon.webdataset.hot_folder import DirectoryShardList
+
+        return DirectoryShardList(urls, mode=mode)
+    resampled = resampled or mode == "resampled"
+    if isinstance(urls, Mapping) or _is_document(urls):
+        from energon.webdataset.shard_sets import MultiShardSample
+
+        return MultiShardSample(urls, resampled=resampled)
+    if _is_descriptor(urls):
+        from energon.webdataset.wids.descriptor import load_descriptor
+
+        urls = [shard.url for shard in load_descriptor(urls).shards]
+    if _is_source(urls):
+        return urls
+    return ResampledShards(urls) if resampled else SimpleShardList(urls)
+
+
+def _is_document(urls: Any) -> bool:
+    return isinstance(urls, str | os.PathLike) and os.fspath(urls).endswith((".yaml", ".yml"))
+
+
+def _is_descriptor(urls: Any) -> bool:
+    return isinstance(urls, str | os.PathLike) and os.fspath(urls).endswith(".json")
+
+
+def _is_source(urls: Any) -> bool:
+    if isinstance(urls, Stage):
+        return True
+    # A dataset of shards, from when such datasets were written by hand.
+    return hasattr(urls, "__iter__") and not isinstance(
+        urls, str | os.PathLike | list | tuple | set | frozenset
+    )

@@ -1,0 +1,113 @@
+"""Expand what a program names as shards: patterns, folders, lists of these."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.braces import expand_braces
+
+ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_SEPARATOR = re.compile(r"::(?![^\[]*\])")
+MAX_NESTING = 10
+
+
+def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the addresses of shards that are meant.
+
+    Strings may hold several patterns with `::` between them, `${NAME}` for what WDS_NAME of the
+    environment says, and braces: `shard-{000..127}.tar`. Local patterns with `*` stand for the
+    files that fit, folders for the archives in them, both sorted.
+
+    Raises:
+        DatasetNotFoundError: If no file fits a pattern, or a folder has no archives.
+        ConfigError: If there are no shards, braces do not pair, or a variable is not set.
+    """
+    listed = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    found = [url for each in listed for url in _expand(os.fspath(each))]
+    if not found:
+        raise ConfigError("there are no shards: the list of addresses is empty")
+    return found
+
+
+def expand_source(source: str | Iterable[str], max_urls: float = 1e6) -> list[str]:
+    """Return the addresses that a pattern, or any iterable of addresses, gives."""
+    urls = expand_urls(source)
+    if len(urls) > max_urls:
+        raise ConfigError(f"{len(urls)} shards are more than max_urls={max_urls}")
+    return urls
+
+
+def envlookup(name: str) -> str:
+    """Return what stands for `${name}` in patterns: WDS_name of the environment."""
+    try:
+        return os.environ[f"WDS_{name}"]
+    except KeyError:
+        raise ConfigError(
+            f"${{{name}}} in the address of a shard stands for WDS_{name} of the environment, "
+            "which is not set"
+        ) from None
+
+
+def is_local(url: str) -> bool:
+    """Return whether an address is a path or a file: address."""
+    return url.startswith("file:") or not ("://" in url or url.startswith("pipe:") or url == "-")
+
+
+def local_path(url: str) -> str | None:
+    """Return the path that an address stands for, or None if it is not local."""
+    if not is_local(url):
+        return None
+    if url.startswith("file:"):
+        from urllib.request import url2pathname
+
+        return url2pathname(urlsplit(url).path)
+    return url
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    for part in _SEPARATOR.split(_with_variables(pattern)):
+        for url in expand_braces(part):
+            yield from _listed(url)
+
+
+def _with_variables(pattern: str) -> str:
+    for _ in range(MAX_NESTING):
+        expanded = _VARIABLE.sub(lambda match: envlookup(match[1]), pattern)
+        if expanded == pattern:
+            return expanded
+        pattern = expanded
+    raise ConfigError(f"{pattern!r}: variables that name each other")
+
+
+def _listed(url: str) -> list[str]:
+    path = local_path(url)
+    if path is None:
+        return [url]
+    if os.path.isdir(path):
+        return _archives(path)
+    if glob.has_magic(path) and not os.path.exists(path):
+        found = sorted(glob.glob(path, recursive=True))
+        if not found:
+            raise DatasetNotFoundError(f"{url}: no file fits this pattern")
+        return found
+    return [url]
+
+
+def _archives(folder: str) -> list[str]:
+    found = sorted(
+        str(path)
+        for path in Path(folder).rglob("*")
+        if path.name.endswith(ARCHIVES) and not path.name.startswith(".")
+    )
+    if not found:
+        raise DatasetNotFoundError(
+            f"{folder}: there are no archives ({', '.join(ARCHIVES)}) in this folder or below"
+        )
+    return found
