@@ -76,7 +76,7 @@ class LaneHost:
         self._lanes = lanes
         self._watch = watch
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
-        self._open: dict[int, tuple[DatasetIterator[Any], Counter[str]]] = {}
+        self._open: dict[int, tuple[DatasetIterator[Any], Lane]] = {}
 
     @property
     def lane(self) -> int | None:
@@ -92,17 +92,18 @@ class LaneHost:
             raise StopIteration
         if self._watch is not None:
             self._watch.enter(lane)
-        iterator, counts = self._open.get(lane) or self._open_lane(lane)
+        iterator, opened = self._open.get(lane) or self._open_lane(lane)
         batch = next(iterator, _END)
         if self._watch is not None:
             self._watch.leave()
         if batch is _END:
             self._order.drop()
-            return Event(lane, counts=dict(counts), ended=True)
+            return Event(lane, counts=dict(opened.counts), ended=True)
+        opened.batch += 1
         self._order.advance()
-        return Event(lane, batch, pickle.dumps(iterator.state_dict()), dict(counts))
+        return Event(lane, batch, pickle.dumps(iterator.state_dict()), dict(opened.counts))
 
-    def _open_lane(self, number: int) -> tuple[DatasetIterator[Any], Counter[str]]:
+    def _open_lane(self, number: int) -> tuple[DatasetIterator[Any], Lane]:
         position = self._positions[number]
         lane = Lane(
             number,
@@ -111,9 +112,10 @@ class LaneHost:
             skip_rows=frozenset(position.skip_rows),
             progress=None if self._watch is None else self._watch.row,
             counts=Counter(position.counts),
+            batch=position.batches,
         )
         iterator = self._pipeline.open_lane(lane, position.saved_state())
-        self._open[number] = iterator, lane.counts
+        self._open[number] = iterator, lane
         return self._open[number]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from types import TracebackType
 from typing import Any
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, StateError
 from energon.loader.heap import keep_heap
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.options import LoaderOptions
 from energon.loader.pinning import pin_batches
-from energon.loader.pipeline import Pipeline
+from energon.loader.pipeline import Pipeline, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.loader.stream import LaneWorker, RankStream
 from energon.worker import WorkerConfig
@@ -97,6 +97,23 @@ class BasicDataLoader:
                 total.update(position.counts)
         skipped = {v: list(p.skip_rows) for v, p in (self._positions or {}).items() if p.skip_rows}
         return {**total, "skipped_rows": skipped}
+
+    def can_restore_sample(self) -> bool:
+        """Return whether `restore_sample` has a pipeline that can."""
+        return isinstance(self.dataset, RestoresSamples)
+
+    def restore_sample(self, key: Any) -> Any:
+        """Make a batch, or a sample within one, again in this process.
+
+        Args:
+            key: Its `__restore_key__`.
+
+        Raises:
+            StateError: If there is no such key, or a hook now skips the sample.
+        """
+        if not isinstance(self.dataset, RestoresSamples):
+            raise StateError(f"{type(self.dataset).__name__} cannot restore single samples")
+        return self.dataset.restore_sample(key)
 
     def config(self) -> dict[str, Any]:
         """Return a description of the run and of how it is loaded, as JSON."""

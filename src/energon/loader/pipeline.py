@@ -40,3 +40,11 @@ class DescribesRows(Protocol):
 
     def describe_row(self, lane: int, lanes: int, row: int) -> str:
         """Return key, shard and offset of the sample at `row` of a lane."""
+
+
+@runtime_checkable
+class RestoresSamples(Protocol):
+    """A pipeline that can also make single batches and samples again."""
+
+    def restore_sample(self, key: Any) -> Any:
+        """Return what has this restore key."""

@@ -18,7 +18,7 @@ from energon.errors import (
     SkipSample,
 )
 from energon.plan.seeds import derive_seed
-from energon.stages.lane import Lane
+from energon.stages.lane import Lane, active
 from energon.stages.random_state import seeded
 
 logger = logging.getLogger("energon")
@@ -77,6 +77,7 @@ class HookRunner:
         Raises:
             FatalSampleError: If the failure is one that ends the run.
         """
+        active.lane = self.lane
         try:
             if self.hook.restore_seeds:
                 with seeded(self._seed(address)):
@@ -94,6 +95,7 @@ class HookRunner:
         # Always seeded: a batch may begin between two outputs, and to resume there means to
         # run the generator up to that point, outside of the batches that have its first ones.
         for sub in count():
+            active.lane = self.lane
             try:
                 with seeded(self._seed((*address, sub))):
                     output = next(outputs, SKIPPED)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from energon.errors import ConfigError
 
 
 @dataclass(eq=False)
@@ -37,3 +40,33 @@ class Lane:
         self.row = row
         if self.progress is not None:
             self.progress(row)
+
+    @property
+    def sample_index(self) -> int:
+        """Number of the present sample among those of all lanes."""
+        return self.row * self.lanes + self.number
+
+    @property
+    def batch_index(self) -> int:
+        """Number of the present batch among those of all lanes."""
+        return self.batch * self.lanes + self.number
+
+
+class _Active(threading.local):
+    """The lane for which this thread runs user code."""
+
+    lane: Lane | None = None
+
+
+active = _Active()
+
+
+def active_lane() -> Lane:
+    """Return the lane for which this thread runs user code.
+
+    Raises:
+        ConfigError: If it runs none.
+    """
+    if active.lane is None:
+        raise ConfigError("there is no present sample or batch: ask for it in a hook")
+    return active.lane

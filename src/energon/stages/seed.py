@@ -9,7 +9,7 @@ from typing import Any
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, Place, State
-from energon.stages.lane import Lane
+from energon.stages.lane import Lane, active
 from energon.stages.random_state import seeded
 
 
@@ -52,7 +52,10 @@ class _SeedIterator(DatasetIterator[Any]):
 
     def __next__(self) -> Any:
         with seeded(derive_seed(self.lane.seed, "lane", self.lane.number, *self.inner.address)):
-            return next(self.inner)
+            try:
+                return next(self.inner)
+            finally:
+                active.lane = None
 
     def state_dict(self) -> State:
         return self.inner.state_dict()
