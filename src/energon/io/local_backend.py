@@ -51,10 +51,11 @@ class LocalBackend:
             return _info(key, os.stat(path))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for folder, _, names in os.walk(self._path(prefix), followlinks=True):
+        top = self._path(prefix)
+        for folder, _, names in os.walk(top, followlinks=True):
             for name in names:
                 path = os.path.join(folder, name)
-                key = os.path.relpath(path, self._folder)
+                key = os.path.join(prefix, os.path.relpath(path, top))
                 with self._errors(key):
                     yield _info(key, os.stat(path))
 

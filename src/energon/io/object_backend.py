@@ -38,17 +38,17 @@ class ObjectBackend:
         origin: The root for messages, without secrets.
         connect: Makes the library's store. Called when it is first needed, and again after
             credentials were refused, since they may have been renewed meanwhile.
-        can_list: Whether the place can say what it has.
+        multipart: Whether large objects may be uploaded in parts.
     """
 
     can_range = True
 
     def __init__(
-        self, origin: str, connect: Callable[[], ObjectStore], *, can_list: bool = True
+        self, origin: str, connect: Callable[[], ObjectStore], *, multipart: bool = True
     ) -> None:
         self.origin = origin
         self._connect = connect
-        self._can_list = can_list
+        self._multipart = None if multipart else False
         self._store: ObjectStore | None = None
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
@@ -95,7 +95,7 @@ class ObjectBackend:
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         source = content if isinstance(content, bytes) else Path(content)
         try:
-            self._library().put(self._open(), key, source)
+            self._library().put(self._open(), key, source, use_multipart=self._multipart)
         except Exception as error:
             raise translate(error, f"{self.origin}/{key}") from None
 

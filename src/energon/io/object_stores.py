@@ -101,7 +101,7 @@ def azure_options(connection_string: str) -> dict[str, Any]:
 
 def web(parts: Address, headers: dict[str, str] | None = None) -> ObjectBackend:
     """Return the files of a web server. What the address has as a query goes with every request."""
-    origin = redact(parts.root)
+    origin = redact(parts.root.partition("?")[0])
 
     def connect() -> ObjectStore:
         object_library(origin)
@@ -116,4 +116,4 @@ def web(parts: Address, headers: dict[str, str] | None = None) -> ObjectBackend:
             retry_config=no_retries(),  # type: ignore[arg-type]
         )
 
-    return ObjectBackend(origin, connect, can_list=False)
+    return ObjectBackend(origin, connect, multipart=False)

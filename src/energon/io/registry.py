@@ -71,11 +71,17 @@ def _make(parts: Address) -> Backend:
     return make(parts)
 
 
-def _forget() -> None:
+def forget_stores() -> None:
+    """Make stores anew when they are next needed, with what the environment says then."""
+    with _lock:
+        _stores.clear()
+
+
+def _begin_anew() -> None:
     """Drop what belongs to the parent: threads and connections do not survive a fork."""
     global _lock
     _stores.clear()
     _lock = Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_begin_anew)

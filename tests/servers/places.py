@@ -1,0 +1,165 @@
+"""Places to store objects in, as fixtures: every server that tests can have, behind a proxy."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from energon.io.registry import forget_stores
+from tests.servers.ceph import ceph_gateway
+from tests.servers.clouds import (
+    AZURE_ACCOUNT,
+    AZURE_KEY,
+    S3_KEY,
+    S3_SECRET,
+    azurite,
+    make_bucket,
+    make_container,
+    moto,
+)
+from tests.servers.proxy import FaultProxy
+from tests.servers.web import web_server
+
+BUCKET = "bucket"
+
+
+@dataclass
+class Place:
+    """Where a test may write.
+
+    Args:
+        address: A folder of its own.
+        proxy: What all requests go through; None for no server.
+        can_list: Whether the place can say what it holds.
+        environment: How clients find it.
+        secrets: What must never be shown to anybody.
+    """
+
+    address: str
+    proxy: FaultProxy | None = None
+    can_list: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+
+
+def s3_environment(port: int) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": S3_KEY,
+        "AWS_SECRET_ACCESS_KEY": S3_SECRET,
+        "AWS_REGION": "us-east-1",
+    }
+
+
+@pytest.fixture(scope="session")
+def moto_port() -> Iterator[int]:
+    with moto() as port:
+        make_bucket(port, BUCKET)
+        yield port
+
+
+@pytest.fixture(scope="session")
+def ceph_port() -> Iterator[int]:
+    with ceph_gateway() as port:
+        make_bucket(port, BUCKET)
+        yield port
+
+
+@pytest.fixture(scope="session")
+def azurite_port(tmp_path_factory) -> Iterator[int]:
+    with azurite(tmp_path_factory.mktemp("azurite")) as port:
+        make_container(port, BUCKET)
+        yield port
+
+
+@pytest.fixture
+def quick_retries(monkeypatch) -> None:
+    """Wait for milliseconds where users wait for seconds."""
+    monkeypatch.setenv("ENERGON_STORAGE_FIRST_WAIT_SECONDS", "0.001")
+    monkeypatch.setenv("ENERGON_STORAGE_LONGEST_WAIT_SECONDS", "0.01")
+
+
+def open_place(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Yield a place of a kind, with the environment that it needs."""
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    for place in _MAKERS[kind](request):
+        for name, value in place.environment.items():
+            monkeypatch.setenv(name, value)
+        forget_stores()
+        yield place
+        forget_stores()
+
+
+def _local(request: pytest.FixtureRequest) -> Iterator[Place]:
+    yield Place(str(request.getfixturevalue("tmp_path") / "files"))
+
+
+def _s3(request: pytest.FixtureRequest, port: int) -> Iterator[Place]:
+    with FaultProxy(port) as proxy:
+        yield Place(
+            f"s3://{BUCKET}/{uuid.uuid4().hex}",
+            proxy,
+            environment=s3_environment(proxy.port),
+            secrets=(S3_SECRET,),
+        )
+
+
+def _moto(request: pytest.FixtureRequest) -> Iterator[Place]:
+    yield from _s3(request, request.getfixturevalue("moto_port"))
+
+
+def _ceph(request: pytest.FixtureRequest) -> Iterator[Place]:
+    yield from _s3(request, request.getfixturevalue("ceph_port"))
+
+
+def _gcs(request: pytest.FixtureRequest) -> Iterator[Place]:
+    # The XML API of Google Cloud Storage is that of S3, but for the signatures.
+    with FaultProxy(request.getfixturevalue("moto_port")) as proxy:
+        yield Place(
+            f"gs://{BUCKET}/{uuid.uuid4().hex}",
+            proxy,
+            environment={"GOOGLE_BASE_URL": proxy.url, "GOOGLE_BEARER_TOKEN": "a-secret-token"},
+            secrets=("a-secret-token",),
+        )
+
+
+def _azure(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with FaultProxy(request.getfixturevalue("azurite_port")) as proxy:
+        yield Place(
+            f"az://{BUCKET}/{uuid.uuid4().hex}",
+            proxy,
+            environment={
+                "AZURE_STORAGE_CONNECTION_STRING": (
+                    f"AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};"
+                    f"BlobEndpoint={proxy.url}/{AZURE_ACCOUNT}"
+                )
+            },
+            secrets=(AZURE_KEY,),
+        )
+
+
+def _web(request: pytest.FixtureRequest) -> Iterator[Place]:
+    folder = request.getfixturevalue("tmp_path") / "web"
+    folder.mkdir()
+    with web_server(folder, token="a-secret-signature") as server, FaultProxy(server.port) as proxy:
+        yield Place(
+            f"{proxy.url}/data?sig=a-secret-signature",
+            proxy,
+            can_list=False,
+            secrets=("a-secret-signature",),
+        )
+
+
+_MAKERS = {
+    "local": _local,
+    "moto": _moto,
+    "ceph": _ceph,
+    "gcs": _gcs,
+    "azure": _azure,
+    "web": _web,
+}
+KINDS = tuple(_MAKERS)
+SERVERS = tuple(kind for kind in KINDS if kind != "local")

@@ -1,0 +1,71 @@
+"""Start server programs for tests, and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / ".servers"
+"""Where `make servers` installs what comes from npm."""
+
+
+def find_program(name: str) -> str:
+    """Return the path of a server program; skip the test if it is not installed.
+
+    With ENERGON_REQUIRE_SERVERS=1, as in CI, a missing server is an error.
+    """
+    places = [str(TOOLS / "node_modules/.bin"), str(Path(sys.executable).parent)]
+    found = shutil.which(name, path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
+    if found is None:
+        if os.environ.get("ENERGON_REQUIRE_SERVERS"):
+            pytest.fail(f"{name} is not installed; run `make servers`")
+        pytest.skip(f"needs the server {name}; install it with `make servers`")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], port: int, *, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Run a server until the end of the block; begins when it listens on `port`."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+    ) as process:
+        try:
+            wait_for_port(port, process)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    for _ in range(600):
+        if process is not None and process.poll() is not None:
+            raise RuntimeError(f"{process.args} ended with {process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"nothing listens on port {port}")
