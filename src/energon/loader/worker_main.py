@@ -27,6 +27,7 @@ from energon.loader.shared_memory import read_shared
 from energon.loader.slots import SlotPool
 from energon.loader.state import LanePosition
 from energon.loader.wire import Kind, Message, is_readable, receive
+from energon.stages.random_state import own_process
 
 _TICK_SECONDS = 0.02
 
@@ -136,6 +137,7 @@ class _Worker:
             return
         del self._pipeline_bytes
         _seed_generators(self._seed)
+        own_process()
         gc.freeze()
         while True:
             while self._opening is None:

@@ -31,12 +31,20 @@ def key_of(item: Any) -> RestoreKey | None:
     return key if key and isinstance(key, tuple | list) else None  # type: ignore[return-value]
 
 
+def carries_key(item: Any) -> bool:
+    """Return whether `item` is of a kind that carries keys."""
+    if isinstance(item, dict):
+        return "__restore_key__" in item
+    return hasattr(item, "__restore_key__")
+
+
 def stamp(item: Any, key: RestoreKey) -> None:
     """Let `item` carry `key`, if it is of a kind that carries keys."""
+    if not carries_key(item):
+        return
     if isinstance(item, dict):
-        if "__restore_key__" in item:
-            item["__restore_key__"] = key
-    elif hasattr(item, "__restore_key__"):
+        item["__restore_key__"] = key
+    else:
         with contextlib.suppress(AttributeError):  # a frozen type of the user
             item.__restore_key__ = key
 

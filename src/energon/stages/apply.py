@@ -6,7 +6,7 @@ input, the number of outputs already given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -86,7 +86,11 @@ class ApplyIterator(DatasetIterator[Any]):
         raise NotImplementedError
 
     def _apply(
-        self, argument: Any, hooks: tuple[Hook, ...], address: Address, key: RestoreKey | None
+        self,
+        argument: Any,
+        hooks: tuple[Hook, ...],
+        address: Address,
+        key: Callable[[], RestoreKey | None],
     ) -> Any:
         """Return the output of `hooks` for `argument`, or the first, or SKIPPED.
 
@@ -94,14 +98,15 @@ class ApplyIterator(DatasetIterator[Any]):
             argument: What the first hook gets.
             hooks: Applied one after the other.
             address: Seeds their random numbers.
-            key: The restore key of `argument`; outputs of generators get it with a number.
+            key: Returns the restore key of `argument`, when a hook is a generator: its outputs
+                get it with a number.
         """
         for done, hook in enumerate(hooks, start=1):
             argument = self.hooks_of[hook](argument, address)
             if argument is SKIPPED:
                 return SKIPPED
             if type(argument) is _GENERATOR:
-                self.outputs = self._expand(argument, hooks[done:], address, key)
+                self.outputs = self._expand(argument, hooks[done:], address, key())
                 self.given = 1
                 return next(self.outputs, SKIPPED)
         return argument

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
+from energon.samples.restore_key import (
+    RestoreKey,
+    carries_key,
+    flat,
+    joint_key,
+    key_of,
+    split_key,
+    stamp,
+)
 from energon.stages.apply import ApplyIterator, apply_again
 from energon.stages.base import Dataset, DatasetIterator, State, unpack
-from energon.stages.hook import SKIPPED, Address, Hook
+from energon.stages.hook import Address, Hook
 from energon.stages.lane import Lane
 
 
@@ -61,8 +71,8 @@ class BatchIterator(ApplyIterator):
 
     def _apply_to_batch(self, items: list[Any], hooks: tuple[Hook, ...], row: int) -> Any:
         """Return what the hooks of batches make of `items`."""
-        key = joint_key("batch", items)
         address = batch_address(items, self.lane, row)
+        key = partial(joint_key, "batch", items)
         return with_key(self._apply(items, hooks, address, key), key)
 
 
@@ -95,10 +105,12 @@ def batch_address(items: list[Any], lane: Lane, row: int) -> Address:
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
 
 
-def with_key(batch: Any, key: RestoreKey | None) -> Any:
-    """Return `batch`, which carries `key` from now on unless its maker gave it one."""
-    if key is not None and batch is not SKIPPED and not key_of(batch):
-        stamp(batch, key)
+def with_key(batch: Any, key: Callable[[], RestoreKey | None]) -> Any:
+    """Return `batch`, which carries the key from now on unless its maker gave it one."""
+    if carries_key(batch) and not key_of(batch):
+        made = key()
+        if made is not None:
+            stamp(batch, made)
     return batch
 
 

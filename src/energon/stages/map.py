@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -97,7 +98,7 @@ class _MapIterator(ApplyIterator):
                 address,
             )
             return SKIPPED
-        return self._apply(item, self.hooks(item), address, key_of(item))
+        return self._apply(item, self.hooks(item), address, partial(key_of, item))
 
 
 def item_address(item: Any, lane: Lane, row: int) -> Address:

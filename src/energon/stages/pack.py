@@ -14,26 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from energon.errors import ConfigError, FatalSampleError
+from energon.packing.selection import Selection
 from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.apply import ApplyIterator, apply_again
 from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
 from energon.stages.hook import SKIPPED, Address, Hook, HookRunner
 from energon.stages.lane import Lane
 from energon.stages.map import row_of
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What a selecting hook may return instead of a list of groups.
-
-    Args:
-        groups: Which samples are packed together.
-        carry: Samples that are offered again with the next window, the very objects that the
-            hook was given.
-    """
-
-    groups: Sequence[Sequence[Any]]
-    carry: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -93,10 +80,14 @@ def pack_address(first: RestoreKey) -> Address:
 
 
 class _Entry(NamedTuple):
-    """A sample of a window, and where it was."""
+    """A sample of a window, and where it was; None if it was made of those of the window."""
 
     sample: Any
-    place: Place
+    place: Place = None
+
+    @property
+    def row(self) -> int:
+        return row_of(self.place)
 
 
 @dataclass
@@ -111,7 +102,7 @@ class _Window:
         opened_at: Which of the groups was the first to be given since it was read.
     """
 
-    groups: list[list[Any]]
+    groups: list[list[_Entry]]
     carried: list[_Entry]
     stop: State
     stop_row: int
@@ -175,22 +166,30 @@ class _PackIterator(ApplyIterator):
 
     def _produce(self) -> Any:
         group = self._next_group()
+        # A sample that has killed workers since its window was divided is left out of its pack.
+        group = [entry for entry in group if entry.row not in self.lane.skip_rows]
         samples = [sample for sample in map(self._postencode, group) if sample is not SKIPPED]
         if not samples:
             return SKIPPED
         self.lane.counts["samples"] += len(samples)
-        key, first = joint_key("pack", group), key_of(group[0])
+        self.lane.enter(group[0].row)
+        members = [entry.sample for entry in group]
+        key, first = joint_key("pack", members), key_of(members[0])
         address = self._lane_address() if first is None else pack_address(first)
-        pack = self._apply(samples, self.stage.pack, address, key)
+        pack = self._apply(samples, self.stage.pack, address, lambda: key)
         if pack is not SKIPPED and self.outputs is None and key is not None:
             stamp(pack, key)
         return pack
 
-    def _postencode(self, sample: Any) -> Any:
+    def _postencode(self, entry: _Entry) -> Any:
+        sample = entry.sample
+        self.lane.enter(entry.row)
         for hook in self.stage.postencode:
             key = key_of(sample)
             address = self._lane_address() if key is None else flat(key)
             sample = self.hooks_of[hook](sample, address)
+            if sample is SKIPPED:
+                break
             if isinstance(sample, Iterator):
                 raise FatalSampleError(
                     f"{hook.name} yields several samples for one that was selected; in a pipeline "
@@ -201,7 +200,7 @@ class _PackIterator(ApplyIterator):
     def _lane_address(self) -> Address:
         return ("lane", self.lane.number, *self.address)
 
-    def _next_group(self) -> list[Any]:
+    def _next_group(self) -> list[_Entry]:
         while self.window is None:
             self._open_window()
             self.before = self._position()
@@ -245,8 +244,6 @@ class _PackIterator(ApplyIterator):
         if before is None:
             lane.counts.update(inner_lane.counts)
             start.skipped = sorted(lane.skip_rows)
-        else:
-            groups = _without(groups, entries, lane.skip_rows - before)
         inner_lane.counts.clear()
         inner_lane.skip_rows = lane.skip_rows
         self.window = _Window(
@@ -273,7 +270,9 @@ class _PackIterator(ApplyIterator):
                 break
             ahead.append(_Entry(sample, inner.place))
 
-    def _divide(self, entries: list[_Entry], *, last: bool) -> tuple[list[list[Any]], list[_Entry]]:
+    def _divide(
+        self, entries: list[_Entry], *, last: bool
+    ) -> tuple[list[list[_Entry]], list[_Entry]]:
         """Return groups of the samples of a window, and what is carried over to the next."""
         samples = [entry.sample for entry in entries]
         first = key_of(samples[0])
@@ -283,7 +282,12 @@ class _PackIterator(ApplyIterator):
             selected = Selection(())
         elif not isinstance(selected, Selection):
             selected = Selection(selected)
-        groups = [list(group) for group in selected.groups if len(group)]
+        known = {id(entry.sample): entry for entry in entries}
+        groups = [
+            [known.get(id(sample)) or _Entry(sample) for sample in group]
+            for group in selected.groups
+            if len(group)
+        ]
         carried = _entries_of(selected.carry, entries)
         if last and not groups:
             carried = []
@@ -294,7 +298,7 @@ class _PackIterator(ApplyIterator):
         return groups, carried
 
     def _check_progress(
-        self, entries: list[_Entry], groups: list[list[Any]], carried: list[_Entry]
+        self, entries: list[_Entry], groups: list[list[_Entry]], carried: list[_Entry]
     ) -> None:
         name, tolerance = self.stage.select.name, self.stage.tolerance
         self.windows_in_vain = 0 if groups else self.windows_in_vain + 1
@@ -324,13 +328,3 @@ def _entries_of(samples: Sequence[Any], entries: list[_Entry]) -> list[_Entry]:
             )
         found.append(known[id(sample)].pop())
     return found
-
-
-def _without(
-    groups: list[list[Any]], entries: list[_Entry], rows: frozenset[int]
-) -> list[list[Any]]:
-    """Return `groups` without the samples of `rows`, which have killed workers."""
-    if not rows:
-        return groups
-    dead = {id(entry.sample) for entry in entries if row_of(entry.place) in rows}
-    return [[sample for sample in group if id(sample) not in dead] for group in groups]

@@ -5,7 +5,8 @@ an address makes augmentations a function of the sample instead of who loads it.
 the surrounding program is put back afterwards. torch is only touched where it is loaded.
 
 To seed takes 6 µs, to keep the state of the surrounding program and put it back ten times as
-long, so only the outermost block of a thread does that: a batch, not each of its samples.
+long, so only the outermost block of a thread does that: a batch, not each of its samples. A
+worker process has no surrounding program.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import numpy as np
 
 _thread = threading.local()
+_is_worker_process = False
+
+
+def own_process() -> None:
+    """Say that nothing but the pipeline draws random numbers in this process."""
+    global _is_worker_process
+    _is_worker_process = True
 
 
 @contextmanager
@@ -30,7 +39,7 @@ def seeded(seed: int) -> Iterator[None]:
     """
     torch = sys.modules.get("torch")
     generator = getattr(torch, "default_generator", None)
-    if getattr(_thread, "inside", False):
+    if _is_worker_process or getattr(_thread, "inside", False):
         _seed(seed, generator)
         yield
         return
@@ -47,6 +56,17 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(numpy_state)
         if generator is not None:
             generator.set_state(torch_state)
+
+
+def may_draw(function: Callable[..., Any]) -> bool:
+    """Return whether a function can draw random numbers: not if its code names nothing."""
+    code = getattr(function, "__code__", None)
+    return code is None or _names_something(code)
+
+
+def _names_something(code: CodeType) -> bool:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return bool(code.co_names or code.co_freevars) or any(map(_names_something, inner))
 
 
 def _seed(seed: int, generator: Any) -> None:

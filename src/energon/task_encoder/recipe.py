@@ -18,10 +18,11 @@ from energon.stages.group import GroupDataset
 from energon.stages.hook import ErrorHandler
 from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset
+from energon.stages.random_state import may_draw
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
-from energon.task_encoder.dataset import PlanRecipe
-from energon.task_encoder.encoder import TaskEncoder, overrides
+from energon.task_encoder.augment import overrides
+from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.load import OpenLeaf, SampleHooks, load_hooks
 
@@ -70,18 +71,19 @@ def build_pipeline(
         pipeline = PackDataset(
             pipeline,
             packing_buffer_size,
-            select=hooks.make("select_samples_to_pack", encoder.select_samples_to_pack),
+            select=hooks.method("select_samples_to_pack"),
             postencode=postencode,
             pack=hooks.overridden("pack_selected_samples"),
         )
     unit = "packs" if packing_buffer_size else "samples"
-    batch_hooks = (hooks.make("batch", encoder.batch), *hooks.overridden("encode_batch"))
+    batch_hooks = (hooks.method("batch"), *hooks.overridden("encode_batch"))
     if grouping:
-        criterion = hooks.make("batch_group_criterion", encoder.batch_group_criterion)
+        criterion = hooks.method("batch_group_criterion")
         pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
     elif batch_size is not None:
         pipeline = BatchDataset(pipeline, batch_size, batch_hooks, drop_last, unit)
-    if encoder.cookers or hooks.overridden(*_SEEDED):
+    users = hooks.overridden(*_SEEDED)
+    if encoder.cookers or any(may_draw(hook.function) for hook in users):
         pipeline = SeedDataset(pipeline)
     return pipeline
 

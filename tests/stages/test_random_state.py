@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from energon.stages.random_state import may_draw, seeded
+
+DRAWS = """
+import random
+import numpy as np
+from energon.stages.random_state import own_process, seeded
+own_process()
+with seeded(7):
+    inside = random.random(), np.random.rand()
+with seeded(7):
+    assert inside == (random.random(), np.random.rand())
+"""
+
+
+def draw():
+    return random.random(), np.random.rand(), np.random.randn()
+
+
+def test_blocks_are_seeded_and_the_program_around_them_goes_on_undisturbed():
+    random.seed(1)
+    np.random.seed(1)
+    expected = [draw() for _ in range(4)]
+    random.seed(1)
+    np.random.seed(1)
+    found, inside = [], []
+    for _ in range(4):
+        with seeded(5):
+            inside.append(draw())
+        found.append(draw())
+    assert found == expected
+    assert inside == [inside[0]] * 4
+
+
+def test_the_generators_are_put_back_after_an_error_too():
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    with pytest.raises(ValueError, match="hook"), seeded(5):
+        raise ValueError("hook")
+    assert random.random() == expected
+
+
+def test_blocks_are_seeded_in_a_process_of_its_own():
+    subprocess.run([sys.executable, "-c", DRAWS], check=True)
+
+
+def test_code_that_names_nothing_cannot_draw():
+    assert not may_draw(lambda samples: samples)
+    assert not may_draw(lambda samples: [sample["txt"] for sample in samples])
+    assert may_draw(lambda samples: [random.random() for _ in samples])
+    assert may_draw(lambda samples: sorted(samples))
+    assert may_draw(len)
