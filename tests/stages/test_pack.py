@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, FatalSampleError, SkipSample
+from energon.packing.selection import Selection
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
-from energon.stages.pack import PackDataset, Selection
+from energon.stages.pack import PackDataset
 from energon.testing import check_resume
 from tests.stages.numbers import numbers
 

@@ -23,6 +23,11 @@ class CachedPipeline:
         with activated(self.pool):
             return _ActivatedIterator(self.pipeline.open_lane(lane, state), self.pool)
 
+    def restore_sample(self, key: Any) -> Any:
+        """Return what has this restore key."""
+        with activated(self.pool):
+            return self.pipeline.restore_sample(key)  # type: ignore[attr-defined]
+
     def describe_row(self, lane: int, lanes: int, row: int) -> str:
         """Return key, shard and offset of the sample at `row` of a lane, if that is known."""
         describe = getattr(self.pipeline, "describe_row", None)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from energon.cache.pool import CachePool, active_pool
 from energon.decode.sample_decoder import SampleDecoder
+from energon.packing.selection import Selection
 from energon.samples.collate import generic_batch
 from energon.stages.hook import DEFAULT_TOLERANCE
+from energon.stages.lane import active_lane
 from energon.task_encoder.cooker import Cooker
 
 T_sample = TypeVar("T_sample")
@@ -21,7 +24,9 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """What becomes of samples on their way to a batch. Subclass it and override hooks.
 
     A sample passes `cook_crude_sample` (crude datasets only), `encode_sample`, `batch` and
-    `encode_batch`, in this order. Hooks are functions of their argument: they may run in any
+    `encode_batch`, in this order. Where samples are packed it passes `preencode_sample` (or
+    `encode_sample`), `select_samples_to_pack`, `postencode_sample` and `pack_selected_samples`
+    before `batch`. Hooks are functions of their argument: they may run in any
     worker, again after a restore, and out of order. A hook may raise `SkipSample`, and yield
     several results or none where its text says so. One that is not overridden costs nothing.
 
@@ -51,8 +56,18 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """Return a sample as the pack needs it; instead of `encode_sample`."""
         return sample  # type: ignore[return-value]
 
-    def select_samples_to_pack(self, samples: list[T_sample]) -> list[list[T_sample]]:
-        """Return which samples of a window are packed together."""
+    def select_samples_to_pack(
+        self, samples: list[T_sample]
+    ) -> Sequence[Sequence[T_sample]] | Selection:
+        """Return which samples of a window are packed together.
+
+        Args:
+            samples: As many as `packing_buffer_size`; fewer where data end.
+
+        Returns:
+            Lists of samples, one for each pack; or a `Selection`, which can carry samples over
+            to the next window. Samples in neither are left out.
+        """
         raise NotImplementedError
 
     def pack_selected_samples(self, samples: list[T_encoded_sample]) -> Any:
@@ -60,7 +75,10 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         raise NotImplementedError
 
     def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
-        """Return the group whose samples share batches, and its batch size or None."""
+        """Return the group whose samples share batches, and its batch size.
+
+        None as size is the `batch_size` of the dataset.
+        """
         return None, None
 
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
@@ -70,6 +88,35 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
         """Return a batch as the training step needs it. May be a generator."""
         return batch  # type: ignore[return-value]
+
+    @property
+    def current_batch_index(self) -> int:
+        """Number of the batch that the running hook works for, counted over all ranks.
+
+        The same on every topology. Samples are encoded ahead of their batch where they are
+        packed; there it is the number of the batch before which that happened.
+
+        Raises:
+            ConfigError: If no hook is running.
+        """
+        return active_lane().batch_index
+
+    @property
+    def current_sample_index(self) -> int:
+        """Number of the sample that the running hook works on, counted over all ranks.
+
+        In the hooks of packs and batches, that of their first sample, or of one before it that
+        was skipped. The same on every topology.
+
+        Raises:
+            ConfigError: If no hook is running.
+        """
+        return active_lane().sample_index
+
+    @property
+    def cache(self) -> CachePool:
+        """The cache pool that the loader was given; one that caches nothing without any."""
+        return active_pool()
 
     def _batch(
         self,

@@ -1,0 +1,96 @@
+"""A task encoder around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from energon.task_encoder.cooker import Cooker
+from energon.task_encoder.encoder import TaskEncoder
+from energon.task_encoder.encoder import overrides as overrides_itself
+
+_SETTINGS = ("cookers", "decoder", "__default_failure_tolerance__")
+
+
+class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
+    """Adds to what another task encoder does. Subclass it, override hooks, call `super()`.
+
+    All hooks, settings and other attributes that the subclass does not have are those of
+    `task_encoder`, with their marks; an override without marks has those of what it overrides.
+
+    Args:
+        task_encoder: The encoder that does the rest.
+
+    Example:
+        >>> class Loud(AugmentTaskEncoder):
+        ...     def encode_sample(self, sample):
+        ...         return super().encode_sample(sample).upper()
+    """
+
+    def __init__(self, task_encoder: TaskEncoder[Any, Any, Any, Any]) -> None:
+        self.task_encoder = task_encoder
+        for name in _SETTINGS:
+            if getattr(type(self), name) is getattr(TaskEncoder, name):
+                setattr(self, name, getattr(task_encoder, name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "task_encoder":  # while a copy is being unpickled
+            raise AttributeError(name)
+        return getattr(self.task_encoder, name)
+
+    def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
+        return self.task_encoder.cook_crude_sample(sample, cooker, aux)
+
+    def encode_sample(self, sample: Any) -> Any:
+        return self.task_encoder.encode_sample(sample)
+
+    def preencode_sample(self, sample: Any) -> Any:
+        return self.task_encoder.preencode_sample(sample)
+
+    def postencode_sample(self, sample: Any) -> Any:
+        return self.task_encoder.postencode_sample(sample)
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return self.task_encoder.select_samples_to_pack(samples)
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return self.task_encoder.pack_selected_samples(samples)
+
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+        return self.task_encoder.batch_group_criterion(sample)
+
+    def batch(self, samples: list[Any]) -> Any:
+        return self.task_encoder.batch(samples)
+
+    def encode_batch(self, batch: Any) -> Any:
+        return self.task_encoder.encode_batch(batch)
+
+
+def overrides(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> bool:
+    """Return whether a hook of `encoder`, or of what it delegates to, does anything."""
+    *_, innermost = _delegation(encoder, name)
+    return overrides_itself(innermost, name)
+
+
+def find_hook(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> tuple[Any, Any]:
+    """Return the method behind a hook, and the method whose marks say how it is run."""
+    *_, innermost = _delegation(encoder, name)
+    hook = marked = getattr(innermost, name)
+    while isinstance(innermost, AugmentTaskEncoder) and not hasattr(marked, "__stateless__"):
+        innermost = innermost.task_encoder
+        marked = getattr(innermost, name)
+    return hook, marked
+
+
+def _delegation(
+    encoder: TaskEncoder[Any, Any, Any, Any], name: str
+) -> Iterator[TaskEncoder[Any, Any, Any, Any]]:
+    """Yield `encoder`, and what it only hands the hook on to."""
+    yield encoder
+    while (
+        isinstance(encoder, AugmentTaskEncoder)
+        and name not in vars(encoder)
+        and getattr(type(encoder), name) is getattr(AugmentTaskEncoder, name)
+    ):
+        encoder = encoder.task_encoder
+        yield encoder
