@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -14,7 +15,8 @@ from energon import (
     get_savable_loader,
     get_val_dataset,
 )
-from energon.cache.lazy import DirectLazy
+from energon.cache.file_pool import FileStoreCachePool
+from energon.cache.lazy import DirectLazy, Lazy
 from energon.cache.pool import NoCachePool
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import CrudeSample
@@ -173,21 +175,56 @@ def test_cookers_get_the_pool_of_their_loader(root):
     assert seen == [mine] * N
 
 
+@edataclass
+class LazyText(Sample):
+    text: Lazy
+
+
+@cooker(need_cache=True)
+def cook_later(sample, media, texts, cache):
+    return LazyText(**basic_sample_keys(sample), text=cache.get_lazy(texts, sample["json"]["text"]))
+
+
+class LaterEncoder(DefaultTaskEncoder):
+    cookers = (Cooker(cook_later),)
+
+    def encode_sample(self, sample):
+        return Sample.derive_from(sample, __key__=sample.text.get(sample))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_share_a_cache_that_leaves_nothing_behind(root, tmp_path, num_workers):
+    dataset = get_val_dataset(
+        root / "meta.yaml",
+        worker_config=config(num_workers=num_workers),
+        batch_size=3,
+        task_encoder=LaterEncoder(),
+    )
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path, num_workers=2)
+    with get_savable_loader(dataset, cache_pool=pool) as loader:
+        texts = [text for batch in loader for text in batch.__key__]
+        assert len(list(tmp_path.iterdir())) == 1
+    assert sorted(texts) == sorted(f"text {n}" for n in range(N))
+    pool.close()
+    deadline = time.monotonic() + 20
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_cooker_that_does_not_take_an_aux_is_refused_at_once(root):
+    def one_store(sample, media):
+        return CrudeSample(sample)
+
     with pytest.raises(ConfigError, match=r"primary/val: cooker one_store.*unexpected.*'texts'"):
-
-        def one_store(sample, media):
-            return CrudeSample(sample)
-
         load(root / "meta.yaml", one_store)
 
 
 def test_a_cooker_that_wants_more_than_there_is_is_refused_at_once(root):
+    def three_stores(sample, media, texts, other):
+        return CrudeSample(sample)
+
     with pytest.raises(ConfigError, match="missing a required argument: 'other'"):
-
-        def three_stores(sample, media, texts, other):
-            return CrudeSample(sample)
-
         load(root / "meta.yaml", three_stores)
 
 

@@ -59,7 +59,7 @@ class Lazy(ABC, Generic[T]):
 
     @property
     def _identity(self) -> Hashable:
-        return self.ds.identity, self._name
+        return self.ds.decoded_identity, self._name
 
 
 class DirectLazy(Lazy[T]):

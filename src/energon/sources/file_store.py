@@ -101,6 +101,11 @@ class FileStore(ABC, Generic[T_co]):
         """What stores have in common that give the same bytes for the same full name."""
         return type(self).__qualname__, self.get_path()
 
+    @property
+    def decoded_identity(self) -> Hashable:
+        """What stores have in common that also decode a file to the same value."""
+        return self.identity
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.get_path()!r})"
 
@@ -133,6 +138,10 @@ class _Wrapper(FileStore[T_co]):
     def identity(self) -> Hashable:
         return self.inner.identity
 
+    @property
+    def decoded_identity(self) -> Hashable:
+        return self.inner.decoded_identity
+
 
 class DecodeFileStore(_Wrapper[Any]):
     """The files of another store, decoded.
@@ -148,6 +157,10 @@ class DecodeFileStore(_Wrapper[Any]):
 
     def decode(self, name: str, data: bytes) -> Any:
         return self.decoder.decode(name, data)
+
+    @property
+    def decoded_identity(self) -> Hashable:
+        return self.inner.identity, repr(self.decoder)
 
 
 class PrimaryFileStore(_Wrapper[T_co]):

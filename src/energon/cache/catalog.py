@@ -1,0 +1,238 @@
+"""What a cache on disk holds: its entries, their sizes and users, for all processes together.
+
+An SQLite database in the folder of the cache. It is as short-lived as the cache, so nothing is
+synced to disk; each step is one transaction, so whoever dies leaves whole steps behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Literal, NamedTuple
+
+BUSY_SECONDS = 30.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    key TEXT PRIMARY KEY,
+    bytes INTEGER NOT NULL,
+    used INTEGER NOT NULL,
+    writer TEXT,
+    about TEXT
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS entries_by_use ON entries (used) WHERE writer IS NULL;
+CREATE TABLE IF NOT EXISTS pins (
+    key TEXT, user TEXT, PRIMARY KEY (key, user)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS usage (bytes INTEGER NOT NULL, count INTEGER NOT NULL, clock INTEGER);
+INSERT INTO usage SELECT 0, 0, 0 WHERE NOT EXISTS (SELECT * FROM usage);
+CREATE TRIGGER IF NOT EXISTS add_entry AFTER INSERT ON entries BEGIN
+    UPDATE usage SET bytes = bytes + new.bytes, count = count + 1;
+END;
+CREATE TRIGGER IF NOT EXISTS drop_entry AFTER DELETE ON entries BEGIN
+    UPDATE usage SET bytes = bytes - old.bytes, count = count - 1;
+END;
+"""
+_OLDEST = """
+SELECT key, bytes FROM entries
+WHERE writer IS NULL AND NOT EXISTS (SELECT * FROM pins WHERE pins.key = entries.key)
+ORDER BY used LIMIT 64
+"""
+
+
+class Limits(NamedTuple):
+    """What a cache may hold."""
+
+    max_bytes: int
+    max_count: int
+
+
+class Catalog:
+    """The entries of a cache, as one process uses them. May be used by many threads.
+
+    Args:
+        folder: The folder of the cache.
+        limits: What it may hold.
+        user: Name of this process, unlike that of any other.
+    """
+
+    def __init__(self, folder: Path, limits: Limits, user: str) -> None:
+        self.folder = folder
+        self.limits = limits
+        self.user = user
+        self._mutex = Lock()
+        users = folder / "users"
+        users.mkdir(exist_ok=True)
+        self._lock = os.open(users / user, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._connection = sqlite3.connect(
+            folder / "catalog.sqlite",
+            isolation_level=None,
+            timeout=BUSY_SECONDS,
+            check_same_thread=False,
+        )
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = OFF")
+        with self._transaction():
+            for statement in _statements(_SCHEMA):
+                self._connection.execute(statement)
+            self._forget_dead_users()
+
+    def path(self, key: str) -> Path:
+        """Return where the content of an entry is."""
+        return self.folder / key[:2] / key
+
+    def find(self, key: str) -> str | None:
+        """Return what is noted about an entry, and keep it from being dropped; None if absent."""
+        with self._transaction():
+            row = self._connection.execute(
+                "SELECT about FROM entries WHERE key = ? AND writer IS NULL", (key,)
+            ).fetchone()
+            if row is None:
+                return None
+            self._use(key)
+            return str(row[0])
+
+    def reserve(self, key: str, size: int) -> Literal["reserved", "present", "full"]:
+        """Make room for an entry of `size` bytes, dropping those used longest ago.
+
+        Entries that are in use are never dropped.
+
+        Returns:
+            "reserved" if this process is to write it, "present" if somebody has done so or does
+            so now, "full" if there is no room at present.
+        """
+        with self._transaction():
+            if self._connection.execute("SELECT * FROM entries WHERE key = ?", (key,)).fetchone():
+                return "present"
+            if not self._make_room(size):
+                self._forget_dead_users()
+                if not self._make_room(size):
+                    return "full"
+            self._connection.execute(
+                "INSERT INTO entries VALUES (?, ?, 0, ?, NULL)", (key, size, self.user)
+            )
+        return "reserved"
+
+    def written(self, key: str, about: str) -> None:
+        """Note that a reserved entry is there, and keep it from being dropped."""
+        with self._transaction():
+            self._connection.execute(
+                "UPDATE entries SET writer = NULL, about = ? WHERE key = ?", (about, key)
+            )
+            self._use(key)
+
+    def discard(self, key: str) -> None:
+        """Note that a reserved entry will not be written, or that one is not there any more."""
+        with self._transaction():
+            self._drop(key)
+
+    def release(self, keys: Sequence[str]) -> None:
+        """Let entries be dropped again, as far as this process is concerned."""
+        with self._transaction():
+            self._connection.executemany(
+                "DELETE FROM pins WHERE key = ? AND user = ?", [(key, self.user) for key in keys]
+            )
+
+    def usage(self) -> tuple[int, int]:
+        """Return bytes and number of all entries."""
+        with self._transaction():
+            return self._usage()
+
+    def close(self) -> None:
+        """Stop using the cache."""
+        try:
+            with self._transaction():
+                self._forget(self.user)
+        finally:
+            self._connection.close()
+            (self.folder / "users" / self.user).unlink(missing_ok=True)
+            os.close(self._lock)
+
+    def _usage(self) -> tuple[int, int]:
+        found = self._connection.execute("SELECT bytes, count FROM usage").fetchone()
+        return int(found[0]), int(found[1])
+
+    def _use(self, key: str) -> None:
+        self._connection.execute("UPDATE usage SET clock = clock + 1")
+        self._connection.execute(
+            "UPDATE entries SET used = (SELECT clock FROM usage) WHERE key = ?", (key,)
+        )
+        self._connection.execute("INSERT OR IGNORE INTO pins VALUES (?, ?)", (key, self.user))
+
+    def _make_room(self, size: int) -> bool:
+        limits = self.limits
+        used, count = self._usage()
+        while used + size > limits.max_bytes or count + 1 > limits.max_count:
+            oldest = self._connection.execute(_OLDEST).fetchall()
+            if not oldest:
+                return False
+            for key, freed in oldest:
+                self._drop(key)
+                used, count = used - freed, count - 1
+                if used + size <= limits.max_bytes and count + 1 <= limits.max_count:
+                    break
+        return True
+
+    def _drop(self, key: str) -> None:
+        # The file first: a row without a file is noticed, a file without a row never.
+        self.path(key).unlink(missing_ok=True)
+        self._connection.execute("DELETE FROM pins WHERE key = ?", (key,))
+        self._connection.execute("DELETE FROM entries WHERE key = ?", (key,))
+
+    def _forget_dead_users(self) -> None:
+        for path in (self.folder / "users").iterdir():
+            if path.name != self.user and _is_abandoned(path):
+                self._forget(path.name)
+                path.unlink(missing_ok=True)
+
+    def _forget(self, user: str) -> None:
+        self._connection.execute("DELETE FROM pins WHERE user = ?", (user,))
+        unwritten = self._connection.execute("SELECT key FROM entries WHERE writer = ?", (user,))
+        for (key,) in unwritten.fetchall():
+            self._drop(key)
+        for path in self.folder.glob(f"*/*.{user}"):
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._mutex:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # On a full disk SQLite has rolled back on its own.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _statements(script: str) -> list[str]:
+    """Return the statements of a script; `executescript` would end the transaction."""
+    statements, current = [], ""
+    for line in script.strip().splitlines():
+        current += line + "\n"
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements

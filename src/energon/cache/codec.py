@@ -1,0 +1,128 @@
+"""Values as bytes, without pickle: reading them back runs no code, whoever wrote them.
+
+A header in JSON says what the value is made of; arrays and bytes follow it as they are.
+
+| bytes | content |
+|---|---|
+| 4 | bytes of the JSON (uint32, little-endian) |
+| … | JSON: `value`, and `sizes` of the blocks |
+| … | the blocks, each beginning at a multiple of 64 |
+
+In `value`, lists are `["list", items]` and so on: what is not None, a bool, a number or a str is
+such a pair.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_LENGTH = struct.Struct("<I")
+_ALIGN = 64
+
+Blocks = list[Any]
+
+
+def encode(value: Any) -> bytes:
+    """Return `value` as bytes: None, numbers, str, bytes, arrays, tensors, in lists, tuples, dicts.
+
+    Raises:
+        TypeError: If it is made of anything else.
+    """
+    blocks: Blocks = []
+    tree = _encode(value, blocks)
+    text = json.dumps({"value": tree, "sizes": [block.nbytes for block in blocks]}).encode()
+    parts = [_LENGTH.pack(len(text)), text]
+    position = _LENGTH.size + len(text)
+    for block in blocks:
+        gap = -position % _ALIGN
+        parts += [bytes(gap), block]
+        position += gap + block.nbytes
+    return b"".join(parts)
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """Return the value that `encode` made `data` of. Arrays are copies, and can be written to."""
+    (length,) = _LENGTH.unpack_from(data)
+    position = _LENGTH.size + length
+    header = json.loads(bytes(data[_LENGTH.size : position]))
+    blocks: Blocks = []
+    for size in header["sizes"]:
+        position += -position % _ALIGN
+        blocks.append(memoryview(data)[position : position + size])
+        position += size
+    return _decode(header["value"], blocks)
+
+
+def _encode(value: Any, blocks: Blocks) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in (list, tuple):
+        return [kind.__name__, [_encode(item, blocks) for item in value]]
+    if kind is dict:
+        pairs = [[_encode(key, blocks), _encode(item, blocks)] for key, item in value.items()]
+        return ["dict", pairs]
+    if kind is bytes:
+        return ["bytes", _add(memoryview(value), blocks)]
+    if kind is np.ndarray and not value.dtype.hasobject and value.dtype.names is None:
+        about = [value.dtype.str, list(value.shape)]
+        return ["array", [*about, _add(_bytes_of(value), blocks)]]
+    if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+        return _encode_tensor(value, blocks)
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be kept in a cache as bytes")
+
+
+def _encode_tensor(value: Any, blocks: Blocks) -> Any:
+    import torch
+
+    if value.layout is not torch.strided or value.is_quantized or value.is_complex():
+        raise TypeError(f"a tensor of layout {value.layout} and {value.dtype} cannot be kept")
+    plain = value.detach().cpu().contiguous()
+    about = [str(value.dtype).removeprefix("torch."), list(value.shape)]
+    flat = plain.reshape(-1).view(torch.uint8).numpy()
+    return ["tensor", [*about, _add(_bytes_of(flat), blocks)]]
+
+
+def _bytes_of(array: Any) -> memoryview:
+    flat: memoryview = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return flat
+
+
+def _add(block: memoryview, blocks: Blocks) -> int:
+    blocks.append(block)
+    return len(blocks) - 1
+
+
+def _decode(tree: Any, blocks: Blocks) -> Any:
+    if not isinstance(tree, list):
+        return tree
+    kind, content = tree
+    return _DECODERS[kind](content, blocks)
+
+
+def _decode_array(content: Any, blocks: Blocks) -> Any:
+    dtype, shape, number = content
+    return np.frombuffer(blocks[number], np.dtype(dtype)).reshape(shape).copy()
+
+
+def _decode_tensor(content: Any, blocks: Blocks) -> Any:
+    import torch
+
+    dtype, shape, number = content
+    flat = torch.from_numpy(np.frombuffer(blocks[number], np.uint8).copy())
+    return flat.view(getattr(torch, dtype)).reshape(shape)
+
+
+_DECODERS: dict[str, Callable[[Any, Blocks], Any]] = {
+    "list": lambda items, blocks: [_decode(item, blocks) for item in items],
+    "tuple": lambda items, blocks: tuple(_decode(item, blocks) for item in items),
+    "dict": lambda pairs, blocks: {_decode(k, blocks): _decode(v, blocks) for k, v in pairs},
+    "bytes": lambda number, blocks: bytes(blocks[number]),
+    "array": _decode_array,
+    "tensor": _decode_tensor,
+}

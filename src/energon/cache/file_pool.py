@@ -1,0 +1,196 @@
+"""A cache pool on local disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Hashable
+from threading import Lock
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from energon.cache.catalog import Limits
+from energon.cache.codec import decode, encode
+from energon.cache.disk import DiskCache
+from energon.cache.form import DecodedForm, RawForm
+from energon.cache.lazy import Lazy, ValueLazy
+from energon.cache.pool import CachePool
+from energon.cache.prefetch import Prefetcher, Ticket
+from energon.errors import ConfigError
+from energon.samples.source_info import add_source_info
+from energon.sources.file_store import FileStore
+
+T = TypeVar("T")
+
+logger = logging.getLogger("energon")
+
+_FORMS: dict[str, type[RawForm] | type[DecodedForm]] = {
+    "raw": RawForm,
+    "decoded": DecodedForm,
+    "pickle": DecodedForm,
+}
+
+
+class FileStoreCachePool(CachePool):
+    """Fetches files to local disk in the background, so that lazies are there when wanted.
+
+    All workers of a loader share one folder and its limits. Files that nobody waits for any
+    more stay until their room is needed, those used longest ago leaving first. The folder goes
+    away with its last user, also after crashes. Without room on the disk, files come from their
+    stores as if there was no cache: it never makes a difference but for the time.
+
+    Args:
+        parent_cache_dir: Folder on a local disk; None for the system's folder of temporary files.
+        num_workers: How many files each process fetches at a time.
+        max_cache_size_gbytes: Most that is kept, in GiB, by all workers of the loader together.
+        max_cache_count: Most files that are kept.
+        method: "raw" keeps files as they are; "decoded" keeps what they are decoded to, if that
+            is made of numbers, text, bytes, arrays and tensors. "pickle" is an old name of
+            "decoded"; nothing is pickled.
+        name: Loaders of the same user and machine that give the same name share a folder; None
+            shares it among the workers of one loader.
+
+    Raises:
+        ConfigError: If an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent_cache_dir: str | os.PathLike[str] | None = None,
+        num_workers: int = 8,
+        max_cache_size_gbytes: float = 1024,
+        max_cache_count: int = 10_000_000,
+        method: str = "raw",
+        name: str | None = None,
+    ) -> None:
+        for argument, value in (
+            ("num_workers", num_workers),
+            ("max_cache_size_gbytes", max_cache_size_gbytes),
+            ("max_cache_count", max_cache_count),
+        ):
+            if not value > 0:
+                raise ConfigError(f"{argument} must be above 0, got {value!r}")
+        if method not in _FORMS:
+            raise ConfigError(f"method={method!r}: wanted is one of {', '.join(_FORMS)}")
+        if name is not None and not name.isidentifier():
+            raise ConfigError(f"name={name!r}: wanted is a word of letters, digits and _")
+        self.parent_cache_dir = parent_cache_dir
+        self.num_workers = num_workers
+        self.limits = Limits(int(max_cache_size_gbytes * (1 << 30)), max_cache_count)
+        self.method = method
+        self.name = name or uuid4().hex
+        self._form = _FORMS[method]()
+        self._lock = Lock()
+        self._prefetcher: Prefetcher | None = None
+        self._pid = -1
+        self._finalizer: Any = None
+
+    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
+        data, source = self._open().look(ds, fname)
+        if sample is not None:
+            add_source_info(sample, source)
+        return self._form.value(ds, fname, data)  # type: ignore[no-any-return]
+
+    def get_lazy(self, ds: FileStore[T], fname: str) -> Lazy[T]:
+        return FileCacheLazy(ds, fname, self, self._open().ask(ds, fname))
+
+    def to_cache(self, data: T, name: str) -> Lazy[T]:
+        try:
+            encoded = encode(data)
+        except TypeError as error:
+            logger.warning("%s stays in memory: %s", name, error)
+            return ValueLazy(data, name)
+        return KeptLazy(self._open().keep(encoded), name, self)
+
+    def usage(self) -> tuple[int, int]:
+        """Return how many bytes and files are kept, by all who share the folder."""
+        return self._open().disk.usage()
+
+    def stats(self) -> dict[str, int]:
+        """Return how many files this process got from the cache ("hits"), and from stores."""
+        counts = self._open().counts
+        return {"hits": counts["hits"], "misses": counts["misses"]}
+
+    def close(self) -> None:
+        if self._finalizer is not None and self._pid == os.getpid():
+            self._finalizer()
+        self._prefetcher = None
+
+    def __reduce__(self) -> Any:
+        settings = {
+            "parent_cache_dir": self.parent_cache_dir,
+            "num_workers": self.num_workers,
+            "max_cache_size_gbytes": self.limits.max_bytes / (1 << 30),
+            "max_cache_count": self.limits.max_count,
+            "method": self.method,
+            "name": self.name,
+        }
+        return _make_pool, (settings,)
+
+    def _open(self) -> Prefetcher:
+        """Return the prefetcher of this process. A fork makes its own, in the same folder."""
+        prefetcher = self._prefetcher
+        if prefetcher is None or self._pid != os.getpid():
+            with self._lock:
+                if self._prefetcher is None or self._pid != os.getpid():
+                    disk = DiskCache(self.parent_cache_dir, self.name, self.limits)
+                    self._prefetcher = Prefetcher(disk, self._form, self.num_workers)
+                    self._finalizer = weakref.finalize(self, self._prefetcher.close)
+                    self._pid = os.getpid()
+                prefetcher = self._prefetcher
+        return prefetcher
+
+
+def _make_pool(settings: dict[str, Any]) -> FileStoreCachePool:
+    return FileStoreCachePool(**settings)
+
+
+class FileCacheLazy(Lazy[T]):
+    """A file that is being fetched to local disk.
+
+    What was fetched is let go with the first `get`, or when the lazy is forgotten; later ones
+    take it from disk if it is still there, or else from the store.
+    """
+
+    __slots__ = ("_ticket",)
+
+    def __init__(
+        self, ds: FileStore[T], fname: str, pool: FileStoreCachePool, ticket: Ticket
+    ) -> None:
+        super().__init__(ds, fname, pool)
+        self._ticket: Ticket | None = ticket
+
+    def get(self, sample: Any = None) -> T:
+        pool: Any = self.pool
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
+            return pool.get(self.ds, self.fname, sample)  # type: ignore[no-any-return]
+        data, source = ticket.take()
+        ticket.close()
+        if sample is not None:
+            add_source_info(sample, source)
+        return pool._form.value(self.ds, self.fname, data)  # type: ignore[no-any-return]
+
+
+class KeptLazy(Lazy[T]):
+    """A value that was put away on local disk."""
+
+    __slots__ = ("_ticket",)
+
+    def __init__(self, ticket: Ticket, name: str, pool: FileStoreCachePool) -> None:
+        self.fname = self._name = name
+        self.pool = pool
+        self._ticket = ticket
+
+    def get(self, sample: Any = None) -> T:
+        data, _ = self._ticket.take()
+        return decode(data)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return ValueLazy, (self.get(), self.fname)
+
+    @property
+    def _identity(self) -> Hashable:
+        return id(self)

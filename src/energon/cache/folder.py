@@ -1,0 +1,125 @@
+"""A folder on local disk that lives as long as somebody uses it.
+
+Every user holds a shared lock on a file in it, which the system releases however the process
+ends. The first one starts a janitor: a process that waits for the lock to itself and removes
+the folder then. So even after all users were killed at once nothing is left; and should the
+janitor be killed with them, the next user of the same parent folder cleans up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from energon.errors import ConfigError
+
+PREFIX = "energon-cache-"
+_LOCK = "lock"
+
+_JANITOR = """
+import fcntl, os, shutil, sys
+lock = os.open(sys.argv[1], os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+# The folder may have been removed and made again, which is none of this janitor's business.
+if os.path.samestat(os.fstat(lock), os.stat(sys.argv[1])):
+    shutil.rmtree(os.path.dirname(sys.argv[1]), ignore_errors=True)
+"""
+
+
+class SharedFolder:
+    """A folder that this process and others use, until `leave`.
+
+    Args:
+        parent: Where it is made; None for the system's folder of temporary files.
+        name: Which one; processes that give the same name share it.
+
+    Raises:
+        ConfigError: If nothing can be written there.
+    """
+
+    def __init__(self, parent: str | os.PathLike[str] | None, name: str) -> None:
+        root = Path(tempfile.gettempdir() if parent is None else parent)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(root)
+            self.path = root / f"{PREFIX}{os.getuid()}-{name}"
+            self._lock = self._join()
+        except OSError as error:
+            raise ConfigError(
+                f"{root}: cannot be used for a cache: {error}; name a folder on a local disk with "
+                "parent_cache_dir"
+            ) from error
+
+    def leave(self) -> None:
+        """Stop using the folder. The last one to do so removes it."""
+        if self._lock >= 0:
+            lock, self._lock = self._lock, -1
+            _remove_if_unused(self.path, lock)
+
+    def _join(self) -> int:
+        while True:
+            # Readable by nobody else: what is cached may be confidential.
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            path = self.path / _LOCK
+            try:
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # the last user left meanwhile and removed the folder
+            first = _try_lock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_at(lock, path):
+                if first:
+                    _start_janitor(path)
+                return lock
+            os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders of this user below `parent` that nobody uses any more."""
+    for path in parent.glob(f"{PREFIX}{os.getuid()}-*"):
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        _remove_if_unused(path, lock)
+
+
+def _remove_if_unused(path: Path, lock: int) -> None:
+    if _try_lock(lock, fcntl.LOCK_EX) and _is_at(lock, path / _LOCK):
+        shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+
+
+def _try_lock(lock: int, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether the file that is open is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _start_janitor(lock: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _JANITOR, str(lock)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        # Not in the group of this process: what kills that should not kill the janitor.
+        start_new_session=True,
+    )
+    # It outlives this process, which is not to be complained about.
+    process.returncode = 0

@@ -1,0 +1,320 @@
+"""Fetch files to local disk in the background, for those who will want them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter, deque
+from enum import Enum
+from typing import Any, Protocol
+from uuid import uuid4
+
+from energon.cache.disk import DiskCache
+from energon.errors import DatasetNotFoundError
+from energon.samples.source_info import SourceInfo
+from energon.sources.file_store import FileStore
+
+CLOSE_SECONDS = 5.0
+"""How long threads that read from a store are waited for at the end."""
+ROOM_SECONDS = 0.05
+"""How often a full cache is looked at again: other processes make room without a word."""
+
+Content = tuple[bytes, SourceInfo]
+
+_VALUE = "value-"
+_NOWHERE = SourceInfo("", "", None, ())
+
+
+class Form(Protocol):
+    """In which form contents are kept."""
+
+    def key(self, store: FileStore[Any], name: str) -> str:
+        """Return the key of a file."""
+
+    def fetch(self, store: FileStore[Any], name: str) -> Content:
+        """Return what to keep of a file, and where it came from."""
+
+
+class _Step(Enum):
+    QUEUED = 0
+    FETCHING = 1
+    FETCHED = 2  # in memory, on its way to the disk
+    KEPT = 3
+    ABSENT = 4  # not in the cache: to be read from the store
+
+
+class Task:
+    """A file that is wanted, and how far it is."""
+
+    __slots__ = ("content", "fetched", "key", "name", "step", "store", "users")
+
+    def __init__(self, store: FileStore[Any] | None, name: str, key: str) -> None:
+        self.store = store
+        self.name = name
+        self.key = key
+        self.step = _Step.QUEUED
+        self.content: Content | None = None
+        self.fetched = threading.Event()
+        self.users = 0
+
+
+class Ticket:
+    """One who wants the file of a task. Gives up with `close`, or when forgotten."""
+
+    __slots__ = ("_prefetcher", "task")
+
+    def __init__(self, task: Task, prefetcher: Prefetcher) -> None:
+        self.task: Task | None = task
+        self._prefetcher = prefetcher
+
+    def take(self) -> Content:
+        """Return the content of the file, waiting for it if it is being fetched."""
+        task = self.task
+        if task is None:
+            raise RuntimeError("the ticket was closed")
+        return self._prefetcher.take(task)
+
+    def close(self) -> None:
+        """Want the file no longer."""
+        self.__del__()
+        self._prefetcher.settle()
+
+    def __del__(self) -> None:
+        # Runs wherever garbage is collected, even where the lock is held.
+        task, self.task = self.task, None
+        if task is not None:
+            self._prefetcher.leavers.append(task)
+
+
+class Prefetcher:
+    """Threads that fetch files to a cache on disk, in the order in which they were asked for.
+
+    A full cache stops them until something is released; meanwhile, files are read from their
+    stores as if there was no cache.
+
+    Args:
+        disk: The cache.
+        form: In which form contents are kept.
+        num_threads: How many files are fetched at a time.
+    """
+
+    def __init__(self, disk: DiskCache, form: Form, num_threads: int) -> None:
+        self.disk = disk
+        self.form = form
+        self.leavers: deque[Task] = deque()
+        self.counts: Counter[str] = Counter()
+        self._tasks: dict[str, Task] = {}
+        self._queue: deque[Task] = deque()
+        self._released: list[str] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._pid = os.getpid()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"energon cache {number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def ask(self, store: FileStore[Any], name: str) -> Ticket:
+        """Return a ticket for a file, and begin to fetch it unless somebody does already."""
+        key = self.form.key(store, name)
+        with self._changed:
+            self._see_off()
+            task = self._tasks.get(key)
+            if task is None:
+                task = self._tasks[key] = Task(store, name, key)
+                self._queue.append(task)
+                self._changed.notify()
+            task.users += 1
+        return Ticket(task, self)
+
+    def keep(self, data: bytes) -> Ticket:
+        """Return a ticket for `data`, which go to disk as soon as there is room."""
+        task = Task(None, "", _VALUE + uuid4().hex)
+        task.content = data, _NOWHERE
+        task.step = _Step.FETCHED
+        task.fetched.set()
+        task.users = 1
+        with self._changed:
+            self._see_off()
+            self._tasks[task.key] = task
+            self._queue.append(task)
+            self._changed.notify()
+        return Ticket(task, self)
+
+    def take(self, task: Task) -> Content:
+        """Return the content of a task's file: from memory, from disk, or from its store."""
+        if self._pid != os.getpid():
+            return self._fetch_again(task)
+        with self._changed:
+            self._see_off()
+            if task.step is _Step.QUEUED and task.users == 1:
+                # Nobody else waits for it, so it is not worth a file any more.
+                task.step = _Step.ABSENT
+                task.fetched.set()
+        if task.step is _Step.FETCHING:
+            task.fetched.wait()
+        with self._changed:
+            step, content = task.step, task.content
+        if content is None:
+            content = self._look(task.key) if step is _Step.ABSENT else self._read(task.key)
+        self.counts["misses" if content is None else "hits"] += 1
+        return self._fetch_again(task) if content is None else content
+
+    def look(self, store: FileStore[Any], name: str) -> Content:
+        """Return the content of a file: from disk if it is there, else from its store."""
+        key = self.form.key(store, name)
+        content = self._look(key)
+        self.counts["misses" if content is None else "hits"] += 1
+        if content is None:
+            content = self.form.fetch(store, name)
+            if self._keep(key, content) == "stored":
+                self.disk.release([key])
+        return content
+
+    def settle(self) -> None:
+        """Account for tickets that were closed."""
+        if self._pid == os.getpid():
+            with self._changed:
+                self._see_off()
+
+    def close(self) -> None:
+        """End the threads and stop using the cache; tickets read from the stores then."""
+        if self._closed or self._pid != os.getpid():
+            return
+        with self._changed:
+            self._closed = True
+            for task in self._tasks.values():
+                task.step = _Step.ABSENT
+                if task.store is not None:
+                    task.content = None
+                task.fetched.set()
+            self._changed.notify_all()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            # Else a store does not answer, and the folder is left to the janitor.
+            self.disk.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._queue or self._released or self._closed):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                task = self._queue.popleft() if self._queue else None
+                if task is not None and task.step is _Step.QUEUED:
+                    task.step = _Step.FETCHING
+            if task is not None:
+                self._fetch(task)
+                self._write(task)
+            self._let_go()
+
+    def _fetch(self, task: Task) -> None:
+        """Bring the file of a task into memory, unless it is on disk."""
+        if task.step is not _Step.FETCHING or task.store is None:
+            return
+        try:
+            if self.disk.find(task.key) is not None:
+                self._move(task, _Step.KEPT)
+                return
+            content = self.form.fetch(task.store, task.name)
+        except Exception:
+            # Whoever takes it reads it from the store, and fails there, where it can be told
+            # which sample that concerns.
+            self._move(task, _Step.ABSENT)
+            return
+        self._move(task, _Step.FETCHED, content)
+
+    def _write(self, task: Task) -> None:
+        """Bring a file in memory to disk, unless all who want it go away before."""
+        content = task.content
+        if task.step is not _Step.FETCHED or content is None or not task.users:
+            return
+        while (stored := self._keep(task.key, content)) == "full":
+            with self._changed:
+                self._see_off()
+                if self._closed or not task.users:
+                    break
+                if not self._released:
+                    self._changed.wait(ROOM_SECONDS)
+            self._let_go()
+        if stored in ("stored", "present"):
+            self._move(task, _Step.KEPT)
+        elif task.store is not None:
+            self._move(task, _Step.ABSENT)
+
+    def _fetch_again(self, task: Task) -> Content:
+        if task.store is None:
+            raise DatasetNotFoundError(
+                f"{self.disk.path}: a value that was put away in this cache is not there any more; "
+                "the pool was closed, or somebody has deleted its files"
+            )
+        return self.form.fetch(task.store, task.name)
+
+    def _keep(self, key: str, content: Content) -> str:
+        data, source = content
+        about = [source.dataset_path, source.index, source.shard_name, source.file_names]
+        return self.disk.store(key, data, json.dumps(about))
+
+    def _look(self, key: str) -> Content | None:
+        """Return a content that may be there, and let it go at once."""
+        content = None if self._closed else self._read(key)
+        if content is not None:
+            with self._changed:
+                self._released.append(key)
+                self._changed.notify()
+        return content
+
+    def _read(self, key: str) -> Content | None:
+        about = self.disk.find(key)
+        data = None if about is None else self.disk.read(key)
+        if about is None or data is None:
+            return None
+        path, index, shard, names = json.loads(about)
+        return data, SourceInfo(path, index, shard, tuple(names))
+
+    def _move(self, task: Task, step: _Step, content: Content | None = None) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            task.step = step
+            task.content = content
+            task.fetched.set()
+            if not task.users and step is _Step.KEPT:
+                self._released.append(task.key)
+
+    def _see_off(self) -> None:
+        """Account for tickets that were closed. The lock is held."""
+        while self.leavers:
+            task = self.leavers.popleft()
+            task.users -= 1
+            if task.users:
+                continue
+            if self._tasks.get(task.key) is task:
+                del self._tasks[task.key]
+            if task.step is _Step.KEPT:
+                self._released.append(task.key)
+                self._changed.notify()
+            elif task.step is _Step.QUEUED:
+                task.step = _Step.ABSENT
+
+    def _let_go(self) -> None:
+        """Tell the cache what is not wanted any more."""
+        with self._changed:
+            self._see_off()
+            keys = [key for key in self._released if key not in self._tasks]
+            self._released.clear()
+        if keys and not self.disk.release(keys):
+            with self._changed:
+                self._released += keys
+                self._changed.wait(ROOM_SECONDS)
+            return
+        for key in keys:
+            if key.startswith(_VALUE):
+                self.disk.drop(key)
