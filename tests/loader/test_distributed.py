@@ -23,7 +23,13 @@ from tests.loader.fake_pipeline import FakePipeline
 dist.init_process_group("gloo")
 # Process 0 does something else: ranks within the group are not those of the job.
 group = dist.new_group([1, 2])
+def leave():
+    # A process that leaves while others still use its connections makes them abort.
+    dist.barrier()
+    dist.destroy_process_group()
+
 if dist.get_rank() == 0:
+    leave()
     raise SystemExit
 config = WorkerConfig.default_worker_config(dist.get_rank() - 1, data_parallel_group=group)
 
@@ -53,6 +59,7 @@ except StateError as error:
 else:
     raise AssertionError("accepted a state of another format")
 Path(__file__).with_name(f"done.{config.rank}").touch()
+leave()
 """
 
 
