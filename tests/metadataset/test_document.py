@@ -73,5 +73,5 @@ def test_the_schema_describes_both_versions():
     assert {"Document", "DocumentV1", "WeightedReference", "RepeatedBlend"} <= set(models)
     assert models["WeightedReference"]["required"] == ["path"]
     assert models["WeightedReference"]["additionalProperties"] is False
-    assert set(models["Document"]["properties"]) == {"__module__", "__class__", "splits"}
+    assert set(models["Document"]["properties"]) == {"__module__", "__class__", "splits", "vars"}
     assert models["SubsetNode"]["properties"]["range"]["minItems"] == 2

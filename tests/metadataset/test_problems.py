@@ -52,7 +52,7 @@ extra: 1
 
 
 def test_names_every_mistake_with_its_line(tmp_path):
-    kinds = "path, blend, blend_epochized, join"
+    kinds = "path, blend, blend_epochized, concat, join"
     starts = [
         "1: __module__ is 'megatron.energn', wanted 'megatron.energon' or 'energon'",
         "7: splits.train.blend[0].subset.range is ['10%', 5]: subset ['10%', 5] mixes a percentage",

@@ -314,7 +314,7 @@ def test_names_all_that_is_missing(tmp_path):
     ("body", "place", "text"),
     [
         ("blend: [{path: a, weight: 0}]", 5, "all weights of the blend are 0"),
-        ("blend:\n      - blend_epochized: [{path: a}]", 6, "blend_epochized below the blend of"),
+        ("concat:\n      - blend: [{path: a}]", 6, "blend below the concat of"),
         ("blend_epochized:\n      - blend: [{path: a}]", 6, "blend below the blend_epochized of"),
         ("blend_epochized:\n      - path: v1.yaml", None, "blend below the blend_epochized of"),
         ("join: [{path: a}, {path: b}]\n    joiner: {__module__: x, __class__: Y}", 5, "joins are"),

@@ -171,7 +171,8 @@ def test_epochs_go_on_when_a_run_is_restored_with_another_mix(rows, lanes, unit)
 
 def test_what_is_gone_is_counted_no_longer_and_cannot_be_read():
     gone = Mix((entry(-1, 1), entry(0, 1), entry(-2, 1)))
-    plan = make([10], [gone, Mix((entry(0),))]).with_changes(0, (30,))
+    mixes = [gone, Mix((entry(0),))]
+    plan = make([10], mixes, gone=["left", "lost"]).with_changes(0, (30,))
     leaf, draws = plan.draws(0, np.arange(30, 100))
     assert set(leaf.tolist()) == {0}
     assert draws[0] == 10

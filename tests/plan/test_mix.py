@@ -96,12 +96,15 @@ def test_shares_sum_to_1_as_long_as_anything_is_left(tree, used):
 @given(TREES.filter(lambda tree: tree != "leaf"))
 def test_json_gives_the_mix_again(tree):
     mix = build(tree, iter(range(100)))
-    names = [f"source {number}" for number in range(100)]
+    names = {number: f"source {number}" for number in range(100)}
     saved = json.loads(json.dumps(mix.to_json(names)))
-    assert Mix.from_json(saved, {name: i for i, name in enumerate(names)}) == mix
+    assert Mix.from_json(saved, {name: i for i, name in names.items()}) == mix
+    assert [*Mix.names_in(saved)] == [names[number] for number in mix.sources]
 
 
-@pytest.mark.parametrize("saved", [{}, {"blend": [{"of": "z", "weight": 1}]}, {"blend": 3}, []])
+@pytest.mark.parametrize(
+    "saved", [{}, {"blend": {"z": {"weight": 1}}}, {"blend": 3}, {"blend": {"a": {}}}, []]
+)
 def test_damaged_mixes_are_refused(saved):
     with pytest.raises(StateError, match="damaged"):
         Mix.from_json(saved, {"a": 0})

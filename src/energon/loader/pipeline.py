@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from energon.stages.base import DatasetIterator, State
@@ -48,3 +49,11 @@ class RestoresSamples(Protocol):
 
     def restore_sample(self, key: Any) -> Any:
         """Return what has this restore key."""
+
+
+@runtime_checkable
+class Continues(Protocol):
+    """A pipeline that can also take up a run which was saved with another mix of datasets."""
+
+    def continuing(self, fingerprint: Mapping[str, Any]) -> Pipeline:
+        """Return the pipeline for a run that was saved with `fingerprint`."""

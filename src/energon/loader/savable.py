@@ -9,6 +9,7 @@ from energon.errors import StateError
 from energon.loader.distributed import gather_states, scatter_states
 from energon.loader.loader import BasicDataLoader
 from energon.loader.log import log
+from energon.loader.pipeline import Continues
 from energon.loader.state import (
     build_state,
     check_fingerprint,
@@ -133,9 +134,11 @@ class SavableDataLoader(BasicDataLoader):
             )
         wanted = self.worker_config.rank_lanes(lanes)
         positions = read_positions(state, wanted)
-        present = self.dataset.fingerprint(lanes)
-        for difference in check_fingerprint(state["fingerprint"], present, strict=strict):
+        saved, present = state["fingerprint"], self.dataset.fingerprint(lanes)
+        for difference in check_fingerprint(saved, present, strict=strict):
             log.warning("restored although the configuration differs: %s", difference)
+        if isinstance(self.dataset, Continues):
+            self.dataset = self.dataset.continuing(saved)
         self._lanes = lanes
         self._positions = positions
 

@@ -29,6 +29,8 @@ ORDER_VERSION = 1
 """Changes when the same seed and configuration would no longer give the same order."""
 
 HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
+PAST = "mix_before"
+"""Part of a fingerprint that tells how data were mixed earlier in the run."""
 _FLAT_LANE = "lane_"
 
 
@@ -148,7 +150,7 @@ def check_fingerprint(
     """
     waived: list[str] = []
     refused: list[str] = []
-    for path, text in _differences(saved, current):
+    for path, text in _differences(_present(saved), _present(current)):
         (waived if _may_differ(path, strict) else refused).append(text)
     if refused:
         raise StateError(
@@ -158,6 +160,11 @@ def check_fingerprint(
             "strict=False or strict=[names] to go on from the same rows with what differs"
         )
     return waived
+
+
+def _present(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `fingerprint` without what went before, which a run takes over from the state."""
+    return {name: value for name, value in fingerprint.items() if name != PAST}
 
 
 def flatten(state: State) -> dict[str, str]:

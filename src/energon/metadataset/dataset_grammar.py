@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from energon.metadataset.grammar import Multiplier, Node, SubsetNode
+from energon.metadataset.grammar import Node, SubsetNode
+from energon.metadataset.grammar_values import Multiplier
 
 Count = Annotated[int, Field(ge=1)]
 

@@ -11,9 +11,11 @@ from energon.errors import ConfigError
 from energon.formats.yaml import Map, Seq, load
 from energon.io.address import parent_address, redact
 from energon.io.files import read_bytes
+from energon.metadataset.variables import substitute
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Document, DocumentV1
+    from energon.metadataset.grammar import Document
+    from energon.metadataset.grammar_v1 import DocumentV1
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON schema of metadatasets, for editors that complete and check YAML."""
     from pydantic import TypeAdapter
 
-    from energon.metadataset.grammar import Document, DocumentV1
+    from energon.metadataset.grammar import Document
+    from energon.metadataset.grammar_v1 import DocumentV1
 
     schema = TypeAdapter(Document | DocumentV1).json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -69,7 +72,7 @@ def _validate(raw: Any, origin: str) -> Document | DocumentV1:
 
     from energon.metadataset.problems import explain
 
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, Map):
         found = (
             "is empty"
             if raw is None
@@ -79,6 +82,7 @@ def _validate(raw: Any, origin: str) -> Document | DocumentV1:
         )
         raise ConfigError(f"{origin}: {found}; wanted is a metadataset, which has `splits:`")
     model = _version(raw)
+    raw = substitute(_without_extensions(raw), allow_environment="://" not in origin)
     try:
         return model.model_validate(raw)
     except ValidationError as exc:
@@ -87,7 +91,8 @@ def _validate(raw: Any, origin: str) -> Document | DocumentV1:
 
 def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
     """Return the version that a document is written in: `__class__` decides, or `datasets`."""
-    from energon.metadataset.grammar import Document, DocumentV1
+    from energon.metadataset.grammar import Document
+    from energon.metadataset.grammar_v1 import DocumentV1
 
     name = raw.get("__class__")
     if name is not None:
@@ -96,6 +101,16 @@ def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
     nodes = splits.values() if isinstance(splits, Mapping) else ()
     has_datasets = any(isinstance(node, Mapping) and "datasets" in node for node in nodes)
     return DocumentV1 if has_datasets else Document
+
+
+def _without_extensions(raw: Map) -> Map:
+    """Return the document without keys that begin with `x-`, which hold what anchors name."""
+    kept = {key: value for key, value in raw.items() if not str(key).startswith("x-")}
+    if len(kept) == len(raw):
+        return raw
+    document = Map(kept)
+    document.origin, document.line, document.lines = raw.origin, raw.line, raw.lines
+    return document
 
 
 def _mark(value: Any, path: str) -> Any:

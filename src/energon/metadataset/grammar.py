@@ -1,45 +1,48 @@
 """What may be written in a metadataset.
 
-    document  = splits: {part: node}                   with __class__: MetadatasetV2
-    node      = reference | blend | blend_epochized | join
+    document  = splits: {part: node}, vars?               with __class__: MetadatasetV2
+    node      = reference | blend | blend_epochized | concat | join
     reference = path, and what narrows or names it; path leads to a dataset or another document
     blend     = blend: [node + weight …]
     epochized = blend_epochized: [node + repetitions …]
+    concat    = concat: [node …]
+    join      = join: [reference …] or {name: reference …}, joiner
 
-    document  = splits: {part: {datasets: [reference + weight …]}}           version 1
+    document  = splits: {part: {datasets: [reference + weight …]}}     version 1, grammar_v1.py
 
 Blends may be nested in place, which says the same as a reference to a document of its own.
-Of the two versions, `__class__` decides; where it is absent, the word `datasets` does.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     ModelWrapValidatorHandler,
-    PlainValidator,
     PrivateAttr,
     Tag,
-    WithJsonSchema,
     model_validator,
 )
 
 from energon.formats.yaml import where
-from energon.metadataset.leaf import Subset
-from energon.plan.subset import resolve_range
+from energon.metadataset.grammar_values import (
+    AuxName,
+    Multiplier,
+    Path,
+    Positive,
+    Range,
+    Temperature,
+    Weight,
+)
 
 MODULES = ("megatron.energon", "energon")
-NODE_KINDS = ("path", "blend", "blend_epochized", "join")
+NODE_KINDS = ("path", "blend", "blend_epochized", "concat", "join")
 
 
 class Node(BaseModel):
@@ -61,55 +64,10 @@ class Node(BaseModel):
         return where(self._raw, key)
 
 
-def _multiplier(value: int) -> int:
-    if value < 1 and value != -1:
-        raise ValueError("wanted is a number of epochs, -1 (with replacement) or null (in order)")
-    return value
-
-
-def _range(bounds: Any) -> Subset:
-    if (
-        not isinstance(bounds, list)
-        or [type(bound) in (int, str) for bound in bounds] != [True] * 2
-    ):
-        raise ValueError('wanted is [start, stop], like [0, 1000] or ["10%", "50%"]')
-    start, stop = bounds
-    numbers = [bound for bound in bounds if type(bound) is int]
-    if start == "end" or numbers != sorted(numbers) or min(numbers, default=0) < 0:
-        raise ValueError("does not go up from 0 or more")
-    resolve_range(max(numbers, default=0), [(start, stop)])
-    return start, stop
-
-
-def _aux_name(name: str) -> str:
-    if not name.isidentifier():
-        raise ValueError("becomes an argument of cookers, so it must be a Python name")
-    return name
-
-
-Path = Annotated[
-    str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path)
-]
-Multiplier = Annotated[int, AfterValidator(_multiplier)]
-
-
 class SubsetNode(Node):
     """`subset`: a part of the samples."""
 
-    bounds: Annotated[
-        Subset,
-        PlainValidator(_range),
-        WithJsonSchema(
-            {
-                "type": "array",
-                "items": {"type": ["integer", "string"]},
-                "minItems": 2,
-                "maxItems": 2,
-                "examples": [["10%", "50%"], [0, 1000], [1000, "end"]],
-            }
-        ),
-        Field(alias="range"),
-    ]
+    bounds: Annotated[Range, Field(alias="range")]
 
 
 class Inner(Node):
@@ -127,19 +85,29 @@ class Reference(Inner):
     split_part: str | None = None
     dataset_config: str | None = None
     split_config: str | None = None
-    aux: dict[Annotated[str, AfterValidator(_aux_name)], Path] = Field(default_factory=dict)
+    aux: dict[AuxName, Path] = Field(default_factory=dict)
 
 
 class Blend(Inner):
-    """Samples drawn by weight, without end."""
+    """Samples drawn by weight."""
 
     blend: list[WeightedNode]
+    unit: Literal["sample", "batch"] | None = None
+    schedule_unit: Literal["samples", "batches", "rows"] = "samples"
+    temperature: Temperature = 1.0
+    stopping_strategy: Literal["all_exhausted", "first_exhausted"] = "all_exhausted"
 
 
 class EpochizedBlend(Inner):
     """Samples that come a number of times in each epoch."""
 
     blend_epochized: list[RepeatedNode]
+
+
+class Concat(Inner):
+    """Datasets that are one, end to end."""
+
+    concat: list[AnyNode]
 
 
 class JoinReference(Reference):
@@ -173,13 +141,15 @@ class Join(Inner):
 class Weighted(Node):
     """What entries of a blend say besides."""
 
-    weight: Annotated[float, Field(ge=0)] = 1.0
+    weight: Weight = 1.0
+    max_epochs: Positive | None = None
+    tokens: Positive | None = None
 
 
 class Repeated(Node):
     """What entries of an epochized blend say besides."""
 
-    repetitions: Annotated[float, Field(gt=0)] = 1.0
+    repetitions: Positive = 1.0
 
 
 class WeightedReference(Weighted, Reference):
@@ -191,7 +161,11 @@ class WeightedBlend(Weighted, Blend):
 
 
 class WeightedEpochizedBlend(Weighted, EpochizedBlend):
-    """Understood, so that it can be refused with both places named."""
+    """An epochized blend in a blend: one source, whose samples are mixed by repetitions."""
+
+
+class WeightedConcat(Weighted, Concat):
+    """Datasets in a blend that are one source."""
 
 
 class WeightedJoin(Weighted, Join):
@@ -208,6 +182,10 @@ class RepeatedBlend(Repeated, Blend):
 
 class RepeatedEpochizedBlend(Repeated, EpochizedBlend):
     """An epochized blend in an epochized blend."""
+
+
+class RepeatedConcat(Repeated, Concat):
+    """Datasets in an epochized blend that are repeated together."""
 
 
 class RepeatedJoin(Repeated, Join):
@@ -228,6 +206,7 @@ AnyNode = Annotated[
     Annotated[Reference, Tag("<path>")]
     | Annotated[Blend, Tag("<blend>")]
     | Annotated[EpochizedBlend, Tag("<blend_epochized>")]
+    | Annotated[Concat, Tag("<concat>")]
     | Annotated[Join, Tag("<join>")],
     Discriminator(_tag_of),
 ]
@@ -235,6 +214,7 @@ WeightedNode = Annotated[
     Annotated[WeightedReference, Tag("<path>")]
     | Annotated[WeightedBlend, Tag("<blend>")]
     | Annotated[WeightedEpochizedBlend, Tag("<blend_epochized>")]
+    | Annotated[WeightedConcat, Tag("<concat>")]
     | Annotated[WeightedJoin, Tag("<join>")],
     Discriminator(_tag_of),
 ]
@@ -242,6 +222,7 @@ RepeatedNode = Annotated[
     Annotated[RepeatedReference, Tag("<path>")]
     | Annotated[RepeatedBlend, Tag("<blend>")]
     | Annotated[RepeatedEpochizedBlend, Tag("<blend_epochized>")]
+    | Annotated[RepeatedConcat, Tag("<concat>")]
     | Annotated[RepeatedJoin, Tag("<join>")],
     Discriminator(_tag_of),
 ]
@@ -253,45 +234,12 @@ class Document(Node):
     module: Literal["megatron.energon", "energon"] | None = Field(None, alias="__module__")
     class_: Literal["MetadatasetV2"] | None = Field(None, alias="__class__")
     splits: dict[str, AnyNode | None]
-
-
-class ReferenceV1(Weighted):
-    """An entry of a metadataset of version 1."""
-
-    path: Path
-    split_part: str | None = None
-    subflavor: str | None = None
-    subflavors: dict[str, Any] = Field(default_factory=dict)
-    shuffle_over_epochs_multiplier: Multiplier | None = 1
-    dataset_config: str | None = None
-    split_config: str | None = None
-
-    def as_reference(self) -> WeightedReference:
-        """Return the same in the words of version 2."""
-        fields = {name: getattr(self, name) for name in self.model_fields_set - {"subflavor"}}
-        if self.subflavor is not None:
-            fields["subflavors"] = {**self.subflavors, "__subflavor__": self.subflavor}
-        reference = WeightedReference.model_construct(**fields)
-        reference._raw = self._raw
-        return reference
-
-
-class SplitV1(Node):
-    """A split of a metadataset of version 1: a blend."""
-
-    datasets: list[ReferenceV1]
-
-
-class DocumentV1(Node):
-    """A metadataset of version 1."""
-
-    module: Literal["megatron.energon", "energon"] | None = Field(None, alias="__module__")
-    class_: Literal["Metadataset"] | None = Field(None, alias="__class__")
-    splits: dict[str, SplitV1 | None]
+    vars: dict[str, Any] = Field(default_factory=dict)
 
 
 for _model in (
     *(Blend, WeightedBlend, RepeatedBlend),
     *(EpochizedBlend, WeightedEpochizedBlend, RepeatedEpochizedBlend),
+    *(Concat, WeightedConcat, RepeatedConcat),
 ):
     _model.model_rebuild()  # their entries are declared below them

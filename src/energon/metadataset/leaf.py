@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
+from energon.plan.mix import Mix
 from energon.plan.subset import Bound
 
 Subset = tuple[Bound, Bound]
@@ -28,7 +29,8 @@ class Leaf:
     Args:
         path: Absolute path of the dataset folder or `.jsonl` file.
         split_part: Which of its splits.
-        weight: Share in the blend; the shares of all leaves sum to 1.
+        weight: Share in the blend when a run begins, those of all leaves sum to 1; None if it
+            depends on the sizes of datasets.
         repetitions: How often its samples come in an epochized blend; may be a fraction.
         subflavors: Those of all levels, outer ones over inner ones. Those of the dataset's own
             `dataset.yaml` lie below and are not in here.
@@ -44,7 +46,7 @@ class Leaf:
 
     path: str
     split_part: str
-    weight: float = 1.0
+    weight: float | None = 1.0
     repetitions: float = 1.0
     subflavors: Mapping[str, Any] = field(default_factory=dict)
     shuffle_over_epochs_multiplier: int | None = 1
@@ -57,10 +59,21 @@ class Leaf:
 
 @dataclass(frozen=True)
 class LeafList:
-    """The leaves of a split and how to mix them."""
+    """The leaves of a split and how to mix them.
+
+    Args:
+        leaves: In the order of the document.
+        blend_mode: What kind of mix it is.
+        sources: What is drawn from: for each source the numbers of its leaves.
+        mix: Shares of the sources.
+        unit: Whether samples or whole batches are drawn; None for what the call says.
+    """
 
     leaves: tuple[Leaf, ...]
     blend_mode: BlendMode
+    sources: tuple[tuple[int, ...], ...] = ()
+    mix: Mix | None = None
+    unit: Literal["sample", "batch"] | None = None
 
 
 @dataclass(frozen=True)

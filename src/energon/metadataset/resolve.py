@@ -1,9 +1,8 @@
 """Follow one split of a metadataset to its leaves.
 
-Every node becomes a branch: its leaves, and how they are mixed. A node multiplies what it says
-of itself into the leaves below it, so what is innermost is applied first:
+Every node becomes a tree (`tree.py`): its leaves, and how they are mixed. A node multiplies
+what it says of itself into the leaves below it, so what is innermost is applied first:
 
-    weight           share among its siblings, times the shares of the levels above
     repetitions      product of the levels
     subflavors       outer ones over inner ones
     multiplier       null over all, then -1, else the product
@@ -14,11 +13,11 @@ Only the split that is asked for is followed; nothing of other splits has to exi
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.yaml import plain
@@ -26,17 +25,23 @@ from energon.io.address import is_remote, join_address, local_path
 from energon.metadataset.document import Metadataset, read_mapping, read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList, TraversedDatasetReference
+from energon.metadataset.tree import (
+    BlendTree,
+    LeafTree,
+    LineTree,
+    Tree,
+    Weighted,
+    leaves_of,
+    map_leaves,
+    mix_of,
+    sources_of,
+)
+from energon.metadataset.weights import check_blend, check_line, check_units, weight_curve
+from energon.plan.curve import Clock
+from energon.plan.mix import Mix
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import (
-        Inner,
-        Node,
-        Reference,
-        Repeated,
-        Weighted,
-    )
-
-T = TypeVar("T", bound="Node")
+    from energon.metadataset.grammar import Blend, Inner, Node, Reference
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -76,7 +81,33 @@ def resolve(
         branch = walk.address(address, context, origin=address)
     if walk.missing:
         raise DatasetNotFoundError("\n".join(walk.missing))
-    return LeafList(tuple(branch.leaves), branch.mode if training else BlendMode.NONE)
+    return _listed(branch.tree, training)
+
+
+def _listed(tree: Tree, training: bool) -> LeafList:
+    leaves = tuple(leaves_of(tree))
+    if not training:
+        return LeafList(leaves, BlendMode.NONE, (tuple(range(len(leaves))),), Mix.flat([1.0]))
+    mode = BlendMode.NONE
+    if isinstance(tree, BlendTree):
+        mode = BlendMode.DATASET_WEIGHT
+        leaves = tuple(_with_share(tree, leaves))
+    elif isinstance(tree, LineTree):
+        mode = BlendMode.SAMPLE_REPETITIONS
+    unit = tree.unit if isinstance(tree, BlendTree) else None
+    return LeafList(leaves, mode, sources_of(tree), mix_of(tree), unit)
+
+
+def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
+    """Yield the leaves with their shares at the beginning, where sizes have no say in them."""
+    mix = mix_of(tree)
+    shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
+    if shares is None and not mix.is_derived:
+        raise ConfigError(f"{tree.place}: all weights of the blend are 0 at the beginning")
+    for number, source in enumerate(sources_of(tree)):
+        for leaf in source:
+            share = None if shares is None else shares[number]
+            yield replace(leaves[leaf], weight=share)
 
 
 def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[TraversedDatasetReference]:
@@ -115,9 +146,7 @@ class _Context:
 class _Branch:
     """What a node comes to."""
 
-    leaves: list[Leaf]
-    mode: BlendMode = BlendMode.NONE
-    mode_place: str = ""
+    tree: Tree
     is_leaf: bool = False
 
 
@@ -134,7 +163,7 @@ class _Walk:
             kind = dataset_kind(path)
         except DatasetNotFoundError as exc:
             self.missing.append(f"{at}{exc}")
-            return _Branch([], is_leaf=True)
+            return _Branch(LeafTree(Leaf(path, context.split_part)), is_leaf=True)
         except ConfigError as exc:
             raise ConfigError(f"{at}{exc}") from exc
         if kind == "metadataset":
@@ -151,7 +180,7 @@ class _Walk:
             split_config=context.split_config,
             origin=origin,
         )
-        return _Branch([leaf], is_leaf=True)
+        return _Branch(LeafTree(leaf), is_leaf=True)
 
     def read(self, path: str) -> Metadataset:
         if path not in self.documents:
@@ -176,17 +205,20 @@ class _Walk:
 
     def node(self, node: Any, context: _Context) -> _Branch:
         """Return the branch of a node of any kind."""
-        from energon.metadataset import grammar
+        from energon.metadataset import grammar, grammar_v1
 
         match node:
-            case grammar.SplitV1():
+            case grammar_v1.SplitV1():
                 entries = [entry.as_reference() for entry in node.datasets]
-                return self.blend(entries, context, node.where("datasets"))
+                blend = grammar.Blend.model_construct(blend=entries)
+                return self.blend(blend, context, node.where("datasets"))
             case grammar.Blend():
-                branch = self.blend(node.blend, context, node.where("blend"))
+                branch = self.blend(node, context, node.where("blend"))
             case grammar.EpochizedBlend():
                 place = node.where("blend_epochized")
-                branch = self.blend_epochized(node.blend_epochized, context, place)
+                branch = self.line(node.blend_epochized, context, "blend_epochized", place)
+            case grammar.Concat():
+                branch = self.line(node.concat, context, "concat", node.where("concat"))
             case grammar.Reference():
                 branch = self.reference(node, context)
             case grammar.Join():
@@ -195,7 +227,7 @@ class _Walk:
                     "datasets, or put their parts into one dataset"
                 )
         _check_subset(node, branch)
-        return replace(branch, leaves=[_outer(leaf, node) for leaf in branch.leaves])
+        return replace(branch, tree=map_leaves(branch.tree, lambda leaf: _outer(leaf, node)))
 
     def reference(self, node: Reference, context: _Context) -> _Branch:
         path = _absolute(node.path, context.folder)
@@ -208,48 +240,44 @@ class _Walk:
                 "metadataset; name them there"
             )
         aux = {name: _absolute_aux(value, context.folder) for name, value in node.aux.items()}
-        return replace(branch, leaves=[replace(leaf, aux=aux) for leaf in branch.leaves])
+        return replace(branch, tree=map_leaves(branch.tree, lambda leaf: replace(leaf, aux=aux)))
 
-    def blend(self, entries: Sequence[Weighted], context: _Context, place: str) -> _Branch:
-        total = math.fsum(entry.weight for entry in entries)
-        if entries and not total:
-            raise ConfigError(f"{place}: all weights of the blend are 0")
-        leaves = [
-            replace(leaf, weight=leaf.weight * entry.weight / total) if self.training else leaf
-            for entry, leaf in self.entries(entries, context, BlendMode.DATASET_WEIGHT, place)
-        ]
-        return _Branch(leaves, BlendMode.DATASET_WEIGHT, place)
+    def blend(self, node: Blend, context: _Context, place: str) -> _Branch:
+        """Return the branch of a blend by weights."""
+        if not node.blend:
+            raise EmptyDatasetError(f"{place}: the list is empty")
+        if not self.training:
+            return self.line(node.blend, context, "blend", place)
+        check_blend(node, place)
+        entries = tuple(
+            Weighted(
+                self.node(entry, context).tree,
+                weight_curve(entry, node.schedule_unit),
+                entry.max_epochs,
+                entry.tokens,
+            )
+            for entry in node.blend
+        )
+        check_units(node.unit, entries, place)
+        stop_at_first = node.stopping_strategy == "first_exhausted"
+        return _Branch(BlendTree(entries, place, node.unit, stop_at_first, node.temperature))
 
-    def blend_epochized(
-        self, entries: Sequence[Repeated], context: _Context, place: str
-    ) -> _Branch:
-        mode = BlendMode.SAMPLE_REPETITIONS
-        leaves = [
-            replace(leaf, repetitions=leaf.repetitions * entry.repetitions)
-            if self.training
-            else leaf
-            for entry, leaf in self.entries(entries, context, mode, place)
-        ]
-        return _Branch(leaves, mode, place)
-
-    def entries(
-        self, entries: Sequence[T], context: _Context, mode: BlendMode, place: str
-    ) -> Iterator[tuple[T, Leaf]]:
-        """Yield the leaves of each entry of a blend, with the entry."""
+    def line(self, entries: Sequence[Node], context: _Context, word: str, place: str) -> _Branch:
+        """Return the branch of datasets that lie end to end, each repeated."""
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")
-        for entry in entries:
-            branch = self.node(entry, context)
-            if self.training and branch.mode not in (BlendMode.NONE, mode):
-                raise ConfigError(
-                    f"{branch.mode_place}: {_WORDS[branch.mode]} below the {_WORDS[mode]} of "
-                    f"{place}; one metadataset cannot mix weights and repetitions, use one kind"
-                )
-            for leaf in branch.leaves:
-                yield entry, leaf
+        trees = [self.node(entry, context).tree for entry in entries]
+        if self.training:
+            trees = [
+                map_leaves(tree, partial(_repeated, times=getattr(entry, "repetitions", 1.0)))
+                for entry, tree in zip(entries, trees, strict=True)
+            ]
+            check_line(trees, word, place)
+        return _Branch(LineTree(tuple(trees), word, place))
 
 
-_WORDS = {BlendMode.DATASET_WEIGHT: "blend", BlendMode.SAMPLE_REPETITIONS: "blend_epochized"}
+def _repeated(leaf: Leaf, times: float) -> Leaf:
+    return replace(leaf, repetitions=leaf.repetitions * times)
 
 
 def _outer(leaf: Leaf, node: Inner) -> Leaf:

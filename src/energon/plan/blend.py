@@ -66,6 +66,7 @@ class BlendPlan:
         seed: Seed of the run.
         unit: Consecutive rows of a lane that come from one source.
         batch_size: Rows of a batch, for schedules that count batches.
+        gone: Names of the sources -1, -2, …, which are no longer there.
         changes: For each lane, the row at which each mix but the first began; what is missing
             has not happened there.
     """
@@ -77,6 +78,7 @@ class BlendPlan:
     seed: int
     unit: int = 1
     batch_size: int = 1
+    gone: tuple[str, ...] = ()
     changes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> BlendPlan:
@@ -129,8 +131,8 @@ class BlendPlan:
             found = stage.columns[entry]
             if found.min(initial=0) < 0:
                 raise StateError(
-                    f"lane {lane}: rows before the last restore drew from a dataset that is no longer "
-                    "in the blend; restore with the metadataset that the state was saved with"
+                    f"lane {lane}: rows before the last restore drew from a dataset that is no "
+                    "longer in the blend; restore with the metadataset of the state"
                 )
             source[chosen] = found
             counted = rounds * stage.pattern.counts[entry] + stage.pattern.rank[at]
@@ -191,8 +193,10 @@ class BlendPlan:
         shares: tuple[float, ...],
         drawn: Ints,
     ) -> _Stage:
-        pattern = make_pattern(shares, self.seed)
-        columns = np.array(mix.sources, np.int32)
+        # By name, so that the order of entries in a document has no say.
+        named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
+        pattern = make_pattern(tuple(share for *_, share in named), self.seed)
+        columns = np.array([source for _, source, _ in named], np.int32)
         # Units begin at multiples of their size, as batches do.
         entry = self._phase(lane, pattern) * self.unit + row % self.unit
         stage = _Stage(row, stop, pattern, entry, columns, drawn, drawn)
@@ -223,6 +227,9 @@ class BlendPlan:
         present = stage.columns >= 0
         found[stage.columns[present]] = counts[present]
         return found
+
+    def _name(self, source: int) -> str:
+        return self.gone[-1 - source] if source < 0 else self._lines[source].order.uid
 
     def _mix(self, lane: int, row: int | None) -> Mix:
         """Return the mix at a row of a lane; None is the end of time."""

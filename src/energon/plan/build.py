@@ -59,6 +59,7 @@ def mix_plan(
     seed: int,
     unit: int = 1,
     batch_size: int = 1,
+    gone: Sequence[str] = (),
     shuffle_window: int = 0,
 ) -> Plan:
     """Return a plan that draws from sources as mixes say; endless, unless they have limits.
@@ -71,6 +72,7 @@ def mix_plan(
         seed: Seed of the run.
         unit: Consecutive rows of a lane that come from one source.
         batch_size: Rows of a batch, for schedules that count batches.
+        gone: Names of the sources -1, -2, … of earlier mixes, which are no longer there.
         shuffle_window: Rows of a lane that are permuted together; 0 for none.
     """
     plan = BlendPlan(
@@ -81,6 +83,7 @@ def mix_plan(
         seed,
         unit,
         batch_size,
+        tuple(gone),
     )
     return _windowed(plan, shuffle_window, seed)
 

@@ -39,7 +39,7 @@ class Line:
             return self.leaves[0]
         shuffled = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
         return PlanLeaf(
-            uid="\n".join(leaf.uid for leaf in self.leaves),
+            uid=" + ".join(leaf.uid for leaf in self.leaves),
             num_samples=self.length,
             slice_samples=min(leaf.slice_samples for leaf in self.leaves),
             parallel_slices=max(leaf.parallel_slices for leaf in self.leaves),
@@ -124,6 +124,10 @@ class LinePlan:
         stripe = 1 if self.shuffle else self.stripe
         full, rest = divmod(self.length, stripe * self.lanes)
         return full * stripe + min(stripe, max(0, rest - lane * stripe))
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> LinePlan:
+        """Return this plan: a line has no mix that could have changed."""
+        return self
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
         """Return rows `start` to `start + count` of a lane; fewer only at the end."""

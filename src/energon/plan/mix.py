@@ -17,7 +17,7 @@ from math import fsum
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.plan.curve import Clock, Curve
+from energon.plan.curve import Clock, Curve, Unit
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,19 @@ class Mix:
     def limits(self) -> dict[int, float]:
         """How many epochs may be drawn of the sources that have a limit."""
         return {number: limit for number, limit in self._leaves(None) if limit is not None}
+
+    @property
+    def units(self) -> set[Unit]:
+        """In what the changes of weights are counted."""
+        return {curve.unit for curve in self._curves() if not curve.is_constant}
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether any weight is to be derived from sizes."""
+        return any(
+            entry.weight is None or (isinstance(entry.node, Mix) and entry.node.is_derived)
+            for entry in self.entries
+        )
 
     def is_used_up(self, used: Collection[int]) -> bool:
         """Return whether nothing is left to draw, with these sources used up."""
@@ -159,13 +172,17 @@ class Mix:
             if isinstance(entry.node, Mix):
                 yield from entry.node._curves()
 
-    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+    def to_json(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return the mix as plain data that names sources by `names`."""
-        entries = []
-        for entry in self.entries:
-            node = entry.node.to_json(names) if isinstance(entry.node, Mix) else names[entry.node]
+        entries: dict[str, Any] = {}
+        for number, entry in enumerate(self.entries):
+            weight = _settled(entry).to_json()
             limit = {} if entry.max_epochs is None else {"max_epochs": entry.max_epochs}
-            entries.append({"of": node, "weight": _settled(entry).to_json(), **limit})
+            if isinstance(entry.node, Mix):
+                below = {"of": entry.node.to_json(names), "weight": weight, **limit}
+                entries[f"{_BLEND}{number}"] = below
+            else:
+                entries[names[entry.node]] = {"weight": weight, **limit}
         return {"blend": entries, **({"stop_at_first": True} if self.stop_at_first else {})}
 
     @classmethod
@@ -178,19 +195,29 @@ class Mix:
         try:
             entries = tuple(
                 Entry(
-                    cls.from_json(entry["of"], numbers)
-                    if isinstance(entry["of"], Mapping)
-                    else numbers[entry["of"]],
+                    cls.from_json(entry["of"], numbers) if "of" in entry else numbers[name],
                     Curve.from_json(entry["weight"]),
                     entry.get("max_epochs"),
                 )
-                for entry in saved["blend"]
+                for name, entry in saved["blend"].items()
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"a saved mix is damaged or was edited: {error!r} in {saved!r:.200}"
             ) from error
         return cls(entries, bool(saved.get("stop_at_first", False)))
+
+    @classmethod
+    def names_in(cls, saved: Any) -> Iterator[str]:
+        """Yield the names of the sources in what `to_json` returned."""
+        for name, entry in saved["blend"].items():
+            if "of" in entry:
+                yield from cls.names_in(entry["of"])
+            else:
+                yield name
+
+
+_BLEND = "blend "
 
 
 def _settled(entry: Entry) -> Curve:

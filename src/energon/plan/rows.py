@@ -38,3 +38,6 @@ class Plan(Protocol):
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
+        """Return the plan of a run in which `lane` took up each mix but the first at `rows`."""

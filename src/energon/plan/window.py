@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class WindowPlan:
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""
         return self.plan.num_rows(lane)
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> WindowPlan:
+        """Return the plan of a run in which `lane` took up other mixes at `rows`."""
+        return replace(self, plan=self.plan.with_changes(lane, rows))
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
         """Return rows `start` to `start + count` of a lane; fewer only at the end."""

@@ -8,6 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from energon.errors import ConfigError
+from energon.plan.rows import Plan
+
+
+@dataclass(eq=False)
+class Reading:
+    """What is read in a lane; all stages see the same, whatever else of the lane they replace.
+
+    Args:
+        plan: The order, if it is not that of the stage which reads.
+        row: The row behind the last one that was ever handed on.
+    """
+
+    plan: Plan | None = None
+    row: int = 0
 
 
 @dataclass(eq=False)
@@ -24,6 +38,7 @@ class Lane:
         counts: Statistics of the lane: samples, skipped, failed, by name.
         row: Row of the sample that user code works on, or with which its batch begins.
         batch: How many batches the lane has yielded.
+        reading: By which plan and how far the lane is read.
     """
 
     number: int
@@ -34,6 +49,7 @@ class Lane:
     counts: Counter[str] = field(default_factory=Counter)
     row: int = 0
     batch: int = 0
+    reading: Reading = field(default_factory=Reading)
 
     def enter(self, row: int) -> None:
         """Note that user code gets the sample of this row, or what begins with it."""

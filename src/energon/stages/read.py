@@ -43,7 +43,7 @@ class ReadDataset(Dataset[Any]):
     """Yield what `reader` gives for the rows of a plan.
 
     Args:
-        plan: Returns the plan for a number of lanes; called once a lane is opened.
+        plan: Returns the plan for a number of lanes; called where a lane has none of its own.
         reader: Reads samples.
     """
 
@@ -59,7 +59,7 @@ class ReadDataset(Dataset[Any]):
     def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
         if not places:
             return []
-        plan = self.plan(lane.lanes)
+        plan = lane.reading.plan or self.plan(lane.lanes)
         return self.reader.read(plan.at(lane.number, np.array(places, np.int64)))
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
@@ -75,8 +75,10 @@ class ReadDataset(Dataset[Any]):
 class _ReadIterator(DatasetIterator[Any]):
     def __init__(self, stage: ReadDataset, lane: Lane) -> None:
         self.reader = stage.reader
-        self.plan = stage.plan(lane.lanes)
-        self.lane = lane.number
+        self.stage = stage
+        self.plan: Plan | None = None
+        self.lane = lane
+        self.reading = lane.reading
         self.max_block = max(
             1,
             min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, stage.reader.mean_sample_bytes))),
@@ -102,6 +104,8 @@ class _ReadIterator(DatasetIterator[Any]):
             self._read(1)
             at = 0
         self._row += 1
+        if self._row > self.reading.row:
+            self.reading.row = self._row
         return self._block[at]
 
     def take(self, count: int) -> list[Any]:
@@ -117,6 +121,7 @@ class _ReadIterator(DatasetIterator[Any]):
             found = self._block[at : at + count - len(samples)]
             self._row += len(found)
             samples += found
+        self.reading.row = max(self.reading.row, self._row)
         return samples
 
     def state_dict(self) -> State:
@@ -142,7 +147,10 @@ class _ReadIterator(DatasetIterator[Any]):
         at = self._row - self._planned_start
         if self._planned is None or at + count > len(self._planned.leaf):
             ahead = min(MAX_PLANNED_ROWS, max(count, 8 * self._next_block))
-            self._planned = self.plan.rows(self.lane, self._row, ahead)
+            if self.plan is None:
+                # Not before: restoring the lane may decide it.
+                self.plan = self.reading.plan or self.stage.plan(self.lane.lanes)
+            self._planned = self.plan.rows(self.lane.number, self._row, ahead)
             self._planned_start = self._row
             at = 0
         return self._planned.pick(slice(at, at + count))

@@ -3,68 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from energon.errors import ConfigError
-from energon.plan.build import blend_plan, concat_plan, epochized_plan
-from energon.plan.leaf import PlanLeaf
-from energon.plan.rows import Plan
+from energon.plan.recipe import PlanRecipe
 from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, State
+from energon.stages.changes import ChangesDataset
 from energon.stages.lane import Lane
 from energon.worker import WorkerConfig
 
 ORDER_VERSION = 1
 """Counts changes of the order that a configuration and a seed give."""
-
-
-@dataclass(frozen=True)
-class PlanRecipe:
-    """All that decides the order, but the number of lanes.
-
-    Args:
-        kind: "blend" draws from the leaves by weight without end; "epochized" permutes all
-            their samples as one line; "concat" lays them end to end.
-        leaves: The leaves with their sizes.
-        seed: Seed of the run.
-        repeat: Whether an epochized line starts again at its end.
-        stripe: How many consecutive samples go to the same lane where a line keeps its order.
-        shuffle_window: Rows that are permuted together after blending; 0 for none.
-    """
-
-    kind: Literal["blend", "epochized", "concat"]
-    leaves: tuple[PlanLeaf, ...]
-    seed: int
-    repeat: bool = True
-    stripe: int = 1
-    shuffle_window: int = 0
-
-    @property
-    def is_striped(self) -> bool:
-        """Whether `stripe` has a say in the order."""
-        shuffles = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
-        return self.kind == "concat" or (self.kind == "epochized" and not shuffles)
-
-    def __call__(self, lanes: int) -> Plan:
-        """Return the plan for `lanes` lanes."""
-        if self.kind == "blend":
-            return blend_plan(
-                self.leaves, lanes=lanes, seed=self.seed, shuffle_window=self.shuffle_window
-            )
-        if self.kind == "epochized":
-            return epochized_plan(
-                self.leaves,
-                lanes=lanes,
-                seed=self.seed,
-                repeat=self.repeat,
-                stripe=self.stripe,
-                shuffle_window=self.shuffle_window,
-            )
-        return concat_plan(self.leaves, lanes=lanes, stripe=self.stripe)
 
 
 @dataclass(frozen=True)
@@ -117,7 +71,10 @@ class SavableDataset:
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane."""
         lane.seed = self.plan.seed
-        return self.stage.open(lane, state)
+        stage: Dataset[Any] = self.stage
+        if self.plan.kind == "blend":
+            stage = ChangesDataset(stage, self.plan(lane.lanes), len(self.plan.past))
+        return stage.open(lane, state)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
         """Return how many batches a lane has at most; None means no end."""
@@ -159,12 +116,12 @@ class SavableDataset:
             "repeat": plan.repeat,
             **({"stripe": plan.stripe} if plan.is_striped else {}),
             "shuffle_window": plan.shuffle_window,
+            **self._mix_fingerprint(),
             "batch_size": self.batch_size,
             "packing_buffer_size": self.packing_buffer_size,
             "leaves": {
                 leaf.uid: {
                     **self.data.get(leaf.uid, {}),
-                    "weight": leaf.weight,
                     "repetitions": leaf.repetitions,
                     "slice": [leaf.slice_samples, leaf.parallel_slices],
                     "shuffle_over_epochs": leaf.shuffle_over_epochs,
@@ -172,6 +129,22 @@ class SavableDataset:
                 for leaf in plan.leaves
             },
         }
+
+    def _mix_fingerprint(self) -> dict[str, Any]:
+        plan = self.plan
+        if plan.kind != "blend":
+            return {}
+        past = {"mix_before": list(plan.past)} if plan.past else {}
+        return {"mix": plan.mix_json(), "unit": plan.unit, **past}
+
+    def continuing(self, fingerprint: Mapping[str, Any]) -> SavableDataset:
+        """Return this pipeline for a run that was saved with `fingerprint`.
+
+        If the mix was another one, it ends where the lanes were read to, and that of this
+        pipeline begins there.
+        """
+        mix, past = fingerprint.get("mix"), fingerprint.get("mix_before", ())
+        return replace(self, plan=self.plan.continuing(mix, past))
 
     def config(self) -> dict[str, Any]:
         """Return a description of the pipeline as plain data."""

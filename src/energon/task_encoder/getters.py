@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from energon.errors import ConfigError
-from energon.metadataset.leaf import BlendMode
-from energon.metadataset.resolve import multiply_shuffle, resolve
-from energon.plan.build import choose_slice_samples
+from energon.metadataset.resolve import resolve
+from energon.plan.recipe import PlanRecipe
 from energon.sources.reader import LeafReader
-from energon.task_encoder.dataset import PlanRecipe, SavableDataset
+from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.legacy import with_legacy_arguments
 from energon.task_encoder.recipe import build_pipeline
+from energon.task_encoder.train_plan import train_plan
 from energon.worker import WorkerConfig
-
-PARALLEL_SLICES = 16
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -37,6 +35,7 @@ def get_train_dataset(
     virtual_epoch_length: int = 0,
     shuffle_over_epochs_multiplier: int | None = 1,
     parallel_shard_iters: int | None = None,
+    blend_unit: Literal["sample", "batch"] | None = None,
     task_encoder: AnyTaskEncoder | None = None,
     repeat: bool = True,
     dataset_config: str | None = None,
@@ -63,8 +62,11 @@ def get_train_dataset(
             draws with replacement, None keeps the order of the data.
         parallel_shard_iters: Slices of a dataset that are open at a time in a lane; None for
             16.
+        blend_unit: Whether a blend draws single samples, so that batches are mixed, or whole
+            batches of one dataset; None for what the metadataset says, or else samples.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
-        repeat: Whether the data start again at their end. A blend by weights has no end.
+        repeat: Whether the data start again at their end. A blend by weights has no end, unless
+            all of its entries have `max_epochs`; then it ends in any case.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Merged over those of the datasets.
@@ -85,35 +87,19 @@ def get_train_dataset(
         dataset_config=dataset_config,
         split_config=split_config,
     )
-    if resolved.blend_mode is BlendMode.DATASET_WEIGHT and not repeat:
-        raise ConfigError(
-            f"{path}: a blend by weights has no end, so repeat=False makes no sense; use "
-            "blend_epochized, or a virtual_epoch_length"
-        )
     opened = open_leaves(resolved.leaves, subflavors)
-    seed = worker_config.seed_offset
-    endless = resolved.blend_mode is not BlendMode.SAMPLE_REPETITIONS and repeat
-    plan = PlanRecipe(
-        kind="blend" if endless else "epochized",
-        leaves=tuple(
-            replace(
-                leaf.plan_leaf,
-                slice_samples=leaf.config.max_samples_per_sequence
-                or max_samples_per_sequence
-                or choose_slice_samples(leaf.source.mean_sample_bytes),
-                parallel_slices=leaf.config.parallel_shard_iters
-                or parallel_shard_iters
-                or PARALLEL_SLICES,
-                shuffle_over_epochs=multiply_shuffle(
-                    leaf.plan_leaf.shuffle_over_epochs, shuffle_over_epochs_multiplier
-                ),
-            )
-            for leaf in opened
-        ),
-        seed=seed,
+    plan = train_plan(
+        resolved,
+        opened,
+        seed=worker_config.seed_offset,
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        parallel_shard_iters=parallel_shard_iters,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        blend_unit=blend_unit,
         repeat=repeat,
-        stripe=batch_size or 1,
-        shuffle_window=shuffle_buffer_size or 0,
     )
     return _build(
         opened,

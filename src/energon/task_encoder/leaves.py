@@ -86,7 +86,6 @@ def _open_leaf(
         plan_leaf=PlanLeaf(
             uid=uid,
             num_samples=len(source),
-            weight=leaf.weight,
             repetitions=leaf.repetitions,
             shuffle_over_epochs=multiply_shuffle(
                 config.shuffle_over_epochs if "shuffle_over_epochs" in config.given else 1,

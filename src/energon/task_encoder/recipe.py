@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.plan.recipe import PlanRecipe
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset

@@ -1,0 +1,142 @@
+"""Values that may be written in a metadataset, each with its rules."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
+
+from energon.metadataset.leaf import Subset
+from energon.plan.curve import Point
+from energon.plan.subset import resolve_range
+
+_RAMP = re.compile(r"ramp\s+to\s+([0-9.][0-9._eE+-]*)")
+
+
+def _multiplier(value: int) -> int:
+    if value < 1 and value != -1:
+        raise ValueError("wanted is a number of epochs, -1 (with replacement) or null (in order)")
+    return value
+
+
+def _range(bounds: Any) -> Subset:
+    if (
+        not isinstance(bounds, list)
+        or [type(bound) in (int, str) for bound in bounds] != [True] * 2
+    ):
+        raise ValueError('wanted is [start, stop], like [0, 1000] or ["10%", "50%"]')
+    start, stop = bounds
+    numbers = [bound for bound in bounds if type(bound) is int]
+    if start == "end" or numbers != sorted(numbers) or min(numbers, default=0) < 0:
+        raise ValueError("does not go up from 0 or more")
+    resolve_range(max(numbers, default=0), [(start, stop)])
+    return start, stop
+
+
+def _aux_name(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("becomes an argument of cookers, so it must be a Python name")
+    return name
+
+
+def _temperature(value: float) -> float:
+    if value > 1:
+        raise ValueError(
+            "sizes are raised to the power of it, so 1 is in proportion to sizes and 0 is even; "
+            f"where another tool takes 1/{value:g} of it, write {1 / value:.3g}"
+        )
+    return value
+
+
+def _schedule(raw: Mapping[Any, Any]) -> tuple[Point, ...]:
+    points = sorted(_point(position, value) for position, value in raw.items())
+    if not points or points[0].position != 0:
+        raise ValueError("wanted is what holds at the beginning, like {0: 5, 100_000: 2}")
+    if points[0].ramp:
+        raise ValueError("nothing comes before 0 that could be ramped from; give 0 a number")
+    if not points[-1].value and not any(point.value for point in points):
+        raise ValueError("is 0 all the time; leave the entry out, or set `weight: 0`")
+    return tuple(points)
+
+
+def _point(position: Any, value: Any) -> Point:
+    if isinstance(position, bool) or not isinstance(position, int | float) or position < 0:
+        raise ValueError(f"{position!r} is no position; wanted is a number from 0, like 100_000")
+    if position != int(position):
+        raise ValueError(f"position {position!r} is not a whole number")
+    ramp = _RAMP.fullmatch(value.strip()) if isinstance(value, str) else None
+    try:
+        number = float(ramp[1]) if ramp else value
+    except ValueError:
+        number = None
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError(f'{value!r} at {position}; wanted is a number or "ramp to NUMBER"')
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{value!r} at {position}; wanted is a finite number, at least 0")
+    return Point(int(position), float(number), ramp is not None)
+
+
+def _weight_tag(raw: Any) -> str:
+    if isinstance(raw, Mapping):
+        return "<schedule>"
+    return "<auto>" if raw == "auto" else "<number>"
+
+
+Path = Annotated[
+    str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path)
+]
+AuxName = Annotated[str, AfterValidator(_aux_name)]
+Multiplier = Annotated[int, AfterValidator(_multiplier)]
+Positive = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_temperature)]
+Range = Annotated[
+    Subset,
+    PlainValidator(_range),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": ["integer", "string"]},
+            "minItems": 2,
+            "maxItems": 2,
+            "examples": [["10%", "50%"], [0, 1000], [1000, "end"]],
+        }
+    ),
+]
+Schedule = Annotated[
+    tuple[Point, ...],
+    PlainValidator(_schedule),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "Weights by position; `ramp to N` gets there evenly",
+            "patternProperties": {
+                "^[0-9][0-9_.eE+]*$": {
+                    "anyOf": [
+                        {"type": "number", "minimum": 0},
+                        {"type": "string", "pattern": "^ramp +to +[0-9.]"},
+                    ]
+                }
+            },
+            "required": ["0"],
+            "additionalProperties": False,
+            "examples": [{"0": 5, "100000": 2, "200000": "ramp to 0"}],
+        }
+    ),
+]
+Weight = Annotated[
+    Annotated[Annotated[float, Field(ge=0)], Tag("<number>")]
+    | Annotated[Schedule, Tag("<schedule>")]
+    | Annotated[Literal["auto"], Tag("<auto>")],
+    Discriminator(_weight_tag),
+]

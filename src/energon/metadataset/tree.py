@@ -1,0 +1,131 @@
+"""How the leaves of a split are mixed, as a tree; and the same as sources and their shares.
+
+A *source* is what a blend draws from: a leaf, or leaves that are one line (`concat`,
+`blend_epochized`). Where a split is not a blend, all of it is one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from energon.metadataset.leaf import Leaf
+from energon.plan.curve import Curve
+from energon.plan.mix import Entry, Mix
+
+
+@dataclass(frozen=True)
+class LeafTree:
+    """A leaf."""
+
+    leaf: Leaf
+
+
+@dataclass(frozen=True)
+class LineTree:
+    """Leaves end to end, each as often as its repetitions say.
+
+    Args:
+        children: Leaves and lines.
+        word: What it is called in the document.
+        place: Where it was written.
+    """
+
+    children: tuple[Tree, ...]
+    word: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """An entry of a blend; see `energon.plan.mix.Entry`."""
+
+    tree: Tree
+    weight: Curve | None
+    max_epochs: float | None = None
+    size: float | None = None
+
+
+@dataclass(frozen=True)
+class BlendTree:
+    """A blend.
+
+    Args:
+        entries: At least one.
+        place: Where it was written.
+        unit: Whether samples or whole batches are drawn; None for what the call says.
+        stop_at_first: Whether it is used up with the first of its entries.
+        exponent: Of the sizes that weights are derived from.
+    """
+
+    entries: tuple[Weighted, ...]
+    place: str
+    unit: Literal["sample", "batch"] | None = None
+    stop_at_first: bool = False
+    exponent: float = 1.0
+
+
+Tree = LeafTree | LineTree | BlendTree
+
+
+def leaves_of(tree: Tree) -> Iterator[Leaf]:
+    """Yield the leaves of a tree, in order."""
+    match tree:
+        case LeafTree(leaf):
+            yield leaf
+        case LineTree(children):
+            for child in children:
+                yield from leaves_of(child)
+        case BlendTree(entries):
+            for entry in entries:
+                yield from leaves_of(entry.tree)
+
+
+def map_leaves(tree: Tree, change: Callable[[Leaf], Leaf]) -> Tree:
+    """Return the tree with changed leaves."""
+    match tree:
+        case LeafTree(leaf):
+            return LeafTree(change(leaf))
+        case LineTree(children):
+            return replace(tree, children=tuple(map_leaves(each, change) for each in children))
+        case BlendTree(entries):
+            changed = (replace(each, tree=map_leaves(each.tree, change)) for each in entries)
+            return replace(tree, entries=tuple(changed))
+
+
+def sources_of(tree: Tree) -> tuple[tuple[int, ...], ...]:
+    """Return for each source the numbers of its leaves."""
+    sizes = [sum(1 for _ in leaves_of(source)) for source in _sources(tree)]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return tuple(
+        tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)
+    )
+
+
+def mix_of(tree: Tree) -> Mix:
+    """Return the shares of the sources; a tree that is no blend is the only source."""
+    if isinstance(tree, BlendTree):
+        return _mix(tree, iter(range(sum(1 for _ in _sources(tree)))))
+    return Mix.flat([1.0])
+
+
+def _mix(tree: BlendTree, numbers: Iterator[int]) -> Mix:
+    entries = tuple(
+        Entry(
+            _mix(entry.tree, numbers) if isinstance(entry.tree, BlendTree) else next(numbers),
+            entry.weight,
+            entry.max_epochs,
+            entry.size,
+        )
+        for entry in tree.entries
+    )
+    return Mix(entries, tree.stop_at_first, tree.exponent)
+
+
+def _sources(tree: Tree) -> Iterator[Tree]:
+    if isinstance(tree, BlendTree):
+        for entry in tree.entries:
+            yield from _sources(entry.tree)
+    else:
+        yield tree

@@ -1,0 +1,84 @@
+"""Remember at which rows the mix of a run was changed.
+
+A blend may be restored with other weights. Rows that were read before keep their order, since
+stages that hold items back read them again; the new mix begins with the first row that was
+never read. That row is part of the state of the lane from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon.plan.rows import Plan
+from energon.samples.restore_key import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.lane import Lane
+
+
+@dataclass(frozen=True)
+class ChangesDataset(Dataset[Any]):
+    """Yield the items of `dataset`, read by a plan whose mixes begin where the state says.
+
+    Args:
+        dataset: The items.
+        plan: The order.
+        changes: How many mixes the plan has besides the first.
+    """
+
+    dataset: Dataset[Any]
+    plan: Plan
+    changes: int = 0
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _ChangesIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.dataset.num_items(lane, lanes)
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        return self.dataset.read_again(lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return self.dataset.restore(lane, key)
+
+
+class _ChangesIterator(DatasetIterator[Any]):
+    def __init__(self, stage: ChangesDataset, lane: Lane) -> None:
+        self.stage = stage
+        self.lane = lane
+        self._begin(())
+        self.inner = stage.dataset.open(lane)
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    @property
+    def place(self) -> Place:
+        return self.inner.place
+
+    def __next__(self) -> Any:
+        return next(self.inner)
+
+    def take(self, count: int) -> list[Any]:
+        return self.inner.take(count)
+
+    def state_dict(self) -> State:
+        return {
+            "inner": self.inner.state_dict(),
+            "read": self.lane.reading.row,
+            "changes": list(self.changes),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        inner, self.lane.reading.row, changes = unpack(state, "inner", "read", "changes")
+        self._begin(tuple(changes))
+        self.inner.load_state_dict(inner)
+
+    def _begin(self, changes: tuple[int, ...]) -> None:
+        """Take up the mixes that have not begun yet with the next row that is read."""
+        missing = self.stage.changes - len(changes)
+        self.changes = (*changes, *[self.lane.reading.row] * missing)
+        self.lane.reading.plan = self.stage.plan.with_changes(self.lane.number, self.changes)
