@@ -20,29 +20,11 @@ from energon.webdataset import security
 
 DecodingHandler = Callable[[str, Any], Any]
 
-PICKLED = frozenset(["pkl", "pickle", "pyd", "pth"])
-BASIC = PICKLED | frozenset(
-    [
-        "txt",
-        "text",
-        "transcript",
-        "cls",
-        "cls2",
-        "index",
-        "inx",
-        "id",
-        "count",
-        "json",
-        "jsn",
-        "npy",
-        "npz",
-        "ten",
-        "tb",
-        "mp",
-        "msg",
-        "cbor",
-    ]
-)
+PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
+_NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id", "count"})
+_TEXTS = frozenset({"txt", "text", "transcript", "json", "jsn"})
+_ARRAYS = frozenset({"npy", "npz", "ten", "tb", "mp", "msg", "cbor"})
+BASIC = PICKLED | _NUMBERS | _TEXTS | _ARRAYS
 """Extensions that are decoded unless told otherwise."""
 
 

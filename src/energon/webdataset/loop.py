@@ -34,6 +34,7 @@ class Loop(StageIterator):
         self._pipeline = pipeline
         self._passes = passes
         self._given = given
+        self._is_over = False
         super().__init__()
 
     @classmethod
@@ -85,11 +86,13 @@ class Loop(StageIterator):
             raise StateError(f"the state was saved with seed {seed}, this one is {pipeline.seed}")
         present = pipeline.describe()
         for number in range(max(len(stages), len(present))):
-            pair = [str(each[number : number + 1])[:300] for each in (stages, present)]
-            if stages[number : number + 1] != present[number : number + 1]:
+            was, now = (
+                each[number] if number < len(each) else None for each in (stages, present)
+            )
+            if was != now:
                 raise StateError(
-                    f"the state was saved by another pipeline; stage {number} was {pair[0]}, now "
-                    f"it is {pair[1]}"
+                    f"the state was saved by another pipeline; stage {number} was "
+                    f"{str(was)[:300]}, now it is {str(now)[:300]}"
                 )
 
     @staticmethod
@@ -98,6 +101,16 @@ class Loop(StageIterator):
         return _state(pipeline, epoch, place=None, given=0, items=None)
 
     def state_dict(self) -> State:
+        """Return where the loop is; after its end, where the next one begins."""
+        if self._is_over:
+            goes_on = self._pipeline.extent.goes_on
+            return _state(
+                self._pipeline,
+                self.epoch + 1,
+                place=_place(self.place),
+                given=0,
+                items=self._passes.state_dict() if goes_on else None,
+            )
         return _state(
             self._pipeline,
             self.epoch,
@@ -114,6 +127,10 @@ class Loop(StageIterator):
         self._passes.close()
 
     def _run(self) -> Iterator[Any]:
+        yield from self._limited()
+        self._is_over = True
+
+    def _limited(self) -> Iterator[Any]:
         share = self._pipeline.extent.share(self.place)
         if share is None:
             yield from self._passes

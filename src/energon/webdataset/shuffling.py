@@ -66,16 +66,17 @@ class _ShuffleIterator(StageIterator):
         replay, draw = self._replay, self._draws.below
         source = iter(replay)
         taken = self._refill(source)
-        wanted = min(self._stage.initial, size) - len(buffer)
+        wanted = 1 if taken else max(1, min(self._stage.initial, size))
         tidy = taken + NOTE_ITEMS
-        while more := list(islice(source, max(1, wanted))):
+        # The second item for each one that is given out, until the buffer is full.
+        while more := list(islice(source, wanted + (bool(taken) and len(buffer) + 1 < size))):
             buffer += more
             numbers += range(taken, taken + len(more))
             taken += len(more)
             if taken >= tidy:
                 replay.oldest = min(numbers)
                 tidy = taken + NOTE_ITEMS
-            wanted = 2 if len(buffer) < size else 1
+            wanted = 1
             yield _remove(buffer, numbers, draw(len(buffer)))
         while buffer:
             yield _remove(buffer, numbers, draw(len(buffer)))

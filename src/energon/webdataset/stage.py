@@ -114,7 +114,7 @@ class Stage:
 
     def describe(self) -> dict[str, Any]:
         """Return what a saved state has to agree with, as JSON."""
-        names = [field.name for field in fields(self)] if is_dataclass(self) else []
+        names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
         settings = {name: describe(getattr(self, name)) for name in names}
         return {"stage": type(self).__name__, **settings}
 

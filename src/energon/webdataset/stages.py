@@ -112,10 +112,14 @@ def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage
 
 def _flat(listed: Iterable[Any]) -> Iterator[Any]:
     for each in listed:
-        if isinstance(each, list):
+        if isinstance(each, list) and all(map(_may_be_stage, each)):
             yield from _flat(each)
         elif each is not None:
             yield each
+
+
+def _may_be_stage(each: Any) -> bool:
+    return each is None or callable(each) or isinstance(each, list) or hasattr(each, "run")
 
 
 def _as_stage(each: Any, *, is_source: bool) -> Stage:

@@ -106,10 +106,9 @@ def repeatedly(
         nsamples: How many samples in all; the batch that reaches it is the last.
         batchsize: Counts the samples of a batch.
     """
-    batches = samples = 0
-    for batch in repeatedly0(source, nepochs):
+    samples = 0
+    for batches, batch in enumerate(repeatedly0(source, nepochs), 1):
         yield batch
-        batches += 1
         samples += 0 if nsamples is None else batchsize(batch)
         if batches == nbatches or (nsamples is not None and samples >= nsamples):
             return

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import pickle
+import random
+
+import pytest
+
+from energon.errors import StateError
+from energon.webdataset import filters
+from energon.webdataset.compat import WebDataset
+from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.shardlists import ResampledShards, SimpleShardList
+from energon.webdataset.tar_samples import TarSamples
+from tests.webdataset.shards import make_shards
+
+
+def number(sample):
+    return int(sample["__key__"])
+
+
+def twins(value):
+    yield value
+    yield -value
+
+
+PIPELINES = {
+    "raw": lambda urls: WebDataset(urls).map(number),
+    "shuffled": lambda urls: WebDataset(urls, shardshuffle=True).map(number).shuffle(7, initial=3),
+    "twice shuffled": lambda urls: WebDataset(urls).shuffle(5).map(number).shuffle(9, initial=2),
+    "unshuffled": lambda urls: WebDataset(urls).map(number).shuffle(0),
+    "select": lambda urls: WebDataset(urls).map(number).select(lambda n: n % 3),
+    "rsample": lambda urls: WebDataset(urls).map(number).rsample(0.4),
+    "slice": lambda urls: WebDataset(urls).map(number).slice(2, 20, 3),
+    "batches": lambda urls: WebDataset(urls).map(number).shuffle(4).listed(4),
+    "rebatched": lambda urls: WebDataset(urls).map(number).listed(4).unlisted().shuffle(5).listed(3),
+    "flatmap": lambda urls: WebDataset(urls).map(number).flatmap(twins).shuffle(6),
+    "epoch": lambda urls: WebDataset(urls, shardshuffle=True).map(number).shuffle(5).with_epoch(17),
+    "repeat": lambda urls: WebDataset(urls, shardshuffle=True).map(number).repeat(3),
+    "resampled": lambda urls: WebDataset(urls, resampled=True).map(number).with_epoch(40),
+    "explicit": lambda urls: DataPipeline(
+        SimpleShardList(urls), TarSamples(), filters.map(number), filters.shuffle(5)
+    ),
+    "list": lambda urls: DataPipeline([1, 2, 3, 4, 5, 6, 7], filters.shuffle(3)),
+    "resampled list": lambda urls: DataPipeline(
+        ResampledShards(urls, nshards=5), TarSamples(), filters.map(number)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("state"), [5, 1, 11, 7])
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_goes_on_where_it_was_saved_at_every_position(name, urls):
+    make = PIPELINES[name]
+    pipeline = make(urls)
+    for epoch in range(2):
+        states, items = [pipeline.state_dict()], []
+        for item in pipeline:
+            items.append(item)
+            states.append(json.loads(json.dumps(pipeline.state_dict())))
+        assert items
+        for done, state in enumerate(states):
+            other = make(urls)
+            other.load_state_dict(state)
+            assert other.state_dict() == state
+            assert list(other) == items[done:], (epoch, done)
+            assert next(iter(other), None) == next(iter(make_at(make, urls, epoch + 1)), None)
+
+
+def make_at(make, urls, epoch):
+    pipeline = make(urls)
+    for _ in range(epoch):
+        list(pipeline)
+    return pipeline
+
+
+@pytest.mark.parametrize("name", ["twice shuffled", "flatmap", "epoch"])
+def test_states_of_restored_pipelines_are_as_good(name, urls):
+    make = PIPELINES[name]
+    items = list(make(urls))
+    pipeline, found = make(urls), []
+    while True:
+        loop = iter(pipeline)
+        found += [item for _, item in zip(range(3), loop, strict=False)]
+        if len(found) >= len(items):
+            break
+        state = pipeline.state_dict()
+        pipeline = make(urls)
+        pipeline.load_state_dict(state)
+    assert found == items
+
+
+def test_pipelines_that_nobody_has_changed_are_the_same_after_pickling(urls):
+    pipeline = WebDataset(urls, shardshuffle=True).map(number).shuffle(5).with_length(24)
+    copied = pickle.loads(pickle.dumps(pipeline))
+    assert list(copied) == list(pipeline)
+    assert len(copied) == 24
+
+
+def test_a_generator_function_works_and_says_that_it_cannot_be_saved(urls):
+    def pairs(source):
+        for sample in source:
+            yield sample, sample
+
+    pipeline = WebDataset(urls).compose(pairs).shuffle(3)
+    assert len(list(pipeline)) == 24
+    next(iter(pipeline))
+    with pytest.raises(StateError, match="pairs is a plain iterable or generator function"):
+        pipeline.state_dict()
+
+
+def test_generator_functions_that_choose_shards_can_be_saved(urls):
+    def every_other(shards):
+        for index, shard in enumerate(shards):
+            if index % 2:
+                yield shard
+
+    def make():
+        return DataPipeline(SimpleShardList(urls), every_other, TarSamples(), filters.map(number))
+
+    pipeline = make()
+    loop = iter(pipeline)
+    first = [next(loop) for _ in range(3)]
+    other = make()
+    other.load_state_dict(pipeline.state_dict())
+    assert first + list(other) == [5, 17, 18, 19, 20, 21, 22, 23]
+
+
+def test_a_state_of_another_pipeline_is_refused_with_the_difference(urls):
+    state = WebDataset(urls).shuffle(5).state_dict()
+    with pytest.raises(StateError, match=r"stage 5 was .*5.* now it is .*6"):
+        WebDataset(urls).shuffle(6).load_state_dict(state)
+    with pytest.raises(StateError, match="another pipeline; stage 0"):
+        WebDataset(urls[:2]).shuffle(5).load_state_dict(state)
+    with pytest.raises(StateError, match="seed"):
+        WebDataset(urls, seed=4).shuffle(5).load_state_dict(state)
+    with pytest.raises(StateError, match="no state of a webdataset"):
+        WebDataset(urls).load_state_dict({"lanes": 3})
+
+
+def test_the_users_generator_is_saved_with_the_state(urls):
+    def make():
+        return DataPipeline(list(range(50)), filters.shuffle(9, rng=random.Random(3)))
+
+    pipeline = make()
+    loop = iter(pipeline)
+    first = [next(loop) for _ in range(13)]
+    state = json.loads(json.dumps(pipeline.state_dict()))
+    other = make()
+    other.load_state_dict(state)
+    assert first + list(other) == list(make())

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.errors import FormatError, TruncatedError
+from energon.formats.tar import split_name
+from energon.webdataset import tar_parser, tar_reader
+from energon.webdataset.tar_parser import TarParser
+from energon.webdataset.tar_reader import TarReader
+from tests.webdataset.shards import members_of, numbered, tar_bytes
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+names = st.text("abé./_ B", min_size=1, max_size=12).filter(
+    lambda name: not name.endswith("/") and name.strip("/. ") != ""
+)
+
+
+class Trickle(io.BytesIO):
+    """Gives few bytes at a time, as pipes do."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        super().__init__(data)
+        self.step = step
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(min(self.step, self.step if size is None else size))
+
+
+def read(data, *, step=1 << 30, position=0, **options):
+    stream = Trickle(data[position:], step)
+    reader = TarReader(stream, TarParser("x.tar", position=position, **options))
+    found = []
+    while (block := reader.next_block()) is not None:
+        found += block
+    return found
+
+
+def expected(data):
+    """What the tar library finds, grouped by the rule of the format."""
+    samples = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            parts = split_name(member.name)
+            if not member.isreg() or parts is None:
+                continue
+            key, field = parts
+            if not samples or samples[-1]["__key__"] != key:
+                samples.append({"__key__": key})
+            samples[-1][field.lower()] = tar.extractfile(member).read()
+    return samples
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(names, st.binary(max_size=1500)), max_size=12),
+    st.sampled_from(FORMATS),
+    st.sampled_from([1, 7, 512, 1000, 1 << 30]),
+    st.sampled_from([600, 1 << 20]),
+)
+def test_finds_what_the_tar_library_finds(members, format, step, large):
+    unique = {}
+    for name, content in members:
+        unique.setdefault(name.lower(), (name, content))
+    data = tar_bytes(unique.values(), format=format)
+    before = tar_parser.LARGE_BYTES
+    tar_parser.LARGE_BYTES = large
+    try:
+        try:
+            found = read(data, step=step)
+        except FormatError as error:
+            assert "twice" in str(error)
+            return
+    finally:
+        tar_parser.LARGE_BYTES = before
+    assert found == expected(data)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_reads_names_of_any_length(format):
+    limit = 100 if format == tarfile.USTAR_FORMAT else 400
+    members = [("x" * length + ".txt", b"%d" % length) for length in range(90, limit - 4)]
+    members += [("d" * 60 + "/" + "e" * 60 + ".txt", b"prefix")]
+    data = tar_bytes(members, format=format)
+    assert read(data) == expected(data)
+    assert len(read(data)) == len(members)
+
+
+def test_reads_times_in_fractions_of_seconds_which_need_extended_headers():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.mtime, member.size = 1.5, 1
+            tar.addfile(member, io.BytesIO(b"x"))
+    assert [sample["__key__"] for sample in read(file.getvalue())] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("step", [1 << 30, 700])
+def test_an_archive_that_is_cut_anywhere_is_an_error_and_gives_no_half_sample(step):
+    data = tar_bytes(members_of(numbered(range(4))))
+    whole = read(data)
+    end = 4 * 2 * 1024
+    for cut in range(0, end + 1, 64):
+        parser = TarParser("x.tar")
+        reader = TarReader(Trickle(data[:cut], step), parser)
+        found = []
+        with pytest.raises(TruncatedError, match=r"x\.tar"):
+            while (block := reader.next_block()) is not None:
+                found += block
+        assert found == whole[: len(found)]
+    assert read(data[: end + 512]) == whole
+
+
+def test_garbage_is_an_error():
+    with pytest.raises(FormatError, match="no tar header at byte 0"):
+        read(b"x" * 2048)
+    data = bytearray(tar_bytes(members_of(numbered(range(3)))))
+    data[2048:2560] = b"y" * 512
+    with pytest.raises(FormatError, match="byte 2048"):
+        read(bytes(data))
+
+
+def test_an_empty_file_is_an_error_and_an_empty_archive_is_not():
+    with pytest.raises(TruncatedError):
+        read(b"")
+    assert read(bytes(10240)) == []
+
+
+def test_archives_joined_with_cat_are_read_through():
+    one, two = (tar_bytes(members_of(numbered([n]))) for n in (1, 2))
+    assert [s["__key__"] for s in read(one + two)] == ["000001", "000002"]
+    # The same key on both sides of a border is two samples.
+    assert len(read(one + one)) == 2
+
+
+def test_a_field_twice_in_a_sample_is_an_error_that_names_it():
+    with pytest.raises(FormatError, match="'a' has 'jpg' twice"):
+        read(tar_bytes([("a.jpg", b"1"), ("a.JPG", b"2")]))
+
+
+def test_select_and_rename_decide_by_name():
+    data = tar_bytes([("a.x", b"1"), ("a.y", b"2" * 3000), ("b.y", b"3")])
+    assert read(data, select=lambda name: name.endswith(".x")) == [{"__key__": "a", "x": b"1"}]
+    renamed = read(data, rename=lambda name: name.replace(".y", ".x.y"))
+    assert renamed[0] == {"__key__": "a", "x": b"1", "x.y": b"2" * 3000}
+
+
+def test_every_sample_can_be_read_from_its_own_position():
+    data = tar_bytes([("x" * 150 + f"{n}.txt", b"%d" % n) for n in range(9)], format=tarfile.GNU_FORMAT)
+    whole = read(data)
+    before = tar_reader.WINDOW_BYTES
+    tar_reader.WINDOW_BYTES = 2048
+    try:
+        reader = TarReader(io.BytesIO(data), TarParser("x.tar"))
+        found = 0
+        while (block := reader.next_block()) is not None:
+            assert read(data, position=reader.block_position) == whole[found:]
+            found += len(block)
+    finally:
+        tar_reader.WINDOW_BYTES = before
+    assert found == 9
+
+
+def test_links_and_folders_are_no_parts():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE):
+            member = tarfile.TarInfo("a.txt")
+            member.type, member.linkname = kind, "b"
+            tar.addfile(member)
+        tar.addfile(tarfile.TarInfo("a.cls"))
+    assert read(file.getvalue()) == [{"__key__": "a", "cls": b""}]
+
+
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [
+        ("d.x/a.seg.JPG", {"__key__": "d.x/a", "seg.jpg": b""}),
+        ("./a.jpg", {"__key__": "./a", "jpg": b""}),
+        ("a..b", {"__key__": "a", ".b": b""}),
+        ("a.", {"__key__": "a", "": b""}),
+        ("__x__.json", {"__key__": "__x__", "json": b""}),
+        ("__x__/a.json", None),
+        (".a.jpg", None),
+        ("d/.a.jpg", None),
+        ("noext", None),
+    ],
+)
+def test_keys_end_at_the_first_dot_of_the_base_name(name, sample):
+    assert read(tar_bytes([(name, b"")])) == ([sample] if sample else [])
