@@ -15,7 +15,7 @@ from energon.errors import ConfigError
 from energon.io.address import Address, local_path, redact, scheme_of, split_address
 from energon.io.backend import Backend
 from energon.io.local_backend import LocalBackend
-from energon.io.retry import RetryPolicy
+from energon.io.settings import StorageSettings
 from energon.io.store import Store
 
 _MAKERS: Mapping[str, str] = {
@@ -61,7 +61,7 @@ def all_statistics() -> dict[str, dict[str, float]]:
 def _store(root: str, make: Callable[[], Backend]) -> Store:
     with _lock:
         if root not in _stores:
-            _stores[root] = Store(make(), RetryPolicy.from_environment())
+            _stores[root] = Store(make(), StorageSettings.from_environment())
         return _stores[root]
 
 

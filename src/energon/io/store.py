@@ -8,10 +8,11 @@ continued where they broke off, and counted.
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
 from energon.errors import (
@@ -22,12 +23,16 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.io.backend import Backend, ObjectInfo
-from energon.io.retry import RetryPolicy
+from energon.io.settings import StorageSettings
 from energon.io.statistics import StoreStatistics
+from energon.io.threads import WaitingThreads
 
 T = TypeVar("T")
 
+_random = random.SystemRandom()
+
 MAX_PARALLEL = 32
+"""Requests at the same time for what is needed at once."""
 RENEW_SECONDS = 60.0
 """Refused credentials are looked up anew at most this often."""
 
@@ -37,15 +42,14 @@ class Store:
 
     Args:
         backend: Makes the requests.
-        policy: When they are repeated.
+        settings: How many of them at the same time, and when they are repeated.
     """
 
-    def __init__(self, backend: Backend, policy: RetryPolicy | None = None) -> None:
+    def __init__(self, backend: Backend, settings: StorageSettings | None = None) -> None:
         self.backend = backend
-        self.policy = RetryPolicy() if policy is None else policy
+        self.settings = StorageSettings() if settings is None else settings
         self.statistics = StoreStatistics()
-        self._pool: ThreadPoolExecutor | None = None
-        self._hedges: ThreadPoolExecutor | None = None
+        self._pools: dict[str, WaitingThreads] = {}
         self._lock = threading.Lock()
         self._renewed_at = -RENEW_SECONDS
 
@@ -86,9 +90,7 @@ class Store:
             ObjectChangedError: If it is of another version.
             StorageError: If it cannot be read, in spite of all retries.
         """
-        data = self._try(lambda: self._get(key, start, stop, version), key, hedged=True)
-        self.statistics.add(bytes_read=len(data))
-        return data
+        return self._read_range(key, start, stop, version)
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
@@ -104,13 +106,23 @@ class Store:
                 future.cancel()
 
     def submit(
-        self, key: str, start: int, stop: int, *, version: str | None = None
+        self,
+        key: str,
+        start: int,
+        stop: int,
+        *,
+        version: str | None = None,
+        ahead: bool = False,
     ) -> Future[bytes]:
-        """Begin to read a range, in a thread of the store; see `read_range`."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(MAX_PARALLEL, "energon-read")
-        return self._pool.submit(self.read_range, key, start, stop, version=version)
+        """Begin to read a range, in a thread of the store; see `read_range`.
+
+        With `ahead`, it is not needed yet, and what is needed does not wait for it.
+        """
+        if ahead:
+            pool = self._threads("energon-ahead", self.settings.parallel_requests)
+        else:
+            pool = self._threads("energon-read", MAX_PARALLEL)
+        return pool.submit(self._read_range, key, start, stop, version)
 
     def stream(self, key: str, start: int = 0, *, version: str | None = None) -> Iterator[bytes]:
         """Yield an object in chunks, from byte `start`. A broken stream is continued.
@@ -169,6 +181,17 @@ class Store:
         """Delete an object, if it exists."""
         self._try(lambda: self.backend.delete(key), key)
 
+    def _threads(self, name: str, count: int) -> WaitingThreads:
+        with self._lock:
+            if name not in self._pools:
+                self._pools[name] = WaitingThreads(count, name)
+            return self._pools[name]
+
+    def _read_range(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        data = self._try(lambda: self._get(key, start, stop, version), key, hedged=True)
+        self.statistics.add(bytes_read=len(data))
+        return data
+
     def _get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         data = self.backend.get(key, start, stop, version)
         if len(data) == stop - start:
@@ -190,8 +213,8 @@ class Store:
         failures = 0
         while True:
             try:
-                if hedged and self.policy.hedge_after_seconds is not None:
-                    return self._hedge(request, self.policy.hedge_after_seconds)
+                if hedged and self.settings.hedge_after_seconds is not None:
+                    return self._hedge(request, self.settings.hedge_after_seconds)
                 with self.statistics.request():
                     return request()
             except StorageError as error:
@@ -207,10 +230,11 @@ class Store:
         if not transient:
             self.statistics.add(failed=1)
             raise error
-        policy = self.policy
-        pause = policy.wait_seconds(failures - 1)
+        settings = self.settings
+        limit = min(settings.longest_wait_seconds, settings.first_wait_seconds * 2**failures / 2)
+        pause = _random.uniform(0.0, limit)
         taken = 0.0 if begun is None else time.monotonic() - begun
-        if failures >= policy.attempts or taken + pause > policy.deadline_seconds:
+        if failures >= settings.attempts or taken + pause > settings.deadline_seconds:
             self.statistics.add(failed=1)
             raise StorageTimeoutError(
                 f"{error}; gave up after {failures} attempts in {taken:.1f} s. Is the store "
@@ -232,10 +256,7 @@ class Store:
 
     def _hedge(self, request: Callable[[], T], after_seconds: float) -> T:
         """Make a request, and again if it is slow; return the first good answer."""
-        with self._lock:
-            if self._hedges is None:
-                self._hedges = ThreadPoolExecutor(2 * MAX_PARALLEL, "energon-hedge")
-        pool = self._hedges
+        pool = self._threads("energon-hedge", 2 * MAX_PARALLEL)
 
         def run() -> T:
             with self.statistics.request():

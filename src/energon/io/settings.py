@@ -1,0 +1,97 @@
+"""How stores are read: set in the environment, so that every process of a job has the same."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from energon.errors import ConfigError
+
+PREFIX = "ENERGON_STORAGE_"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?")
+_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY_UNITS = {"ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """Limits for reading from stores. None means no limit, or never.
+
+    Each can be set in the environment, as in `ENERGON_STORAGE_ATTEMPTS=3` or
+    `ENERGON_STORAGE_CACHE_BYTES=200GB`.
+
+    Args:
+        attempts: Times that a request is made in all, the first included.
+        first_wait_seconds: Longest wait before the second time; doubles from one to the next.
+            The actual wait is drawn evenly from zero to that, so that clients do not come at
+            once.
+        longest_wait_seconds: Where doubling ends.
+        deadline_seconds: After that much time, a request is not made again.
+        hedge_after_seconds: A reading request that is not answered after this time is made a
+            second time, and the first answer counts; None never does.
+        parallel_requests: Requests of one process to one store at the same time, when it reads
+            ahead.
+        read_ahead_bytes: What a process holds of remote shards at most, fetched but not used
+            up.
+        cache_dir: Folder for copies of remote files; None for one below the user's cache.
+        cache_bytes: What that folder holds at most.
+    """
+
+    attempts: int = 10
+    first_wait_seconds: float = 0.2
+    longest_wait_seconds: float = 20.0
+    deadline_seconds: float = 300.0
+    hedge_after_seconds: float | None = None
+    parallel_requests: int = 16
+    read_ahead_bytes: int = 256 << 20
+    cache_dir: str | None = None
+    cache_bytes: int = 20 << 30
+
+    def __post_init__(self) -> None:
+        hedge = self.hedge_after_seconds
+        if self.attempts < 1 or self.parallel_requests < 1:
+            raise ConfigError(f"{self}: wanted are at least one attempt and one request")
+        if self.deadline_seconds <= 0 or (hedge is not None and hedge <= 0):
+            raise ConfigError(f"{self}: wanted are times above 0")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> StorageSettings:
+        """Return what the environment says, and the defaults for the rest.
+
+        Raises:
+            ConfigError: If a value makes no sense.
+        """
+        found = os.environ if environment is None else environment
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            name = PREFIX + field.name.upper()
+            if text := found.get(name):
+                values[field.name] = _parse(name, str(field.type), text)
+        return cls(**values)
+
+
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes, as written in "4096", "200GB" or "1.5GiB".
+
+    Raises:
+        ConfigError: If it is not a size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r}: wanted is a size, as 4096, 200GB or 1.5GiB")
+    unit = found[2]
+    return int(float(found[1]) * (_UNITS | _BINARY_UNITS).get(unit or "", 1))
+
+
+def _parse(name: str, kind: str, text: str) -> Any:
+    try:
+        if name.endswith("_BYTES"):
+            return parse_bytes(text)
+        if kind.startswith("int"):
+            return int(text)
+        return float(text) if kind.startswith("float") else text
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r}: wanted is a number ({error})") from error

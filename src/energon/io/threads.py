@@ -1,0 +1,59 @@
+"""Threads that wait for answers, and that no program has to wait for.
+
+Those of the standard library are joined at exit, so that a program could not end while a store
+does not answer. These are daemons: what they still do at exit is given up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class WaitingThreads:
+    """Runs functions in up to `count` threads, in the order in which they were given.
+
+    Args:
+        count: Most threads; they are started when they are needed.
+        name: What they are called.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = (
+            SimpleQueue()
+        )
+        self._idle = threading.Semaphore(0)
+        self._threads = 0
+        self._lock = threading.Lock()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run `function(*arguments)` as soon as a thread is free."""
+        future: Future[T] = Future()
+        self._jobs.put((future, function, arguments))
+        if not self._idle.acquire(blocking=False):
+            with self._lock:
+                if self._threads < self._count:
+                    self._threads += 1
+                    threading.Thread(
+                        target=self._work, name=f"{self._name}-{self._threads}", daemon=True
+                    ).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, function, arguments = self._jobs.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+            # An idle thread must not hold on to what it read last.
+            del future, function, arguments
+            self._idle.release()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from energon.io.threads import WaitingThreads
+
+
+def test_runs_everything_with_so_many_threads_at_most():
+    threads = WaitingThreads(3, "test")
+    barrier = threading.Barrier(3)
+    running = threading.active_count()
+
+    def job(number):
+        if number < 3:
+            barrier.wait(10)
+        return number * 2, threading.current_thread().name
+
+    found = [future.result() for future in [threads.submit(job, n) for n in range(50)]]
+    assert [value for value, _ in found] == [n * 2 for n in range(50)]
+    assert len({name for _, name in found}) <= 3
+    assert threading.active_count() <= running + 3
+
+
+def test_failures_come_back_and_end_no_thread():
+    threads = WaitingThreads(1, "test")
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(lambda: 1 / 0).result()
+    assert threads.submit(lambda: 5).result() == 5
+
+
+def test_what_was_cancelled_in_time_is_not_run():
+    threads = WaitingThreads(1, "test")
+    go, ran = threading.Event(), []
+    first = threads.submit(go.wait)
+    second = threads.submit(ran.append, 1)
+    assert second.cancel()
+    go.set()
+    first.result()
+    threads.submit(int).result()
+    assert not ran
+
+
+def test_a_program_ends_although_a_thread_waits():
+    code = (
+        "from energon.io.threads import WaitingThreads; import threading;"
+        "WaitingThreads(1, 'x').submit(threading.Event().wait)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
