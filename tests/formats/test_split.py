@@ -5,7 +5,7 @@ import json
 import pytest
 
 from energon.errors import ConfigError, FormatError
-from energon.formats.split import load_split
+from energon.formats.split import Split, load_split
 
 
 def write(root, text, name="split.yaml"):
@@ -49,3 +49,28 @@ def test_damaged_files_and_missing_ones_say_so(tmp_path):
         load_split(tmp_path)
     with pytest.raises(FormatError):
         load_split(write(tmp_path, "{", "split.json"), "split.json")
+
+
+def test_ranges_of_samples_are_read_back(tmp_path):
+    split = Split(
+        {"train": ["a.tar"], "val": ["a.tar", "b.tar"]},
+        sample_ranges={"train": {"a.tar": (0, 5)}, "val": {"a.tar": (5, 8)}},
+    )
+    found = load_split(write(tmp_path, split.to_yaml()))
+    assert found.sample_range("val", "a.tar", 8) == (5, 8)
+    assert found.sample_range("val", "b.tar", 3) == (0, 3)
+    with pytest.raises(ConfigError, match="samples 5 to 8 of a.tar, which has only 7"):
+        found.sample_range("val", "a.tar", 7)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    ["[]", "{val: 3}", "{val: {a.tar: [1]}}", "{val: {a.tar: [3, 2]}}", "{test: {a.tar: [0, 1]}}"],
+)
+def test_ranges_of_samples_that_make_no_sense_are_refused(tmp_path, ranges):
+    text = f"split_parts: {{val: [a.tar]}}\nsample_ranges: {ranges}\n"
+    if ranges == "[]":
+        assert load_split(write(tmp_path, text)).sample_ranges == {}
+        return
+    with pytest.raises(ConfigError, match="sample_ranges"):
+        load_split(write(tmp_path, text))

@@ -40,7 +40,7 @@ def test_writes_all_that_a_dataset_is_made_of(tmp_path):
         shards(tmp_path, [3, 4]), **ALL, progress=lambda *about: done.append(about)
     )
     assert info.shard_counts == {"000.tar": 3, "001.tar": 4}
-    assert done == [(1, 2), (2, 2)]
+    assert done == [(2, 2)]
     assert sorted(os.listdir(tmp_path / ".nv-meta")) == [
         ".info.json",
         "dataset.yaml",
@@ -59,7 +59,9 @@ def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
     prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
     scanned = []
     scan = index.scan_tar
-    monkeypatch.setattr(index, "scan_tar", lambda path: scanned.append(path) or scan(path))
+    monkeypatch.setattr(
+        index, "scan_tar", lambda path: scanned.append(os.fspath(path)) or scan(path)
+    )
     prepare_dataset(tmp_path, **ALL)
     assert scanned == []
     write_shard(tmp_path / "001.tar", [("other", {"txt": b"changed"})])
@@ -70,7 +72,7 @@ def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
 
 
 def test_shards_are_read_in_processes_where_that_pays(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "MIN_PARALLEL_BYTES", 0)
+    monkeypatch.setattr("energon.prepare.shards.ALONE_SECONDS", 0)
     info = prepare_dataset(shards(tmp_path, [2] * 30), **ALL, num_workers=2)
     assert sum(info.shard_counts.values()) == 60
 
@@ -102,7 +104,7 @@ def test_a_shard_without_samples_is_an_error_that_says_why(tmp_path):
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.gz", "a.tar.zst"])
 def test_compressed_shards_are_refused_with_what_to_do(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ConfigError, match="compressed.*Unpack"):
+    with pytest.raises(ConfigError, match=r"(?s)compressed.*energon pack .*_tar"):
         prepare_dataset(tmp_path, **ALL)
 
 

@@ -456,3 +456,20 @@ def test_a_shard_that_is_no_archive_says_so(tmp_path):
     (root / "000.tar").write_bytes(content(1, 10_240))
     with pytest.raises(FormatError, match=r"000\.tar: no tar header at byte 0"):
         read(WebdatasetSource(root))
+
+
+def test_splits_may_share_a_shard(tmp_path):
+    root = make(tmp_path, [[(f"{s}{n}", {"txt": b"x"}) for n in range(10)] for s in "ab"])
+    path = root / ".nv-meta/split.yaml"
+    document = {
+        "split_parts": {"train": ["0.tar", "1.tar"], "val": ["1.tar"]},
+        "sample_ranges": {"train": {"1.tar": [0, 4]}, "val": {"1.tar": [4, 10]}},
+        "exclude": ["1.tar/b2", "1.tar/b7"],
+    }
+    path.write_text(yaml.dump(document))
+    train, val = (WebdatasetSource(root, split_part=name) for name in ("train", "val"))
+    assert keys(train) == [*(f"a{n}" for n in range(10)), "b0", "b1", "b3"]
+    assert keys(val) == ["b4", "b5", "b6", "b8", "b9"]
+    assert keys(val, [4, 0]) == ["b9", "b4"]
+    assert (val.locate(3).key, val.locate(3).sample) == ("b8", 8)
+    assert train.fingerprint() != val.fingerprint()

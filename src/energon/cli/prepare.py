@@ -61,7 +61,7 @@ def command(
           --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     from energon.prepare.dataset import prepare_dataset
-    from energon.prepare.index import find_shards
+    from energon.prepare.shards import find_shards
     from energon.prepare.splits import parse_ratio
 
     ask = not non_interactive and sys.stdin.isatty()

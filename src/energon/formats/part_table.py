@@ -28,8 +28,8 @@ hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in
 | `part_crc32` | P | CRC-32 of each content | contents were not read |
 | `key_bytes` | | the keys, UTF-8 | |
 
-`schema` are the indices of the names that every sample has, in their order; `key_length` is the
-length of every key.
+`unique` says whether no key is there twice; `schema` are the indices of the names that every
+sample has, in their order; `key_length` is the length of every key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import le
+from operator import lt
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,8 @@ class PartTable:
     """Indices of the names that every sample has; None if samples differ."""
     key_length: int | None
     """Bytes of every key; None if they differ."""
+    unique: bool
+    """Whether no two samples have the same key."""
     key_bytes: Any = field(repr=False)
     """All keys in UTF-8, as a buffer."""
 
@@ -221,7 +223,7 @@ class PartTable:
             columns |= {"first_part": scan.first_part, "part_name": scan.part_name}
         if key_length is None:
             columns["key_start"] = scan.key_start
-        order = _key_order(scan)
+        order, unique = _key_order(scan)
         if order is not None:
             columns["key_order"] = order
         if scan.part_crc32 is not None:
@@ -235,6 +237,7 @@ class PartTable:
             columns={name: _smallest(column) for name, column in columns.items()},
             schema=schema,
             key_length=key_length,
+            unique=unique,
             key_bytes=scan.key_bytes,
         )
 
@@ -249,6 +252,7 @@ class PartTable:
             "names": names,
             "schema": self.schema,
             "key_length": self.key_length,
+            "unique": self.unique,
             "columns": [
                 [name, column.dtype.str, len(column)] for name, column in self.columns.items()
             ],
@@ -300,6 +304,7 @@ class PartTable:
             columns=columns,
             schema=None if about["schema"] is None else tuple(about["schema"]),
             key_length=about["key_length"],
+            unique=about.get("unique", False),
             key_bytes=memoryview(data)[position:],
         )
 
@@ -351,13 +356,18 @@ def _key_length(scan: TarScan) -> int | None:
     return int(lengths[0])
 
 
-def _key_order(scan: TarScan) -> NDArray[np.int64] | None:
-    """Return the samples in the order of their keys, or None if they are in that order."""
+def _key_order(scan: TarScan) -> tuple[NDArray[np.int64] | None, bool]:
+    """Return the samples in the order of their keys, and whether no key is there twice.
+
+    The order is None if they are in it.
+    """
     edges = scan.key_start.tolist()
     keys = [scan.key_bytes[start:stop] for start, stop in pairwise(edges)]
-    if all(map(le, keys, keys[1:])):
-        return None
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+    if all(map(lt, keys, keys[1:])):
+        return None, True
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    ascending = [keys[index] for index in order]
+    return np.array(order), all(map(lt, ascending, ascending[1:]))
 
 
 def _smallest(column: Column) -> Column:

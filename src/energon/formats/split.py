@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -23,11 +23,14 @@ class Split:
         split_parts: Paths of shards, or patterns with braces, by name of the split.
         exclude: What is left out: shards by path, samples as `shard/key`; braces allowed.
         origin: The file, for messages.
+        sample_ranges: By split and shard, which samples of the shard belong to the split: those
+            from the first number up to, but not including, the second. Of other shards, all do.
     """
 
     split_parts: Mapping[str, Sequence[str]]
     exclude: Sequence[str] = ()
     origin: str = "split.yaml"
+    sample_ranges: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     def shards(self, split_part: str) -> list[str]:
         """Return the shards of a split, in order, without those that are excluded.
@@ -46,6 +49,20 @@ class Split:
         patterns = self.split_parts[split_part]
         listed = [shard for pattern in patterns for shard in expand_braces(pattern)]
         return [shard for shard in listed if shard not in excluded]
+
+    def sample_range(self, split_part: str, shard: str, num_samples: int) -> tuple[int, int]:
+        """Return which samples of a shard belong to a split, of all that the shard has.
+
+        Raises:
+            ConfigError: If the shard has fewer than the range needs.
+        """
+        start, stop = self.sample_ranges.get(split_part, {}).get(shard, (0, num_samples))
+        if stop > num_samples:
+            raise ConfigError(
+                f"{self.origin}: split {split_part!r} has samples {start} to {stop} of {shard}, "
+                f"which has only {num_samples}; split the dataset again with `energon prepare`"
+            )
+        return start, stop
 
     @property
     def excluded_samples(self) -> list[tuple[str, str]]:
@@ -66,7 +83,13 @@ class Split:
     def to_yaml(self) -> str:
         """Return the content of `split.yaml`, with runs of shards written as patterns."""
         parts = {name: collapse_braces(list(shards)) for name, shards in self.split_parts.items()}
-        return yaml.dump({"split_parts": parts, "exclude": list(self.exclude)})
+        document: dict[str, Any] = {"split_parts": parts, "exclude": list(self.exclude)}
+        if self.sample_ranges:
+            document["sample_ranges"] = {
+                name: {shard: list(numbers) for shard, numbers in ranges.items()}
+                for name, ranges in self.sample_ranges.items()
+            }
+        return yaml.dump(document)
 
 
 def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Split:
@@ -103,10 +126,11 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
 def _check(document: Any, origin: str) -> Split:
     if not isinstance(document, dict) or "split_parts" not in document:
         raise ConfigError(f"{origin}: wanted is `split_parts` with lists of shards by split")
-    unknown = set(document) - {"split_parts", "exclude"}
+    unknown = set(document) - {"split_parts", "exclude", "sample_ranges"}
     if unknown:
         raise ConfigError(
-            f"{origin}: unknown keys {sorted(unknown)}; allowed are split_parts and exclude"
+            f"{origin}: unknown keys {sorted(unknown)}; allowed are split_parts, exclude and "
+            "sample_ranges"
         )
     parts = document["split_parts"] or {}
     exclude = document.get("exclude") or []
@@ -114,4 +138,26 @@ def _check(document: Any, origin: str) -> Split:
     for entries in lists:
         if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
             raise ConfigError(f"{origin}: wanted are lists of paths, found {entries!r}")
-    return Split({name: list(shards) for name, shards in parts.items()}, list(exclude), origin)
+    ranges = _check_ranges(document.get("sample_ranges") or {}, parts, origin)
+    splits = {name: list(shards) for name, shards in parts.items()}
+    return Split(splits, list(exclude), origin, ranges)
+
+
+def _check_ranges(
+    document: Any, parts: Mapping[str, Any], origin: str
+) -> dict[str, dict[str, tuple[int, int]]]:
+    wanted = f"{origin}: wanted is `sample_ranges` with SPLIT: {{SHARD: [START, STOP]}}"
+    if not isinstance(document, dict) or not all(isinstance(v, dict) for v in document.values()):
+        raise ConfigError(f"{wanted}, found {document!r}")
+    ranges: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, shards in document.items():
+        if name not in parts:
+            raise ConfigError(f"{origin}: sample_ranges has {name!r}, which is no split")
+        ranges[name] = {}
+        for shard, numbers in shards.items():
+            match numbers:
+                case [int(start), int(stop)] if 0 <= start < stop:
+                    ranges[name][shard] = (start, stop)
+                case _:
+                    raise ConfigError(f"{wanted}, found {shard}: {numbers!r}")
+    return ranges

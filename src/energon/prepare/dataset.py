@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from energon.errors import ConfigError
 from energon.formats import yaml
-from energon.formats.info import META, DatasetInfo
-from energon.formats.part_table import PartTable, part_table_path
-from energon.formats.split import Split
-from energon.formats.sqlite_index import Shard, write_sqlite_index
-from energon.io.atomic import atomic_path, write_atomic
-from energon.prepare.index import find_shards, index_shards
-from energon.prepare.splits import split_by_pattern, split_by_ratio
+from energon.formats.info import DatasetInfo
+from energon.prepare.commit import commit_dataset
+from energon.prepare.duplicates import check_unique
+from energon.prepare.engines import Engine
+from energon.prepare.files import temporary_file
+from energon.prepare.index import IndexedShard, IndexOptions
+from energon.prepare.leftovers import clear_leftovers
+from energon.prepare.lock import dataset_lock
+from energon.prepare.name_index import open_table, sqlite_path, write_name_index
+from energon.prepare.shards import find_shards, index_shards
+from energon.prepare.split_dataset import SplitRequest, present_split, split_dataset
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
 from energon.version import __version__
 
+log = logging.getLogger("energon")
 CRUDE = "CrudeWebdataset"
+DEFAULT_WORKERS = 16
+Progress = Callable[[int, int], None]
+"""Called with the number of shards that are done, and of all."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True)
+class Indexing:
+    """How the shards of a dataset are indexed.
+
+    Args:
+        engine: Where it is done.
+        sqlite: Whether to write `index.sqlite`, too, which plain training does not need.
+        checksum: Whether to read the contents and to keep a checksum of each.
+        force: Whether to read shards that have not changed, too.
+        wait: Whether to wait for another process that prepares the dataset.
+        progress: Called with the number of shards that are done, and of all.
+    """
+
+    engine: Engine = field(default_factory=Engine)
+    sqlite: bool = True
+    checksum: bool = False
+    force: bool = False
+    wait: bool = False
+    progress: Progress = no_progress
 
 
 def prepare_dataset(
@@ -29,77 +63,119 @@ def prepare_dataset(
     *,
     split_ratio: Mapping[str, float] | None = None,
     split_parts: Sequence[str] = (),
+    split_by_folder: bool = False,
+    split_unit: str = "auto",
+    shuffle_shards: bool = False,
     exclude: Sequence[str] = (),
+    exclude_from: Sequence[str | Path] = (),
     sample_type: str | None = None,
     field_map: Mapping[str, str] | None = None,
     dataset_yaml_name: str = "dataset.yaml",
-    num_workers: int = 16,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    num_workers: int = DEFAULT_WORKERS,
+    progress: Progress = no_progress,
+    indexing: Indexing | None = None,
 ) -> DatasetInfo:
     """Make a folder of tar shards a dataset, by files beside the shards and in `.nv-meta`.
 
-    The shards are not touched. Every file is there as a whole or not at all, and those that
-    tell what the dataset consists of come last: until then, an older dataset stays what it was.
+    The shards are not touched. Those that have not changed since they were indexed are not
+    read again. At any moment the dataset is what it was, or what it becomes.
 
     Args:
         path: The folder.
         split_ratio: Ratio by name of the split.
         split_parts: Instead of ratios, `NAME:REGEX` for each split.
+        split_by_folder: Instead of these, each folder of shards is a split.
+        split_unit: What is dealt by ratio: "shard", "sample", or "auto" for shards unless there
+            are too few of them.
+        shuffle_shards: Whether shards are dealt in a shuffled order, always the same.
         exclude: Regular expressions; shards in whose path one is found are left out.
+        exclude_from: Quarantine files, whose shards and samples are excluded.
         sample_type: "CrudeWebdataset", or the name of a sample type; None writes no dataset.yaml.
         field_map: How parts become the fields of the sample type.
         dataset_yaml_name: Name of the description below `.nv-meta`.
         num_workers: Processes that read shards.
         progress: Called with the number of shards that are done, and of all.
+        indexing: All else about indexing; None for what `num_workers` and `progress` say.
 
     Returns:
         What was found.
 
     Raises:
         DatasetNotFoundError: If there are no shards.
+        DatasetBusyError: If another process prepares it.
         FormatError: If a shard is damaged or a key is there twice.
         ConfigError: If the arguments make no sense.
+        StorageError: If files cannot be read or written.
     """
     dataset = Path(path)
     description = _describe(sample_type, field_map)
+    request = SplitRequest(
+        ratio=split_ratio,
+        parts=split_parts,
+        by_folder=split_by_folder,
+        unit=split_unit,
+        shuffle=shuffle_shards,
+        exclude_from=exclude_from,
+    )
     shards = _without(find_shards(dataset), exclude)
-    if split_parts:
-        parts = split_by_pattern(shards, split_parts)
-    elif split_ratio:
-        parts = split_by_ratio(shards, split_ratio)
-    else:
-        raise ConfigError("neither split_ratio nor split_parts say which shards make up a split")
+    request.check(shards)
+    if indexing is None:
+        indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
+    with dataset_lock(dataset, wait=indexing.wait):
 
-    done = 0
+        def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+            yield "split.yaml", split_dataset(info, request, present_split(dataset)).to_yaml()
+            if description is not None:
+                yield dataset_yaml_name, yaml.dump(description)
 
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress(done, len(shards))
+        return index_dataset(dataset, shards, indexing, documents)
 
-    index_shards(dataset, shards, num_workers=num_workers, progress=advance)
-    counts: dict[str, int] = {}
-    meta = dataset / META
-    meta.mkdir(exist_ok=True)
-    with atomic_path(meta / "index.sqlite") as temporary:
-        write_sqlite_index(temporary, _opened(dataset, shards, counts))
-    info = DatasetInfo(counts, __version__)
-    write_atomic(meta / "index.uuid", str(uuid4()))
-    write_atomic(meta / "split.yaml", Split(parts).to_yaml())
-    if description is not None:
-        write_atomic(meta / dataset_yaml_name, yaml.dump(description))
-    if (meta / ".info.yaml").exists():
-        write_atomic(meta / ".info.yaml", yaml.dump({"shard_counts": counts}))
-    write_atomic(meta / ".info.json", info.to_json())
+
+def index_dataset(
+    dataset: Path,
+    shards: Sequence[str],
+    indexing: Indexing,
+    documents: Callable[[DatasetInfo], Iterator[tuple[str, str]]] = lambda info: iter(()),
+) -> DatasetInfo:
+    """Index the shards of a dataset, and say so in `.nv-meta`. Hold the lock of the dataset.
+
+    Args:
+        dataset: The folder.
+        shards: Paths below it, in the order that the index has.
+        indexing: How.
+        documents: Returns names and contents of further files of `.nv-meta`.
+    """
+    clear_leftovers(dataset, shards)
+    found: list[IndexedShard] = []
+    indexed = _collected(dataset, shards, indexing, found)
+    with temporary_file(sqlite_path(dataset)) as sqlite:
+        written = indexing.sqlite and write_name_index(dataset, shards, indexed, sqlite)
+        for _ in indexed:
+            pass  # those that nobody has asked for
+        info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)
+        commit_dataset(
+            dataset,
+            info,
+            documents(info),
+            changed=any(shard.was_read for shard in found),
+            sqlite=sqlite if written else None,
+        )
+    read = sum(shard.was_read for shard in found)
+    log.info("%s: %d of %d shards were new or changed", dataset, read, len(found))
     return info
 
 
-def _opened(dataset: Path, shards: Sequence[str], counts: dict[str, int]) -> Iterator[Shard]:
-    """Yield the indexed shards one at a time, and note how many samples each has."""
-    for name in shards:
-        table = PartTable.open(part_table_path(dataset / name))
-        counts[name] = table.num_samples
-        yield Shard(name, table)
+def _collected(
+    dataset: Path, shards: Sequence[str], indexing: Indexing, found: list[IndexedShard]
+) -> Iterator[IndexedShard]:
+    """Yield the shards as they are indexed, and note them; at the end check their keys."""
+    options = IndexOptions(checksum=indexing.checksum, force=indexing.force)
+    for shard in index_shards(
+        dataset, shards, engine=indexing.engine, options=options, progress=indexing.progress
+    ):
+        found.append(shard)
+        yield shard
+    check_unique(found, lambda name: open_table(dataset, name))
 
 
 def _without(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:

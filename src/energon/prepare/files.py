@@ -109,6 +109,22 @@ def stage_files(files: Iterable[tuple[Path, bytes]]) -> StagedFiles:
 
 
 @contextmanager
+def temporary_file(target: Path) -> Iterator[Path]:
+    """Give an empty file beside `target`, which is deleted at the end unless it was renamed.
+
+    Raises:
+        StorageError: If it cannot be made.
+    """
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    with reporting(target):
+        temporary.touch()
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what the system says of a file into an error that says what to do.
 

@@ -1,55 +1,70 @@
-"""Index shards: find their samples and write what readers need, shard by shard."""
+"""Index shards: find their samples and write what readers need, beside each shard."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon.errors import FormatError
 from energon.formats.part_table import PartTable, part_table_path
 from energon.formats.tar_index import encode_tar_index, load_tar_index, tar_index_path
 from energon.formats.tar_scan import scan_tar
-from energon.io.atomic import write_atomic
+from energon.prepare.checksums import with_checksums
+from energon.prepare.files import FileState, file_state, reporting, write_files
 
-COMPRESSED = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
-MIN_PARALLEL_BYTES = 64 << 20
-"""Smaller datasets are indexed before another process has started."""
+MAX_PENDING_BYTES = 16 << 20
+"""Index files that are written together."""
 
 
-def find_shards(dataset: Path) -> list[str]:
-    """Return the paths of all shards below a folder, relative to it, sorted.
+class IndexedShard(NamedTuple):
+    """What the preparation of a dataset has to know of a shard."""
+
+    name: str
+    """Its path below the dataset folder."""
+    num_samples: int
+    state: FileState
+    first_key: bytes
+    """The lowest key; those of the samples lie between it and the last."""
+    last_key: bytes
+    duplicate: str | None
+    """A key that the shard has twice."""
+    was_read: bool
+    """Whether it is new or changed, so that it was read now."""
+
+
+class IndexOptions(NamedTuple):
+    """How shards are indexed."""
+
+    checksum: bool = False
+    """Whether to read contents, too, and to keep a checksum of each."""
+    force: bool = False
+    """Whether to read shards that have not changed, too."""
+
+
+def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> list[IndexedShard]:
+    """Index some shards, and write the index files of those that are new or changed.
+
+    Runs on any process or machine that sees the folder. What was indexed before an error is
+    kept.
 
     Raises:
-        DatasetNotFoundError: If there is no such folder, or no shard in it.
-        ConfigError: If shards are compressed.
+        FormatError: If a shard is damaged, cut off or has no samples.
+        DatasetNotFoundError: If a shard has vanished.
     """
-    if not dataset.is_dir():
-        raise DatasetNotFoundError(f"{dataset}: no such folder; wanted is one with tar files in it")
-    found, compressed = [], []
-    for folder, folders, files in os.walk(dataset, followlinks=True):
-        folders[:] = sorted(name for name in folders if name != ".nv-meta")
-        for name in files:
-            path = os.path.relpath(os.path.join(folder, name), dataset)
-            if name.endswith(COMPRESSED):
-                compressed.append(path)
-            elif name.endswith(".tar"):
-                found.append(path)
-    if compressed:
-        raise ConfigError(
-            f"{dataset}: {len(compressed)} shards are compressed, e.g. {compressed[0]}; samples of "
-            "these cannot be read one by one. Unpack them, e.g. with `gunzip -S .tgz` or "
-            "`zstd -d`, and name them .tar"
-        )
-    if not found:
-        raise DatasetNotFoundError(
-            f"{dataset}: there is no .tar file in this folder or below; write shards first, e.g. "
-            "with webdataset's ShardWriter"
-        )
-    return sorted(found)
+    done: list[IndexedShard] = []
+    pending: list[tuple[Path, bytes]] = []
+    try:
+        for name in names:
+            shard, files = _index(Path(dataset), name, options)
+            done.append(shard)
+            pending += files
+            if sum(len(content) for _, content in pending) > MAX_PENDING_BYTES:
+                write_files(pending)
+                pending = []
+    finally:
+        write_files(pending)
+    return done
 
 
 def index_shard(path: str) -> PartTable:
@@ -60,68 +75,88 @@ def index_shard(path: str) -> PartTable:
     Raises:
         FormatError: If the shard is damaged, cut off or has no samples.
     """
-    about = os.stat(path)
+    shard = Path(path)
+    known = known_table(shard)
+    if known is None:
+        known, files = _scan(shard, checksum=False)
+        write_files(files)
+    return known
+
+
+def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
+    """Return the table of a shard if the index beside it is that of the present shard.
+
+    Args:
+        path: The shard.
+        checksum: Whether a table without checksums does not count.
+    """
+    state = file_state(path)
     try:
-        table = PartTable.open(part_table_path(path))
+        table = PartTable.open(part_table_path(path), verify=True)
         index = load_tar_index(tar_index_path(path))
-        known = (table.shard_size, table.shard_mtime_ns) == (about.st_size, about.st_mtime_ns)
-        if known and (index == table.sample_offset).all():
-            return table
     except (FileNotFoundError, FormatError, ValueError):
-        pass
-    scan = scan_tar(path)
+        return None
+    same = (table.shard_size, table.shard_mtime_ns) == state
+    if not same or len(index) != table.num_samples + 1 or (index != table.sample_offset).any():
+        return None
+    return None if checksum and table.part_crc32 is None else table
+
+
+def _index(
+    dataset: Path, name: str, options: IndexOptions
+) -> tuple[IndexedShard, list[tuple[Path, bytes]]]:
+    path = dataset / name
+    files: list[tuple[Path, bytes]] = []
+    table = None if options.force else known_table(path, checksum=options.checksum)
+    if table is None:
+        table, files = _scan(path, checksum=options.checksum)
+    return (
+        IndexedShard(
+            name=name,
+            num_samples=table.num_samples,
+            state=FileState(table.shard_size, table.shard_mtime_ns),
+            first_key=table.key_at(0),
+            last_key=table.key_at(table.num_samples - 1),
+            duplicate=_duplicate(table),
+            was_read=bool(files),
+        ),
+        files,
+    )
+
+
+def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, bytes]]]:
+    """Return the table of a shard, and the files to be written beside it."""
+    before = file_state(path)
+    with reporting(path):
+        scan = scan_tar(path)
+        if checksum:
+            scan = with_checksums(path, scan)
     if not scan.num_samples:
         raise FormatError(
             f"{path}: has no samples. Files in a shard are named KEY.EXTENSION, and links and "
             "folders do not count; remove the shard, or leave it out with --exclude"
         )
-    table = PartTable.from_scan(scan, shard_mtime_ns=about.st_mtime_ns)
-    write_atomic(tar_index_path(path), encode_tar_index(scan.sample_offset))
-    write_atomic(part_table_path(path), table.to_bytes())
-    return table
+    if file_state(path) != before:
+        raise FormatError(
+            f"{path}: was written to while it was read; wait until shards are complete, and run "
+            "`energon prepare` again"
+        )
+    table = PartTable.from_scan(scan, shard_mtime_ns=before.mtime_ns)
+    files = [
+        (tar_index_path(path), encode_tar_index(scan.sample_offset)),
+        (part_table_path(path), table.to_bytes()),
+    ]
+    return table, files
 
 
-def index_shards(
-    dataset: Path,
-    shards: Sequence[str],
-    *,
-    num_workers: int,
-    progress: Callable[[], None] = lambda: None,
-) -> None:
-    """Index all shards, in processes where that pays.
-
-    Args:
-        dataset: Folder of the dataset.
-        shards: Paths below it.
-        num_workers: How many processes at most.
-        progress: Called after each shard.
-
-    Raises:
-        FormatError: If a shard is damaged.
-    """
-    paths = [str(dataset / shard) for shard in shards]
-    with _mapping(paths, num_workers) as mapped:
-        for _ in mapped:
-            progress()
-
-
-def _index(path: str) -> None:
-    index_shard(path)
-
-
-@contextmanager
-def _mapping(paths: list[str], num_workers: int) -> Iterator[Iterator[None]]:
-    total = sum(os.path.getsize(path) for path in paths)
-    workers = min(num_workers, len(paths), os.cpu_count() or 1)
-    if workers < 2 or total < MIN_PARALLEL_BYTES:
-        yield map(_index, paths)
-        return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["energon.prepare.index"])
-    chunk = max(1, len(paths) // (8 * workers))
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        try:
-            yield pool.map(_index, paths, chunksize=chunk)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def _duplicate(table: PartTable) -> str | None:
+    """Return a key that a shard has twice: such keys follow each other in ascending order."""
+    if table.unique:
+        return None
+    keys: Iterator[bytes] = map(table.key_at, range(table.num_samples))
+    last = None
+    for key in keys:
+        if key == last:
+            return key.decode("utf-8", "surrogateescape")
+        last = key
+    return None

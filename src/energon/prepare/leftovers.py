@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-# The names that `energon.io.atomic` gives.
+from energon.formats.info import META
+
+# The names that files have until they are complete.
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}")
+_INDEX_SUFFIXES = (".tar.idx", ".tar.parts")
 
 
 def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bool]) -> list[str]:
@@ -25,3 +29,10 @@ def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bo
             os.unlink(os.path.join(folder, name))
             found.append(name)
     return found
+
+
+def clear_leftovers(dataset: Path, shards: Iterable[str]) -> None:
+    """Delete what killed preparations of a dataset have left. Hold its lock for that."""
+    for folder in {(dataset / shard).parent for shard in shards}:
+        remove_leftovers(folder, lambda name: name.endswith(_INDEX_SUFFIXES))
+    remove_leftovers(dataset / META, lambda name: True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import TypeVar
 
 from energon.errors import ConfigError
 from energon.formats.braces import expand_braces
 
+T = TypeVar("T")
 DEFAULT_NAMES = ("train", "val", "test")
 
 
@@ -39,7 +42,7 @@ def parse_ratio(text: str) -> dict[str, float]:
     return ratios
 
 
-def split_by_ratio(shards: Sequence[str], ratios: Mapping[str, float]) -> dict[str, list[str]]:
+def split_by_ratio(shards: Sequence[T], ratios: Mapping[str, float]) -> dict[str, Sequence[T]]:
     """Deal every shard to a split, consecutive ones together.
 
     No shard is left out, and each split with a ratio above 0 gets one if there are enough.
@@ -59,13 +62,75 @@ def split_by_ratio(shards: Sequence[str], ratios: Mapping[str, float]) -> dict[s
         richest = max(wanted, key=lambda other: counts[other])
         if counts[name] == 0 and counts[richest] > 1:
             counts[name], counts[richest] = 1, counts[richest] - 1
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, Sequence[T]] = {}
     start = 0
     for name in ratios:
         stop = start + counts.get(name, 0)
-        parts[name] = list(shards[start:stop])
+        parts[name] = shards[start:stop]
         start = stop
     return {name: found for name, found in parts.items() if found}
+
+
+def split_samples_by_ratio(
+    counts: Mapping[str, int], ratios: Mapping[str, float]
+) -> tuple[dict[str, list[str]], dict[str, dict[str, tuple[int, int]]]]:
+    """Deal every sample to a split, consecutive ones together; splits may share shards.
+
+    No sample is left out, and each split with a ratio above 0 gets one if there are enough.
+
+    Args:
+        counts: Number of samples by shard.
+        ratios: Ratio by name of the split.
+
+    Returns:
+        The shards of each split, and for those that it shares which samples are its own, as in
+        `energon.formats.split.Split`.
+
+    Example:
+        >>> split_samples_by_ratio({"a": 10, "b": 10}, {"train": 3, "val": 1})
+        ({'train': ['a', 'b'], 'val': ['b']}, {'train': {'b': (0, 5)}, 'val': {'b': (5, 10)}})
+    """
+    edges = split_by_ratio(range(sum(counts.values())), ratios)
+    parts: dict[str, list[str]] = {}
+    ranges: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, numbers in edges.items():
+        parts[name] = []
+        begin = 0
+        for shard, count in counts.items():
+            start = max(numbers[0] - begin, 0)
+            stop = min(numbers[-1] + 1 - begin, count)
+            if start < stop:
+                parts[name].append(shard)
+                if (start, stop) != (0, count):
+                    ranges.setdefault(name, {})[shard] = (start, stop)
+            begin += count
+    return parts, ranges
+
+
+def split_by_folder(shards: Sequence[str]) -> dict[str, list[str]]:
+    """Make each folder of shards a split: the first folder in which their paths differ.
+
+    Example:
+        >>> split_by_folder(["shards/train/0.tar", "shards/train/1.tar", "shards/val/0.tar"])
+        {'train': ['shards/train/0.tar', 'shards/train/1.tar'], 'val': ['shards/val/0.tar']}
+
+    Raises:
+        ConfigError: If shards are not in folders.
+    """
+    folders = [shard.split("/")[:-1] for shard in shards]
+    levels = zip(*folders, strict=False)
+    common = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
+    if len(set(map(tuple, folders))) == 1:
+        common -= 1  # a single split, named by the folder that all shards are in
+    parts: dict[str, list[str]] = {}
+    for shard, folder in zip(shards, folders, strict=True):
+        if len(folder) <= common or common < 0:
+            raise ConfigError(
+                f"shard {shard!r} is in no folder that could be a split; wanted are folders like "
+                "train/ and val/ with all shards in them"
+            )
+        parts.setdefault(folder[common], []).append(shard)
+    return parts
 
 
 def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str, list[str]]:

@@ -90,8 +90,15 @@ class WebdatasetSource:
                 f"{self.path}: split {split_part!r} lists {unknown[0]!r}, which is not in "
                 f"the index ({len(unknown)} such shards); run `energon prepare {self.path}`"
             )
-        shard_counts = np.array([counts[shard] for shard in self.shards], dtype=np.int64)
-        self.bounds = np.concatenate(([0], np.cumsum(shard_counts)))
+        self._counts = [counts[shard] for shard in self.shards]
+        ranges = [
+            split.sample_range(split_part, shard, count)
+            for shard, count in zip(self.shards, self._counts, strict=True)
+        ]
+        edges = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        # Number of the first sample of each shard that belongs to the split, mostly 0.
+        self.firsts = edges[:, 0]
+        self.bounds = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0])))
         self._pool = ShardPool() if pool is None else pool
         self.excluded = self._find_excluded(split.excluded_samples)
         num_included = int(self.bounds[-1]) - len(self.excluded)
@@ -111,7 +118,7 @@ class WebdatasetSource:
         """Bytes of tar per sample, estimated from a few shards."""
         chosen = np.unique(np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int))
         sizes = sum(file_size(self._shard_path(int(shard))) for shard in chosen)
-        return sizes / max(1, int((self.bounds[chosen + 1] - self.bounds[chosen]).sum()))
+        return sizes / max(1, sum(self._counts[int(shard)] for shard in chosen))
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what a saved state must find unchanged: the samples and their order."""
@@ -120,6 +127,8 @@ class WebdatasetSource:
             "excluded": self.excluded.tolist(),
             "range": [self.start, self.stop],
         }
+        if self.firsts.any():
+            content["firsts"] = self.firsts.tolist()
         digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
         return {"samples": len(self), "index": digest}
 
@@ -155,7 +164,7 @@ class WebdatasetSource:
         for start, stop in pairwise(cuts):
             if start < stop:
                 shard = int(shards[start])
-                local = raw[start:stop] - self.bounds[shard]
+                local = raw[start:stop] - self.bounds[shard] + self.firsts[shard]
                 found += self._read_shard(shard, local, keys[start:stop], subflavors)
         samples: list[Any] = [None] * len(found)
         for place, sample in zip(places, found, strict=True):
@@ -166,7 +175,7 @@ class WebdatasetSource:
         """Return where a sample lies."""
         raw = int(self._raw_indices(np.array([ordinal]))[0])
         shard = int(np.searchsorted(self.bounds, raw, side="right")) - 1
-        index = raw - int(self.bounds[shard])
+        index = raw - int(self.bounds[shard]) + int(self.firsts[shard])
         table = self._open(shard).table
         return Location(
             key=table.keys(np.array([index]))[0],
@@ -245,8 +254,7 @@ class WebdatasetSource:
 
     def _open(self, shard: int) -> OpenShard:
         path = self._shard_path(shard)
-        count = int(self.bounds[shard + 1] - self.bounds[shard])
-        return self._pool.open(path, num_samples=count, dataset=self.path)
+        return self._pool.open(path, num_samples=self._counts[shard], dataset=self.path)
 
     def _find_excluded(self, excluded: Iterable[tuple[str, str]]) -> NDArray[np.int64]:
         """Return the places of excluded (shard, key) pairs in the split, ascending."""
@@ -255,8 +263,12 @@ class WebdatasetSource:
         for shard, key in excluded:
             if shard in number:
                 index = self._open(number[shard]).table.index_of(key)
-                if index is not None:
-                    places.add(int(self.bounds[number[shard]]) + index)
+                if index is None:
+                    continue
+                start, stop = self.bounds[number[shard] : number[shard] + 2].tolist()
+                place = start + index - int(self.firsts[number[shard]])
+                if start <= place < stop:
+                    places.add(place)
         return np.array(sorted(places), dtype=np.int64)
 
 

@@ -1,0 +1,67 @@
+"""Make what was prepared the dataset, so that at any moment it is the old or the new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import uuid4
+
+from energon.errors import EnergonError
+from energon.formats import yaml
+from energon.formats.info import META, DatasetInfo, load_info
+from energon.prepare.files import reporting, stage_files
+from energon.prepare.name_index import sqlite_path
+
+
+def commit_dataset(
+    dataset: Path,
+    info: DatasetInfo,
+    documents: Iterable[tuple[str, str]],
+    *,
+    changed: bool,
+    sqlite: Path | None,
+) -> None:
+    """Write the files of `.nv-meta`.
+
+    The list of shards decides what the dataset consists of. It is replaced before the splits
+    that name new shards, and while the SQL index, which goes by the numbers of shards, is
+    either away or fits.
+
+    Args:
+        dataset: The folder.
+        info: The shards.
+        documents: Names and contents of other files.
+        changed: Whether shards are new or changed, so that a present SQL index is out of date.
+        sqlite: A new SQL index, on its way under another name; None if there is none.
+    """
+    meta = dataset / META
+    present = _present_shards(dataset)
+    names = list(info.shard_counts)
+    changed |= present != names
+    heads = [(meta / "index.uuid", str(uuid4()))] if changed or sqlite is not None else []
+    if (meta / ".info.yaml").exists():
+        heads.append((meta / ".info.yaml", yaml.dump({"shard_counts": dict(info.shard_counts)})))
+    heads.append((meta / ".info.json", info.to_json()))
+    rest = [(meta / name, text) for name, text in documents]
+    first, second = (
+        stage_files((path, text.encode()) for path, text in files) for files in (heads, rest)
+    )
+    target = sqlite_path(dataset)
+    with reporting(target):
+        if sqlite is not None:
+            with open(sqlite, "rb") as file:
+                os.fsync(file.fileno())
+        if present != names[: len(present)] or (changed and sqlite is None):
+            target.unlink(missing_ok=True)
+        first.commit()
+        if sqlite is not None:
+            os.replace(sqlite, target)
+        second.commit()
+
+
+def _present_shards(dataset: Path) -> list[str]:
+    try:
+        return list(load_info(dataset).shard_counts)
+    except EnergonError:
+        return []

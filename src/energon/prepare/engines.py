@@ -1,0 +1,233 @@
+"""Where shards are indexed: in this process, in processes of this machine, on Dask or on Ray.
+
+Each engine is a factory of executors as in `concurrent.futures`; what is done with them is the
+same for all and written once, in `run_batches`.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from energon.errors import ConfigError, EnergonError, MissingExtraError, StorageError, WorkerError
+
+log = logging.getLogger("energon")
+EngineName = Literal["local", "dask", "ray"]
+ENGINES: tuple[EngineName, ...] = ("local", "dask", "ray")
+MAX_TRIES = 3
+MAX_STARTS = 5
+BATCHES_AHEAD = 4
+"""Batches per worker that are handed over before they are needed."""
+
+T = TypeVar("T")
+
+
+class Workers(NamedTuple):
+    """Something that runs functions."""
+
+    submit: Callable[..., Future[Any]]
+    """Starts a call of a function with arguments somewhere, and returns what will be its result."""
+    number: int
+    """How many run at the same time."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where to run.
+
+    Args:
+        name: "local", "dask" or "ray".
+        address: That of the scheduler or of the head; None starts a cluster on this machine.
+        num_workers: How many processes at most on this machine.
+    """
+
+    name: EngineName = "local"
+    address: str | None = None
+    num_workers: int = 16
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise ConfigError(f"engine {self.name!r}: wanted is one of {', '.join(ENGINES)}")
+        if self.name == "local" and self.address is not None:
+            raise ConfigError(f"engine 'local' has no address, found {self.address!r}")
+        if self.num_workers < 1:
+            raise ConfigError(f"num_workers must be at least 1, found {self.num_workers}")
+
+    @property
+    def num_local(self) -> int:
+        """How many processes are started on this machine, if it is this machine."""
+        return min(self.num_workers, len(os.sched_getaffinity(0)))
+
+    def open(self) -> AbstractContextManager[Workers]:
+        """Start or join what runs the functions.
+
+        Raises:
+            MissingExtraError: If the package of the engine is not installed.
+            WorkerError: If the cluster cannot be reached.
+        """
+        return {"local": _local, "dask": _dask, "ray": _ray}[self.name](self)
+
+
+def run_batches(
+    engine: Engine, function: Callable[..., T], batches: Iterable[tuple[Any, ...]]
+) -> Iterator[tuple[int, T]]:
+    """Call a function with the arguments of each batch, anywhere, and yield what it returns.
+
+    Calls that fail for a reason that may pass, as a lost worker or a full network, are tried
+    again. The first other error ends everything.
+
+    Yields:
+        The number of a batch and its result, in the order in which they become ready.
+
+    Raises:
+        EnergonError: What the function raised.
+        WorkerError: If workers get lost again and again.
+    """
+    todo = list(enumerate(batches))[::-1]
+    tries = [0] * len(todo)
+    starts = 0
+    while todo:
+        starts += 1
+        with engine.open() as workers:
+            try:
+                yield from _run(workers, function, todo, tries)
+            except BrokenProcessPool as error:
+                # All of its processes are gone; what they were at is in `todo` again.
+                if starts == MAX_STARTS:
+                    raise WorkerError(
+                        f"the processes that read shards died {starts} times; is there too little "
+                        "memory? Run it again with a smaller --num-workers"
+                    ) from error
+                log.warning("%s; starting the processes again", error)
+
+
+def _run(
+    workers: Workers,
+    function: Callable[..., T],
+    todo: list[tuple[int, tuple[Any, ...]]],
+    tries: list[int],
+) -> Iterator[tuple[int, T]]:
+    running: dict[Future[T], tuple[int, tuple[Any, ...]]] = {}
+    try:
+        while todo or running:
+            while todo and len(running) < workers.number * BATCHES_AHEAD:
+                running[workers.submit(function, *todo[-1][1])] = todo[-1]
+                todo.pop()
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                batch = running.pop(future)
+                error = future.exception()
+                if error is None:
+                    yield batch[0], future.result()
+                    continue
+                todo.append(batch)
+                _count_try(batch[0], tries, error)
+                if isinstance(error, BrokenProcessPool):
+                    raise error
+    finally:
+        for future, batch in running.items():
+            future.cancel()
+            todo.append(batch)
+
+
+def _count_try(number: int, tries: list[int], error: BaseException) -> None:
+    """Note that a batch failed, and raise the error if it makes no sense to try again."""
+    cause = error.__cause__ if not isinstance(error, EnergonError) else None
+    if isinstance(cause, EnergonError):
+        error = cause  # some engines wrap what was raised on the worker
+    if isinstance(error, EnergonError) and not isinstance(error, StorageError):
+        raise error
+    if isinstance(error, PermissionError):
+        raise error
+    tries[number] += 1
+    if tries[number] >= MAX_TRIES:
+        if isinstance(error, EnergonError):
+            raise error
+        raise WorkerError(
+            f"batch {number} failed {MAX_TRIES} times, the last time with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    log.warning("batch %d failed with %s: %s; trying it again", number, type(error).__name__, error)
+
+
+@contextmanager
+def _local(engine: Engine) -> Iterator[Workers]:
+    if engine.num_local == 1:
+        yield Workers(_call, 1)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["energon.prepare.index"])
+    pool = ProcessPoolExecutor(engine.num_local, mp_context=context)
+    try:
+        yield Workers(pool.submit, engine.num_local)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    try:
+        future.set_result(function(*arguments))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+@contextmanager
+def _dask(engine: Engine) -> Iterator[Workers]:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingExtraError(
+            "--engine dask needs dask.distributed: pip install 'energon-loader[dask]'"
+        ) from error
+    options: dict[str, Any] = {"address": engine.address}
+    if engine.address is None:
+        options = {"n_workers": engine.num_local, "threads_per_worker": 1}
+    try:
+        client: Any = Client(**options)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise WorkerError(
+            f"no Dask scheduler answers at {engine.address}: {error}; start one with "
+            "`dask scheduler`, and give its address with --address"
+        ) from error
+    with client:
+        executor = client.get_executor(pure=False)
+        yield Workers(executor.submit, max(1, sum(client.ncores().values())))
+
+
+@contextmanager
+def _ray(engine: Engine) -> Iterator[Workers]:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError(
+            "--engine ray needs Ray: pip install 'energon-loader[ray]'"
+        ) from error
+    options: dict[str, Any] = {"address": engine.address}
+    if engine.address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options = {"address": "local", "num_cpus": engine.num_local, "include_dashboard": False}
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise WorkerError(
+            f"no Ray cluster answers at {engine.address}: {error}; start one with `ray start "
+            "--head`, and give its address with --address"
+        ) from error
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = ray.remote(function).remote(*arguments).future()
+        return future
+
+    try:
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        yield Workers(submit, max(1, int(resources.get("CPU", 1))))
+    finally:
+        ray.shutdown()

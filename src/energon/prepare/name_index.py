@@ -1,0 +1,73 @@
+"""Keep `index.sqlite` up to date: leave it, extend it, or write it anew."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from energon.formats.info import META
+from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.sqlite_index import (
+    IndexedShard as SqlShard,
+)
+from energon.formats.sqlite_index import (
+    Shard,
+    extend_sqlite_index,
+    indexed_shards,
+    write_sqlite_index,
+)
+from energon.prepare.files import file_state, reporting
+from energon.prepare.index import IndexedShard
+
+
+def sqlite_path(dataset: Path) -> Path:
+    """Return where the SQL index of a dataset is."""
+    return dataset / META / "index.sqlite"
+
+
+def open_table(dataset: Path, name: str) -> PartTable:
+    """Return the part table of an indexed shard."""
+    path = part_table_path(dataset / name)
+    with reporting(path):
+        return PartTable.open(path)
+
+
+def write_name_index(
+    dataset: Path, names: Sequence[str], shards: Iterable[IndexedShard], target: Path
+) -> bool:
+    """Write the SQL index of a dataset to `target`, unless the present one is that already.
+
+    Args:
+        dataset: The folder.
+        names: All shards, in their order.
+        shards: The same, as they become indexed; all of them are taken.
+        target: An empty file.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        DuplicateSampleKeyError: If two samples have the same key.
+    """
+    known = indexed_shards(sqlite_path(dataset)) or []
+    wanted = [SqlShard(name, *file_state(dataset / name)) for name in names]
+    following = iter(shards)
+    if not known or known != wanted[: len(known)]:
+        write_sqlite_index(target, _tables(dataset, following))
+        return True
+    for _ in islice(following, len(known)):
+        pass  # indexed, and in the SQL index already
+    if len(known) == len(wanted):
+        list(following)
+        return False
+    with reporting(target):
+        shutil.copyfile(sqlite_path(dataset), target)
+    extend_sqlite_index(target, _tables(dataset, following))
+    return True
+
+
+def _tables(dataset: Path, shards: Iterator[IndexedShard]) -> Iterator[Shard]:
+    for shard in shards:
+        yield Shard(shard.name, open_table(dataset, shard.name))

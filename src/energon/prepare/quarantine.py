@@ -1,0 +1,68 @@
+"""Quarantine files: which samples and shards are to be left out.
+
+A text file with an entry per line: a shard by its path below the dataset, or a sample as
+`SHARD/KEY`. Or JSON lines with `shard` and, for a sample, `key`; other fields, as why it is
+there, are for people. Empty lines, and those that begin with `#`, do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from energon.errors import ConfigError
+from energon.prepare.files import reporting
+
+_BRACES = re.compile(r"([{}\\])")
+
+
+def load_quarantine(path: str | Path) -> list[str]:
+    """Return the entries of a quarantine file, as the `exclude` list of a split has them.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        ConfigError: If it makes no sense.
+    """
+    with reporting(path):
+        lines = Path(path).read_text("utf-8", "surrogateescape").splitlines()
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            entries.append(_entry(text, f"{path}:{number}"))
+    return entries
+
+
+def write_quarantine(path: str | Path, entries: Iterable[tuple[str, str | None, str]]) -> None:
+    """Write a quarantine file.
+
+    Args:
+        path: The file.
+        entries: Shard, sample key or None for all of the shard, and why.
+    """
+    lines = []
+    for shard, key, reason in entries:
+        about = {"shard": shard, "key": key, "reason": reason}
+        lines.append(json.dumps({k: v for k, v in about.items() if v is not None}))
+    with reporting(path):
+        Path(path).write_text("".join(f"{line}\n" for line in lines))
+
+
+def _entry(text: str, origin: str) -> str:
+    if not text.startswith("{"):
+        return _escape(text)
+    try:
+        about = json.loads(text)
+        shard, key = about["shard"], about.get("key")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f'{origin}: wanted is SHARD, SHARD/KEY or {{"shard": …, "key": …}}, found {text!r}'
+        ) from error
+    return _escape(shard if key is None else f"{shard}/{key}")
+
+
+def _escape(entry: str) -> str:
+    """Return an entry in which braces stand for themselves."""
+    return _BRACES.sub(r"\\\1", entry)
