@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from energon.errors import ConfigError, SecurityError
+from energon.metadataset.document import read_mapping, read_metadataset
+from energon.metadataset.resolve import resolve
+from tests.metadataset.folders import make_datasets, write
+
+V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    path = write(tmp_path / "m.yaml", V2 + text)
+    with pytest.raises(ConfigError) as info:
+        read_metadataset(path)
+    return str(info.value).replace(f"{path}:", "").splitlines()
+
+
+def test_variables_and_the_environment_become_values(tmp_path, monkeypatch):
+    make_datasets(tmp_path, "data/a", "data/b", "data/c", "data/d")
+    monkeypatch.setenv("WHERE", str(tmp_path / "data"))
+    monkeypatch.setenv("WEIGHT", "2.5")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    path = write(
+        tmp_path / "m.yaml",
+        V2
+        + """
+vars:
+  root: ./data
+  deep: {boost: 3, name: b}
+  flavors: {kind: x, list: [1, "${deep.boost}"]}
+splits:
+  train:
+    blend:
+      - {path: "${root}/a", weight: "${deep.boost}", subflavors: "${flavors}"}
+      - {path: "${WHERE}/${deep.name}", weight: "${env:WEIGHT}"}
+      - {path: "${NOT_SET:-data}/c", weight: "${NOT_SET:-4}", subflavors: {x: "$${root}"}}
+      - {path: "${root}/d", weight: 1, subset: {range: ["${p:-50}%", "100%"]}}
+""",
+    )
+    leaves = resolve(path, split_part="train").leaves
+    assert [leaf.path for leaf in leaves] == [str(tmp_path / "data" / name) for name in "abcd"]
+    assert [leaf.weight for leaf in leaves] == pytest.approx(
+        [3 / 10.5, 2.5 / 10.5, 4 / 10.5, 1 / 10.5]
+    )
+    assert leaves[0].subflavors == {"kind": "x", "list": [1, 3]}
+    assert leaves[2].subflavors == {"x": "${root}"}
+    assert leaves[3].subsets == (("50%", "100%"),)
+
+
+def test_variables_of_the_document_go_over_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOT", "/environment")
+    text = "vars: {ROOT: /document}\nsplits: {train: {path: '${ROOT}'}, val: {path: '${env:ROOT}'}}"
+    splits = read_metadataset(write(tmp_path / "m.yaml", V2 + text)).content.splits
+    assert splits["train"].path == "/document"
+    assert splits["val"].path == "/environment"
+
+
+def test_anchors_may_live_in_keys_that_are_ignored(tmp_path):
+    text = """
+x-common: &common
+  subflavors: {kind: x}
+  weight: 2
+splits:
+  train:
+    blend:
+      - {<<: *common, path: a}
+      - {<<: *common, path: b, weight: 1}
+"""
+    make_datasets(tmp_path, "a", "b")
+    leaves = resolve(write(tmp_path / "m.yaml", V2 + text), split_part="train").leaves
+    assert [leaf.weight for leaf in leaves] == pytest.approx([2 / 3, 1 / 3])
+    assert {leaf.subflavors["kind"] for leaf in leaves} == {"x"}
+
+
+def test_names_all_references_that_lead_nowhere_with_their_lines(tmp_path):
+    found = problems(
+        tmp_path,
+        """vars: {root: /data, map: {a: 1}, loop: "${again}", again: "${loop}"}
+splits:
+  train:
+    blend:
+      - path: ${rot}/a
+      - path: ${map}/a
+      - path: ${map.b}
+      - path: ${1 + 1}
+      - path: ${loop}
+""",
+    )
+    expected = [
+        "3: ${again} refers to itself",
+        "3: ${loop} refers to itself",
+        "7: ${rot} is neither in `vars` nor in the environment, did you mean 'root'? ${rot:-def",
+        "8: ${map} is no text that could be put into other text",
+        "9: ${map.b} is neither in `vars` nor",
+        "10: ${1 + 1} wanted is a name, like ${root} or ${env:HOME}",
+        "11: ${",
+    ]
+    assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected
+    assert found[-1].endswith("refers to itself")
+
+
+def test_mistakes_behind_references_keep_their_lines(tmp_path):
+    (found,) = problems(
+        tmp_path, "splits:\n  train:\n    blend:\n    - {path: a, wight: '${HOME}'}\n"
+    )
+    assert found.startswith(
+        "6: unknown key 'wight' in splits.train.blend[0], did you mean 'weight'?"
+    )
+
+
+def test_a_dict_may_refer_to_variables():
+    document = {"vars": {"n": "a"}, "splits": {"train": {"path": "${n}"}}}
+    assert read_mapping(document).content.splits["train"].path == "a"
+    document["splits"]["train"]["path"] = "${nothing_of_that_name}"
+    with pytest.raises(ConfigError, match=r"^document\.splits\.train\.path: \$\{nothing"):
+        read_mapping(document)
+
+
+def test_a_remote_document_may_not_read_the_environment(tmp_path, monkeypatch):
+    folder = tmp_path / "bucket"
+    write(
+        folder / "m.yaml", V2 + "vars: {a: b}\nsplits: {train: {path: 's3://${env:SECRET}/${a}'}}"
+    )
+    monkeypatch.setenv("SECRET", "secret")
+    from energon.formats.yaml import load
+    from energon.metadataset.variables import substitute
+
+    document = load((folder / "m.yaml").read_bytes(), origin="s3://bucket/m.yaml")
+    with pytest.raises(SecurityError, match=r"s3://bucket/m.yaml:4.*\$\{env:SECRET\}") as info:
+        substitute(document, allow_environment=False)
+    assert "secret" not in str(info.value)
+    assert os.environ["SECRET"] == "secret"
