@@ -33,7 +33,9 @@ PIPELINES = {
     "rsample": lambda urls: WebDataset(urls).map(number).rsample(0.4),
     "slice": lambda urls: WebDataset(urls).map(number).slice(2, 20, 3),
     "batches": lambda urls: WebDataset(urls).map(number).shuffle(4).listed(4),
-    "rebatched": lambda urls: WebDataset(urls).map(number).listed(4).unlisted().shuffle(5).listed(3),
+    "rebatched": lambda urls: (
+        WebDataset(urls).map(number).listed(4).unlisted().shuffle(5).listed(3)
+    ),
     "flatmap": lambda urls: WebDataset(urls).map(number).flatmap(twins).shuffle(6),
     "epoch": lambda urls: WebDataset(urls, shardshuffle=True).map(number).shuffle(5).with_epoch(17),
     "repeat": lambda urls: WebDataset(urls, shardshuffle=True).map(number).repeat(3),

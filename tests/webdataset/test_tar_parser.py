@@ -151,7 +151,9 @@ def test_select_and_rename_decide_by_name():
 
 
 def test_every_sample_can_be_read_from_its_own_position():
-    data = tar_bytes([("x" * 150 + f"{n}.txt", b"%d" % n) for n in range(9)], format=tarfile.GNU_FORMAT)
+    data = tar_bytes(
+        [("x" * 150 + f"{n}.txt", b"%d" % n) for n in range(9)], format=tarfile.GNU_FORMAT
+    )
     whole = read(data)
     before = tar_reader.WINDOW_BYTES
     tar_reader.WINDOW_BYTES = 2048

@@ -86,9 +86,7 @@ class Loop(StageIterator):
             raise StateError(f"the state was saved with seed {seed}, this one is {pipeline.seed}")
         present = pipeline.describe()
         for number in range(max(len(stages), len(present))):
-            was, now = (
-                each[number] if number < len(each) else None for each in (stages, present)
-            )
+            was, now = (each[number] if number < len(each) else None for each in (stages, present))
             if was != now:
                 raise StateError(
                     f"the state was saved by another pipeline; stage {number} was "

@@ -1,0 +1,217 @@
+"""Load pipelines in worker processes: `WebLoader`, DataLoader and pipeline in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from energon.errors import ConfigError, StateError
+from energon.loader.options import LoaderOptions
+from energon.loader.savable import SavableDataLoader
+from energon.loader.state import LanePosition, merge_states
+from energon.webdataset.batching import Batched, default_collation_fn
+from energon.webdataset.compat import FluidInterface
+from energon.webdataset.lanes import LanePipeline
+from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.place import current_place
+from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
+from energon.webdataset.tensors import convert, torch_or_none
+from energon.webdataset.torch_worker import WorkerProcess
+from energon.worker import WorkerConfig
+
+
+class WebLoader(DataPipeline, FluidInterface):
+    """Loads a pipeline in worker processes, and is a pipeline itself.
+
+    Stages after it run in the training process. Worker processes live until the loader is
+    closed. Batches cross in shared memory; workers that die are replaced, and the order stays.
+    A state fits any number of workers, and of ranks that divides the number of lanes (ranks ×
+    workers of the first run).
+
+    Args:
+        dataset: A pipeline. Other datasets are loaded by torch's DataLoader, whose arguments
+            these are.
+        batch_size: Makes batches of that size in the workers; None passes items on as they are,
+            for pipelines that make batches themselves.
+        num_workers: Worker processes; 0 loads in the training process.
+        collate_fn: Makes a batch of a list of items, or, without a batch size, something of each
+            item. None makes batches, and tensors of arrays, as DataLoader does.
+        pin_memory: Whether to copy tensors to page-locked memory.
+        drop_last: Whether to leave out the last batch of a worker if it is smaller.
+        timeout: Seconds after which a worker that makes no progress is replaced; 0 waits.
+        worker_init_fn: Called with the number of the worker, in each worker process.
+        multiprocessing_context: How processes start: "forkserver", "spawn" or "fork".
+        prefetch_factor: Batches of each worker that wait ready; None means 2.
+        kw: Other arguments of DataLoader; those that make no difference here are accepted.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        prefetch_factor: int | None = None,
+        **kw: Any,
+    ) -> None:
+        if not isinstance(dataset, DataPipeline):
+            super().__init__(
+                _torch_loader(
+                    dataset,
+                    batch_size=batch_size,
+                    num_workers=num_workers,
+                    collate_fn=collate_fn,
+                    pin_memory=pin_memory,
+                    drop_last=drop_last,
+                    timeout=timeout,
+                    worker_init_fn=worker_init_fn,
+                    multiprocessing_context=multiprocessing_context,
+                    prefetch_factor=prefetch_factor,
+                    **kw,
+                )
+            )
+            return
+        _check_ignored(kw)
+        place = current_place()
+        process = WorkerProcess(dataset, worker_init_fn, dataset.seed) if num_workers else None
+        lanes = LanePipeline(
+            dataset,
+            WorkerConfig(rank=place.rank, world_size=place.world_size, num_workers=num_workers),
+            None if batch_size is None else _batches(batch_size, collate_fn, drop_last),
+            process,
+            collate_fn if batch_size is None else None,
+        )
+        options = LoaderOptions(
+            start_method=_start_method(multiprocessing_context),
+            prefetch_factor=prefetch_factor or 2,
+            watchdog_timeout_seconds=timeout or None,
+            pin_memory=pin_memory or None,
+        )
+        source = LoaderSource(LaneLoader(lanes, options=options), collate_fn is None)
+        super().__init__(source, seed=dataset.seed)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        super().close()
+        for stage in self.stages:
+            if isinstance(stage, LoaderSource):
+                stage.loader.close()
+
+
+class LoaderSource(Stage):
+    """One pass after the other over what a loader loads.
+
+    Args:
+        loader: The loader, which belongs to the process that made it.
+        converts: Whether arrays become tensors.
+    """
+
+    def __init__(self, loader: LaneLoader, converts: bool) -> None:
+        self.loader = loader
+        self.converts = converts
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _LoaderIterator(self.loader, context.epoch, self.converts)
+
+    def describe(self) -> dict[str, Any]:
+        # What is loaded is checked with the state of the loader.
+        return {"stage": "LoaderSource"}
+
+
+class _LoaderIterator(StageIterator):
+    def __init__(self, loader: LaneLoader, epoch: int, converts: bool) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._converts = converts
+        self._is_restored = False
+        super().__init__()
+
+    def _run(self) -> Iterator[Any]:
+        if not self._is_restored:
+            self._loader.begin_epoch(self._epoch)
+        torch = torch_or_none() if self._converts else None
+        for batch in self._loader:
+            yield batch if torch is None else convert(batch, torch)
+
+    def state_dict(self) -> State:
+        state = self._loader.save_state_rank()
+        for position in state["positions"].values():
+            if position["state"] is not None and position["state"]["unsavable"] is not None:
+                raise StateError(position["state"]["unsavable"])
+        return {"epoch": self._epoch, "loader": state}
+
+    def load_state_dict(self, state: State) -> None:
+        self._epoch, loader = unpack(state, "epoch", "loader")
+        self._loader.go_to(loader)
+        self._is_restored = True
+
+
+class LaneLoader(SavableDataLoader):
+    """A loader whose loops are the epochs of a pipeline."""
+
+    dataset: LanePipeline
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the next loop be number `epoch`."""
+        if self.dataset.virtual_epoch_length and self._positions is not None:
+            # The data has no end: loops go on where the one before stopped.
+            self._end_epoch()
+            return
+        positions = self._current_positions()
+        self._positions = {
+            lane: LanePosition(
+                state=self.dataset.first_state(epoch),
+                skip_rows=position.skip_rows,
+                counts=position.counts,
+            )
+            for lane, position in positions.items()
+        }
+        self._stream = None
+
+    def go_to(self, state: State) -> None:
+        """Go to a saved position, also after the first batch."""
+        self._stream = None
+        self._delivered = self._epoch_batches = 0
+        self._restore(merge_states(state), True)
+
+
+def _batches(size: int, collate: Callable[[Any], Any] | None, drop_last: bool) -> Batched:
+    return Batched(size, collate or collate_default, not drop_last)
+
+
+def collate_default(items: list[Any]) -> Any:
+    """Return a batch as torch's DataLoader would make it, or of arrays where there is no torch."""
+    torch = torch_or_none()
+    if torch is None:
+        return default_collation_fn(items)
+    return torch.utils.data.default_collate(items)
+
+
+def _start_method(context: Any) -> Any:
+    if context is None:
+        return "forkserver"
+    return context if isinstance(context, str) else context.get_start_method()
+
+
+_WITHOUT_EFFECT = ("persistent_workers", "generator", "pin_memory_device", "in_order", "shuffle")
+
+
+def _check_ignored(arguments: dict[str, Any]) -> None:
+    for name, value in arguments.items():
+        if name not in _WITHOUT_EFFECT or (name == "shuffle" and value):
+            raise ConfigError(
+                f"WebLoader({name}={value!r}): pipelines are shuffled and sampled by their own "
+                "stages; leave it out"
+            )
+
+
+def _torch_loader(dataset: Any, **arguments: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, **arguments)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from energon.errors import ConfigError, StateError
+from energon.webdataset.compat import WebDataset
+from energon.webdataset.web_loader import WebLoader
+from tests.webdataset.shards import make_shards
+
+
+def number(sample):
+    return int(sample["__key__"])
+
+
+def pair(sample):
+    return np.full((3,), number(sample)), number(sample)
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("loader"), [5, 1, 11, 7, 4])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_gives_each_sample_once_an_epoch_and_each_epoch_another_order(urls, workers):
+    dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
+    with WebLoader(dataset, batch_size=None, num_workers=workers) as loader:
+        one, two = list(loader), list(loader)
+    assert sorted(one) == sorted(two) == list(range(28))
+    assert one != two
+
+
+def test_batches_in_workers_and_again_after_them(urls):
+    dataset = WebDataset(urls).map(pair).batched(4)
+    loader = WebLoader(dataset, batch_size=None, num_workers=2)
+    with loader.unbatched().shuffle(10).batched(6) as again:
+        arrays, numbers = next(iter(again))
+        assert arrays.shape == (6, 3)
+        assert isinstance(arrays, torch.Tensor)
+        assert isinstance(numbers, torch.Tensor)
+        assert (arrays[:, 0] == numbers).all()
+        assert sum(len(batch[1]) for batch in again) == 28
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_as_the_loader_of_torch_does(urls, workers):
+    dataset = WebDataset(urls).map(pair)
+    expected = list(torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=workers))
+    with WebLoader(dataset, batch_size=8, num_workers=workers) as loader:
+        found = list(loader)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("restored_workers", [0, 1, 3])
+def test_goes_on_with_any_number_of_workers(urls, restored_workers):
+    dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
+
+    def make(workers):
+        return WebLoader(dataset, batch_size=None, num_workers=workers).shuffle(4).listed(3)
+
+    with make(2) as loader:
+        loop = iter(loader)
+        first = [next(loop) for _ in range(4)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = list(loop)
+        second = list(loader)
+    with make(restored_workers) as other:
+        other.load_state_dict(state)
+        assert list(other) == rest
+        assert list(other) == second
+    assert sorted(n for batch in first + rest for n in batch) == list(range(28))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_epochs_of_a_length_go_through_all_data(urls, workers):
+    dataset = WebDataset(urls, shardshuffle=True).map(number).with_epoch(7)
+    with WebLoader(dataset, batch_size=None, num_workers=workers) as loader:
+        epochs = [list(loader) for _ in range(8)]
+    assert [len(epoch) for epoch in epochs] == [7] * 8
+    # Workers have different shards, and one that has few samples begins its second pass early.
+    assert len({number for epoch in epochs for number in epoch}) > 20
+    if workers < 2:
+        assert sorted(sum(epochs[:4], [])) == list(range(28))
+
+
+def test_a_worker_that_dies_is_replaced_and_the_order_stays(urls, tmp_path):
+    flag = tmp_path / "died"
+
+    def die_once(sample):
+        if number(sample) == 9 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), 9)
+        return number(sample)
+
+    with WebLoader(WebDataset(urls).map(number), batch_size=None, num_workers=2) as loader:
+        expected = list(loader)
+    with WebLoader(WebDataset(urls).map(die_once), batch_size=None, num_workers=2) as loader:
+        assert list(loader) == expected
+    assert flag.exists()
+
+
+def test_generator_functions_load_and_say_that_they_cannot_be_saved(urls):
+    def twice(source):
+        for sample in source:
+            yield number(sample)
+            yield number(sample)
+
+    dataset = WebDataset(urls).compose(twice)
+    with WebLoader(dataset, batch_size=None, num_workers=1) as loader:
+        assert len(list(loader)) == 56
+        next(iter(loader))
+        with pytest.raises(StateError, match="twice is a plain iterable or generator function"):
+            loader.state_dict()
+
+
+def test_user_code_in_workers_finds_the_worker_info_of_torch(urls):
+    def where(source):
+        for _ in source:
+            info = torch.utils.data.get_worker_info()
+            yield info.id, info.num_workers
+
+    with WebLoader(WebDataset(urls).compose(where), batch_size=None, num_workers=2) as loader:
+        assert {tuple(each) for each in loader} == {(0, 2), (1, 2)}
+
+
+def test_other_datasets_are_loaded_by_torch():
+    with WebLoader([1, 2, 3, 4], batch_size=2) as loader:
+        assert [batch.tolist() for batch in loader.map(lambda batch: batch + 1)] == [[2, 3], [4, 5]]
+
+
+def test_arguments_that_would_do_nothing_are_refused(urls):
+    with pytest.raises(ConfigError, match="sampler"):
+        WebLoader(WebDataset(urls), sampler=[1])
+    WebLoader(WebDataset(urls), persistent_workers=True)
