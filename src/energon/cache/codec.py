@@ -23,6 +23,7 @@ import numpy as np
 
 _LENGTH = struct.Struct("<I")
 _ALIGN = 64
+_NOTHING = np.empty(0, np.uint8)
 
 Blocks = list[Any]
 
@@ -84,7 +85,7 @@ def _encode_tensor(value: Any, blocks: Blocks) -> Any:
         raise TypeError(f"a tensor of layout {value.layout} and {value.dtype} cannot be kept")
     plain = value.detach().cpu().contiguous()
     about = [str(value.dtype).removeprefix("torch."), list(value.shape)]
-    flat = plain.reshape(-1).view(torch.uint8).numpy()
+    flat = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else _NOTHING
     return ["tensor", [*about, _add(_bytes_of(flat), blocks)]]
 
 
@@ -114,6 +115,8 @@ def _decode_tensor(content: Any, blocks: Blocks) -> Any:
     import torch
 
     dtype, shape, number = content
+    if 0 in shape:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
     flat = torch.from_numpy(np.frombuffer(blocks[number], np.uint8).copy())
     return flat.view(getattr(torch, dtype)).reshape(shape)
 
