@@ -49,7 +49,7 @@ class FakeBatches(DatasetIterator):
                 self.lane.counts["skipped"] += 1
                 continue
             if self.lane.progress is not None:
-                self.lane.progress(row)
+                self.lane.progress(row, False)
             try:
                 batch = self.pipeline.make(self.lane.number, row)
             except SkipSample:

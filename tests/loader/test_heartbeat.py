@@ -11,9 +11,14 @@ def test_the_other_side_sees_where_work_is():
     assert parent.beats == 0
     worker.enter(3)
     assert parent.address is None
-    worker.row(14)
+    assert parent.where == "between samples"
+    worker.row(14, several=False)
     assert parent.address == (3, 14)
+    assert parent.where == "at lane 3 row 14"
     assert parent.beats == 2
+    worker.row(12, several=True)
+    assert parent.address is None
+    assert parent.where == "in a batch or pack that begins at lane 3 row 12"
     worker.leave()
     assert parent.address is None
 

@@ -139,9 +139,10 @@ def test_rows_that_killed_workers_are_left_out():
 
 
 def test_progress_is_told_with_the_row_of_every_sample():
-    rows = []
-    list(mapped(numbers(6), double).open(Lane(0, 2, progress=rows.append)))
-    assert rows == [0, 1, 2]
+    told = []
+    lane = Lane(0, 2, progress=lambda *about: told.append(about))
+    list(BatchDataset(mapped(numbers(6), double), 2).open(lane))
+    assert told == [(0, False), (1, False), (0, True), (2, False), (2, True)]
 
 
 def test_global_random_numbers_are_the_same_after_resuming_and_leave_no_trace():

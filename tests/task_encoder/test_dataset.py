@@ -10,6 +10,7 @@ from energon import (
     ConfigError,
     DefaultTaskEncoder,
     WorkerConfig,
+    WorkerError,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -30,6 +31,13 @@ class ExitAt7(Keys):
         if sample["__key__"] == "s7":
             os._exit(1)
         return sample
+
+
+class ExitInBatch(Keys):
+    def batch(self, samples):
+        if any(sample["__key__"] == "s7" for sample in samples):
+            os._exit(1)
+        return super().batch(samples)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +114,16 @@ def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
     assert [key for batch in batches for key in batch] == [f"s{n}" for n in range(20) if n != 7]
     assert "lane 0 row 7 killed 3 workers and is left out" in caplog.text
     assert f"sample 's7' of {root} (number 7; 001.tar at byte" in caplog.text
+
+
+def test_a_batch_that_kills_workers_ends_the_run_and_takes_no_blameless_sample_with_it(root):
+    loader = get_savable_loader(
+        get_val_dataset(
+            root, worker_config=config(num_workers=1), batch_size=4, task_encoder=ExitInBatch()
+        )
+    )
+    with loader, pytest.raises(WorkerError, match="batch or pack that begins at lane 0 row 4"):
+        list(loader)
 
 
 def test_a_virtual_epoch_of_fewer_than_no_batches_is_refused(root):

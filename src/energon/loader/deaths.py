@@ -26,10 +26,10 @@ class Verdict(Enum):
 class DeathRecord:
     """The deaths of one worker and its successors.
 
-    A row that has seen `max_deaths` of them is left out. Deaths elsewhere (while starting, or
-    between samples) end the run after as many in a row. Without one batch in between, so do
-    four times as many at ever other rows, and the first row above `MAX_SKIPPED`: then it is
-    something else that kills workers.
+    A row that has seen `max_deaths` of them is left out. Deaths elsewhere (while starting,
+    between samples, or in a hook that gets several) end the run after as many in a row. Without
+    one batch in between, so do four times as many at ever other rows, and the first row above
+    `MAX_SKIPPED`: then it is something else that kills workers.
     """
 
     max_deaths: int
@@ -39,7 +39,7 @@ class DeathRecord:
     _skipped: int = 0
 
     def died(self, address: Address | None) -> Verdict:
-        """Count a death at `address`, or None if no sample was being worked on."""
+        """Count a death at `address`, or None if not a single sample was being worked on."""
         self._since_progress += 1
         if address is None:
             self._elsewhere += 1

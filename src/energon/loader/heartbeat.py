@@ -9,7 +9,7 @@ from energon.loader.shared_memory import create_shared, map_shared
 
 NOWHERE = -1
 
-_BEATS, _LANE, _ROW = range(3)
+_BEATS, _LANE, _ROW, _SEVERAL = range(4)
 _TRACE_OFFSET = mmap.PAGESIZE
 _TRACE_SIZE = 1 << 16
 
@@ -22,7 +22,7 @@ class Heartbeat:
 
     def __init__(self, descriptor: int) -> None:
         self._mapping = map_shared(descriptor)
-        self._cells = memoryview(self._mapping)[: 3 * 8].cast("q")
+        self._cells = memoryview(self._mapping)[: 4 * 8].cast("q")
 
     @staticmethod
     def create() -> int:
@@ -36,8 +36,9 @@ class Heartbeat:
         self._cells[_LANE] = lane
         self._cells[_BEATS] += 1
 
-    def row(self, row: int) -> None:
-        """Note that user code gets the sample of this row."""
+    def row(self, row: int, several: bool) -> None:
+        """Note that user code gets the sample of this row, or several that begin with it."""
+        self._cells[_SEVERAL] = several
         self._cells[_ROW] = row
         self._cells[_BEATS] += 1
 
@@ -52,9 +53,17 @@ class Heartbeat:
 
     @property
     def address(self) -> tuple[int, int] | None:
-        """The lane and row that user code works on, or None."""
+        """The lane and row of the one sample that user code works on, or None."""
         lane, row = self._cells[_LANE], self._cells[_ROW]
-        return None if row == NOWHERE else (lane, row)
+        return None if row == NOWHERE or self._cells[_SEVERAL] else (lane, row)
+
+    @property
+    def where(self) -> str:
+        """What the worker works on, in words."""
+        if self._cells[_ROW] == NOWHERE:
+            return "between samples"
+        what = "in a batch or pack that begins at" if self._cells[_SEVERAL] else "at"
+        return f"{what} lane {self._cells[_LANE]} row {self._cells[_ROW]}"
 
     def traceback(self) -> str:
         """Return what the fault handler of the worker has written, or ""."""

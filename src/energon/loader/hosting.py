@@ -44,8 +44,8 @@ class Watch(Protocol):
     def enter(self, lane: int) -> None:
         """Note that work on a batch of `lane` begins."""
 
-    def row(self, row: int) -> None:
-        """Note that user code gets the sample of this row."""
+    def row(self, row: int, several: bool) -> None:
+        """Note that user code gets the sample of this row, or several that begin with it."""
 
     def leave(self) -> None:
         """Note that the batch is done."""

@@ -162,11 +162,11 @@ class ProcessWorker:
     def _replace(self, link: ProcessLink, cause: str) -> None:
         """Start another process in place of `link`, or give up."""
         address, trace = link.heartbeat.address, link.heartbeat.traceback()
+        where = link.heartbeat.where
         link.kill()
         self._stats["batches_copied"] += link.num_copied
         self._link = None
         verdict = self._deaths.died(address)
-        where = "between samples" if address is None else "at lane {} row {}".format(*address)
         text = f"{self._name} {cause} {where}"
         if trace:
             text += f"; it was here:\n{trace}"

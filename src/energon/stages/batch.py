@@ -95,7 +95,7 @@ class _BatchIterator(BatchIterator):
         if not items or (stage.drop_last and len(items) < stage.batch_size):
             raise StopIteration
         lane.counts[stage.unit] += len(items)
-        lane.enter(row)
+        lane.enter(row, several=True)
         return self._apply_to_batch(items, stage.hooks, row)
 
 

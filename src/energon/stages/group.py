@@ -99,7 +99,7 @@ class _GroupIterator(BatchIterator):
         row = self.inner.row
         items = self._next_full()
         self.lane.counts[self.stage.unit] += len(items)
-        self.lane.enter(row)
+        self.lane.enter(row, several=True)
         return self._apply_to_batch(items, self.stage.hooks, row)
 
     def _next_full(self) -> list[Any]:

@@ -33,8 +33,9 @@ class Lane:
         lanes: How many lanes the run has.
         seed: Seed of the run.
         skip_rows: Rows that are left out because reading them killed a worker.
-        progress: Called with the row of every sample before user code works on it; tells the
-            loader that the worker lives, and where it was if it dies. None means nobody asks.
+        progress: Called with the row of every sample before user code works on it, or that of
+            the first of several, and whether these are several; tells the loader that the
+            worker lives, and where it was if it dies. None means nobody asks.
         counts: Statistics of the lane: samples, skipped, failed, by name.
         row: Row of the sample that user code works on, or with which its batch begins.
         batch: How many batches the lane has yielded.
@@ -45,17 +46,17 @@ class Lane:
     lanes: int
     seed: int = 0
     skip_rows: frozenset[int] = frozenset()
-    progress: Callable[[int], None] | None = None
+    progress: Callable[[int, bool], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     row: int = 0
     batch: int = 0
     reading: Reading = field(default_factory=Reading)
 
-    def enter(self, row: int) -> None:
-        """Note that user code gets the sample of this row, or what begins with it."""
+    def enter(self, row: int, *, several: bool = False) -> None:
+        """Note that user code gets the sample of this row, or several that begin with it."""
         self.row = row
         if self.progress is not None:
-            self.progress(row)
+            self.progress(row, several)
 
     @property
     def sample_index(self) -> int:

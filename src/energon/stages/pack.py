@@ -172,7 +172,7 @@ class _PackIterator(ApplyIterator):
         if not samples:
             return SKIPPED
         self.lane.counts["samples"] += len(samples)
-        self.lane.enter(group[0].row)
+        self.lane.enter(group[0].row, several=True)
         members = [entry.sample for entry in group]
         key, first = joint_key("pack", members), key_of(members[0])
         address = self._lane_address() if first is None else pack_address(first)
