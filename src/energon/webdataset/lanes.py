@@ -20,7 +20,7 @@ from energon.stages.lane import Lane
 from energon.webdataset.batching import Batched
 from energon.webdataset.place import Place, running_at
 from energon.webdataset.stage import Context, StageIterator, State, load_state, state_of
-from energon.webdataset.torch_worker import WorkerProcess
+from energon.webdataset.worker_process import WorkerProcess
 from energon.worker import WorkerConfig
 
 NOTE_SECONDS = 0.05

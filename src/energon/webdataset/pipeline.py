@@ -19,7 +19,7 @@ from energon.webdataset.seeds import default_seed
 from energon.webdataset.sized import with_length
 from energon.webdataset.stage import Context, Stage, State, close, describe
 from energon.webdataset.stages import as_stages
-from energon.webdataset.torch_class import TorchLookalike
+from energon.webdataset.lookalike import TorchLookalike
 
 
 class DataPipeline(TorchLookalike):

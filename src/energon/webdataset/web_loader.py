@@ -16,7 +16,7 @@ from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.place import current_place
 from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
 from energon.webdataset.tensors import convert, torch_or_none
-from energon.webdataset.torch_worker import WorkerProcess
+from energon.webdataset.worker_process import WorkerProcess
 from energon.worker import WorkerConfig
 
 
