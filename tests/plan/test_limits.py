@@ -176,7 +176,7 @@ def test_what_is_gone_is_counted_no_longer_and_cannot_be_read():
     leaf, draws = plan.draws(0, np.arange(30, 100))
     assert set(leaf.tolist()) == {0}
     assert draws[0] == 10
-    with pytest.raises(StateError, match="no longer in the blend"):
+    with pytest.raises(StateError, match=r"samples of (left|lost) wait.*weight 0"):
         plan.draws(0, np.arange(30))
 
 

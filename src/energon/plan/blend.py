@@ -130,9 +130,10 @@ class BlendPlan:
             entry = stage.pattern.number[at]
             found = stage.columns[entry]
             if found.min(initial=0) < 0:
+                name = self.gone[-1 - int(found.min())]
                 raise StateError(
-                    f"lane {lane}: rows before the last restore drew from a dataset that is no "
-                    "longer in the blend; restore with the metadataset of the state"
+                    f"lane {lane}: samples of {name} wait in a window that is to be read again, "
+                    "but it is no longer in the blend; give it weight 0 instead of taking it out"
                 )
             source[chosen] = found
             counted = rounds * stage.pattern.counts[entry] + stage.pattern.rank[at]

@@ -1,0 +1,236 @@
+"""Mixes of datasets end to end: schedules, limits, and runs restored with other weights."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from energon import (
+    ConfigError,
+    DefaultTaskEncoder,
+    SkipSample,
+    StateError,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from tests.datasets import make_crude
+
+SIZES = {"a": 30, "b": 17, "c": 50}
+
+
+class Keys(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+
+class Packs(Keys):
+    """Packs samples of a window in pairs, the last of them alone."""
+
+    def select_samples_to_pack(self, samples):
+        return [samples[i : i + 2] for i in range(0, len(samples), 2)]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return {**samples[0], "__key__": "+".join(sample["__key__"] for sample in samples)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("mixes")
+    for name, size in SIZES.items():
+        make_crude(root / name, [size // 2, size - size // 2], prefix=name)
+    return root
+
+
+def document(folder, *entries, **settings):
+    """A blend of `(name, what its entry says besides)`, or of single names."""
+    listed = [({} if isinstance(e, str) else e[1]) | {"path": str(folder / e[0])} for e in entries]
+    return {"splits": {"train": {"blend": listed, **settings}}}
+
+
+def train(path, *, lanes=4, rank=0, world_size=1, encoder=None, batch_size=5, **settings):
+    config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0, lanes=lanes)
+    return get_train_dataset(
+        path,
+        worker_config=config,
+        batch_size=batch_size,
+        task_encoder=encoder or Keys(),
+        **settings,
+    )
+
+
+def keys(batches):
+    return [part for batch in batches for key in batch for part in key.split("+")]
+
+
+def kinds(batches):
+    return Counter(key[0] for key in keys(batches))
+
+
+def test_a_schedule_changes_the_mix_while_the_run_goes_on(folder):
+    weights = {0: 1, 400: 3, 800: "ramp to 0"}
+    loader = iter(get_loader(train(document(folder, ("a", {"weight": weights}), "b"))))
+    assert abs(kinds(islice(loader, 80))["a"] - 200) <= 4
+    # The mean of the ramp from 3 to 0 is 0.537 of the samples.
+    assert abs(kinds(islice(loader, 80))["a"] - 215) <= 8
+    assert kinds(islice(loader, 80)) == {"b": 400}
+
+
+def test_a_schedule_may_count_batches(folder):
+    mix = document(folder, ("a", {"weight": {0: 1, 8: 0}}), "b", schedule_unit="batches")
+    loader = iter(get_loader(train(mix)))
+    assert kinds(islice(loader, 8))["a"] > 10
+    assert kinds(islice(loader, 8)) == {"b": 40}
+
+
+@pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 20}, {"repeat": False}])
+def test_a_run_of_limited_datasets_ends_when_their_epochs_are_used_up(folder, settings):
+    mix = document(folder, ("a", {"max_epochs": 2}), ("b", {"max_epochs": 1, "weight": 3}))
+    found = Counter(keys(get_loader(train(mix, **settings))))
+    assert found == {**{f"a{n}": 2 for n in range(30)}, **{f"b{n}": 1 for n in range(17)}}
+
+
+def test_a_limited_dataset_leaves_its_share_to_the_others(folder):
+    mix = document(folder, ("a", {"max_epochs": 2}), "b", "c")
+    found = kinds(islice(iter(get_loader(train(mix))), 100))
+    assert found["a"] == 60
+    assert abs(found["b"] - 220) <= 4
+
+
+def test_weights_from_sizes_follow_the_data(folder):
+    mix = document(folder, *[(name, {"weight": "auto"}) for name in SIZES])
+    found = kinds(islice(iter(get_loader(train(mix))), 97 * 4))
+    assert all(abs(found[name] - 20 * size) <= 8 for name, size in SIZES.items())
+
+
+def save_after(loader, count):
+    batches = list(islice(iter(loader), count))
+    return batches, json.loads(json.dumps(loader.save_state_rank()))
+
+
+@pytest.mark.parametrize("encoder", [Keys(), Packs()])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_another_mix_begins_where_the_run_was_restored(folder, encoder, world_size):
+    packing = {"packing_buffer_size": 7} if isinstance(encoder, Packs) else {}
+    settings = {"encoder": encoder, "world_size": world_size, **packing}
+    first = document(folder, "a", "b")
+    # What is taken out cannot be read again, which packing does.
+    idle = [("b", {"weight": 0})] if packing else []
+    second = document(folder, ("c", {"weight": 2}), ("a", {"weight": 1}), *idle)
+    third = document(folder, ("c", {"weight": 1}), ("a", {"weight": 1}), "b")
+    seen, states = [], [None] * world_size
+    for mix, steps in ((first, 7), (second, 11), (second, 5), (third, 40)):
+        for rank in range(world_size):
+            loader = get_savable_loader(train(mix, rank=rank, **settings))
+            if states[rank] is not None:
+                if mix is not previous:  # noqa: F821
+                    with pytest.raises(StateError, match="mix"):
+                        loader.restore_state_rank(states[rank])
+                loader.restore_state_rank(states[rank], strict=False)
+            batches, states[rank] = save_after(loader, steps)
+            seen += keys(batches)
+        previous = mix  # noqa: F841
+    found = Counter(seen)
+    counts = Counter(key[0] for key in seen)
+    assert sum(counts.values()) == sum(found.values())
+    for name, size in SIZES.items():
+        # Epochs are exact, but for what lanes have drawn more than others, or hold in windows.
+        often = [found[f"{name}{n}"] for n in range(size)]
+        assert max(often) - min(often) <= 1 + (7 * 4 + size) // size, (name, often)
+    assert [*states[0]["fingerprint"]["mix"]["blend"]] == ["c/train", "a/train", "b/train"]
+    assert len(states[0]["fingerprint"]["mix_before"]) == 2
+
+
+def test_epochs_are_exact_through_changes_of_the_mix(folder):
+    """Two epochs of everything, whatever the weights were on the way."""
+    limit = {"max_epochs": 2}
+    mixes = [
+        document(folder, ("a", limit), ("b", limit)),
+        document(folder, ("b", limit | {"weight": 9}), ("a", limit)),
+        document(folder, ("a", limit), ("c", limit | {"weight": 3}), ("b", limit)),
+    ]
+    seen, state = [], None
+    for mix, steps in zip(mixes, (6, 5, None), strict=True):
+        loader = get_savable_loader(train(mix))
+        if state is not None:
+            loader.restore_state_rank(state, strict=["mix", "leaves"])
+        batches, state = save_after(loader, steps)
+        seen += keys(batches)
+    assert Counter(seen) == {f"{name}{n}": 2 for name, size in SIZES.items() for n in range(size)}
+
+
+def test_a_dataset_that_was_taken_out_goes_on_when_it_comes_back(folder):
+    both, alone = document(folder, "a", "b"), document(folder, "a")
+    seen, state = [], None
+    for mix, steps in ((both, 10), (alone, 10), (both, 20)):
+        loader = get_savable_loader(train(mix, lanes=1))
+        if state is not None:
+            loader.restore_state_rank(state, strict=False)
+        batches, state = save_after(loader, steps)
+        seen += keys(batches)
+    drawn = [key for key in seen if key[0] == "a"]
+    for start in range(0, len(drawn) - 30, 30):
+        assert len(set(drawn[start : start + 30])) == 30
+
+
+def test_a_restored_mix_is_the_same_on_every_topology(folder):
+    first, second = document(folder, "a", "b"), document(folder, ("a", {"weight": 5}), "c")
+    loader = get_savable_loader(train(first))
+    _, state = save_after(loader, 9)
+
+    def resumed(world_size):
+        batches = {}
+        for rank in range(world_size):
+            loader = get_savable_loader(train(second, rank=rank, world_size=world_size))
+            loader.restore_state_global(state, strict=False)
+            # Rank r goes on with the first batch of its own that was not delivered.
+            start = next(g for g in range(9, 13) if g % world_size == rank)
+            numbers = range(start, 60, world_size)
+            batches |= dict(zip(numbers, iter(loader), strict=False))
+        return [batches[number] for number in range(9, 60)]
+
+    assert resumed(1) == resumed(2) == resumed(4)
+
+
+def test_a_mix_of_another_order_is_the_same_mix(folder):
+    one = get_savable_loader(train(document(folder, "a", ("b", {"weight": 2}))))
+    _, state = save_after(one, 9)
+    other = get_savable_loader(train(document(folder, ("b", {"weight": 2}), "a")))
+    other.restore_state_rank(state)
+    assert [*islice(iter(other), 20)] == [*islice(iter(one), 20)]
+
+
+class SkipSome(Keys):
+    @stateless
+    def encode_sample(self, sample):
+        if sample["__key__"].endswith("7"):
+            raise SkipSample
+        return sample
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repeat": False}, "a blend by weights has no end"),
+        ({"blend_unit": "batch", "batch_size": None}, "there is no batch_size"),
+        ({"blend_unit": "batch", "shuffle_buffer_size": 5}, "drop shuffle_buffer_size"),
+        ({"blend_unit": "batch", "packing_buffer_size": 5, "encoder": Packs()}, "packing decides"),
+    ],
+)
+def test_refuses_settings_that_exclude_one_another(folder, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        train(document(folder, "a", "b"), **settings)
+
+
+def test_batches_cannot_be_counted_where_samples_are_packed(folder):
+    mix = document(folder, ("a", {"weight": {0: 1, 5: 2}}), "b", schedule_unit="batches")
+    with pytest.raises(ConfigError, match="schedule them in samples"):
+        train(mix, encoder=Packs(), packing_buffer_size=5)
