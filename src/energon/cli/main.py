@@ -12,6 +12,7 @@ from energon.errors import EnergonError
 from energon.version import __version__
 
 COMMANDS = {
+    "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
     "prepare": "Index a folder of tar shards and describe it.",
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.errors import ConfigError
 from energon.formats.info import META
 
@@ -23,30 +25,53 @@ CRUDE = "CrudeWebdataset"
     multiple=True,
     help="Shards of a split, by a regular expression for their paths. May be repeated.",
 )
+@click.option("--split-by-folder", is_flag=True, help="Make each folder of shards a split.")
+@click.option(
+    "--split-unit",
+    type=click.Choice(["auto", "shard", "sample"]),
+    default="auto",
+    show_default=True,
+    help="What is dealt by ratio. auto: shards, but samples if there are too few shards.",
+)
+@click.option("--shuffle-tars", is_flag=True, help="Shuffle shards before dealing them by ratio.")
 @click.option(
     "--exclude", metavar="REGEX", multiple=True, help="Leave out shards with this in their path."
+)
+@click.option(
+    "--exclude-from",
+    metavar="FILE",
+    multiple=True,
+    help="Exclude what a quarantine file lists: SHARD or SHARD/KEY in each line, or JSON lines.",
 )
 @click.option("--sample-type", metavar="CLASS", help=f"E.g. CaptioningSample, or {CRUDE}.")
 @click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.')
 @click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, metavar="NAME")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not describe the samples.")
-@click.option("--num-workers", default=16, show_default=True, help="Processes that read shards.")
+@click.option("--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later.")
+@click.option(
+    "--tar-index-only", is_flag=True, help="Index the known shards again; see `energon index`."
+)
 @click.option("--non-interactive", is_flag=True, help="Never ask.")
 @click.option("--force-overwrite", is_flag=True, help="Prepare again without asking.")
-@click.option("--progress/--no-progress", default=True, help="Show how far it is.")
+@indexing_options
 def command(
     path: Path,
     split_ratio: str | None,
     split_parts: tuple[str, ...],
+    split_by_folder: bool,
+    split_unit: str,
+    shuffle_tars: bool,
     exclude: tuple[str, ...],
+    exclude_from: tuple[str, ...],
     sample_type: str | None,
     field_map: str | None,
     dataset_yaml_name: str,
     skip_dataset_yaml: bool,
-    num_workers: int,
+    no_sqlite: bool,
+    tar_index_only: bool,
     non_interactive: bool,
     force_overwrite: bool,
-    progress: bool,
+    **indexing: Any,
 ) -> None:
     """Make a folder of tar shards a dataset.
 
@@ -64,6 +89,9 @@ def command(
     from energon.prepare.shards import find_shards
     from energon.prepare.splits import parse_ratio
 
+    if tar_index_only:
+        _index_only(path, sqlite=not no_sqlite, **indexing)
+        return
     ask = not non_interactive and sys.stdin.isatty()
     shards = find_shards(path)
     click.echo(f"{len(shards)} shards, from {shards[0]} to {shards[-1]}", err=True)
@@ -72,27 +100,40 @@ def command(
         if not ask:
             raise ConfigError(f"{path} is prepared already; pass --force-overwrite to do it again")
         click.confirm(question, abort=True)
-    if not split_ratio and not split_parts:
+    if not (split_ratio or split_parts or split_by_folder):
         if not ask:
-            raise ConfigError("say how to split with --split-ratio or --split-parts")
+            raise ConfigError(
+                "say how to split with --split-ratio or --split-parts or --split-by-folder"
+            )
         split_ratio = click.prompt("Split ratio (train,val,test)", default="8,1,1")
     if not skip_dataset_yaml and sample_type is None:
         sample_type = click.prompt("Sample type", default=CRUDE) if ask else CRUDE
     mapping = _parse_field_map(field_map)
     if ask and mapping is None and sample_type not in (None, CRUDE):
         mapping = _ask_field_map(str(sample_type), path / shards[0])
-    with _Bar(progress) as advance:
+    with open_indexing(sqlite=not no_sqlite, **indexing) as how:
         info = prepare_dataset(
             path,
             split_ratio=parse_ratio(split_ratio) if split_ratio else None,
             split_parts=split_parts,
+            split_by_folder=split_by_folder,
+            split_unit=split_unit,
+            shuffle_shards=shuffle_tars,
             exclude=exclude,
+            exclude_from=exclude_from,
             sample_type=None if skip_dataset_yaml else sample_type,
             field_map=mapping,
             dataset_yaml_name=dataset_yaml_name,
-            num_workers=num_workers,
-            progress=advance,
+            indexing=how,
         )
+    click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
+
+
+def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
+    from energon.prepare.reindex import reindex_dataset
+
+    with open_indexing(sqlite=sqlite, **indexing) as how:
+        info = reindex_dataset(path, how)
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
 
 
@@ -125,34 +166,3 @@ def _ask_field_map(sample_type: str, shard: Path) -> dict[str, str]:
         if answer:
             mapping[field.name] = answer
     return mapping
-
-
-class _Bar:
-    """A progress bar on standard error, if there is somebody to see it."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.wanted = wanted and sys.stderr.isatty()
-
-    def __enter__(self) -> _Bar:
-        if self.wanted:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-            self.bar = Progress(
-                "indexing shards",
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self.bar.start()
-            self.task = self.bar.add_task("", total=None)
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        if self.wanted:
-            self.bar.update(self.task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self.wanted:
-            self.bar.stop()

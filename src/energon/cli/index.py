@@ -1,0 +1,34 @@
+"""`energon index`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon.cli.indexing_options import indexing_options, open_indexing
+
+
+@click.command("index")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--no-sqlite", is_flag=True, help="Leave index.sqlite out.")
+@indexing_options
+def command(path: Path, no_sqlite: bool, **indexing: Any) -> None:
+    """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.
+
+    Takes the shards that the dataset consists of, reads those again that have changed, and
+    leaves splits and descriptions as they are. Makes the index.sqlite that `energon prepare
+    --no-sqlite` has left out: plain training does not need it; other tools, that look up
+    samples by name, do.
+
+    \b
+    Example:
+      energon prepare ./coco --split-ratio 8,1,1 --no-sqlite
+      energon index ./coco
+    """
+    from energon.prepare.reindex import reindex_dataset
+
+    with open_indexing(sqlite=not no_sqlite, **indexing) as how:
+        info = reindex_dataset(path, how)
+    click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)

@@ -1,0 +1,124 @@
+"""The options that all commands have that index shards, and the bar that shows how far they are."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from energon.prepare.dataset import Indexing
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--num-workers", default=16, show_default=True, help="Processes that read shards."
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "dask", "ray"]),
+        default="local",
+        show_default=True,
+        help="Where shards are read: processes of this machine, or a cluster that sees the files.",
+    ),
+    click.option(
+        "--address", metavar="ADDRESS", help="Scheduler or head of the cluster; none starts one."
+    ),
+    click.option(
+        "--checksum", is_flag=True, help="Read the contents, too, and keep a checksum of each."
+    ),
+    click.option("--reindex", is_flag=True, help="Read shards that have not changed, too."),
+    click.option(
+        "--wait", is_flag=True, help="Wait for another process that prepares the dataset."
+    ),
+    click.option("--progress/--no-progress", default=True, help="Show how far it is."),
+)
+
+
+def indexing_options(command: Command) -> Command:
+    """Add the options to a command; `open_indexing` takes what they say."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def open_indexing(
+    *,
+    num_workers: int,
+    engine: str,
+    address: str | None,
+    checksum: bool,
+    reindex: bool,
+    wait: bool,
+    progress: bool,
+    sqlite: bool = True,
+) -> Iterator[Indexing]:
+    """Give what the options say, while a bar shows how far it is, if anybody looks."""
+    from energon.prepare.dataset import Indexing
+    from energon.prepare.engines import Engine
+
+    place = Engine(engine, address, num_workers)  # type: ignore[arg-type]
+    with _logging_to_terminal(), _Bar(progress) as advance:
+        yield Indexing(
+            engine=place,
+            sqlite=sqlite,
+            checksum=checksum,
+            force=reindex,
+            wait=wait,
+            progress=advance,
+        )
+
+
+@contextmanager
+def _logging_to_terminal() -> Iterator[None]:
+    """Show warnings, as those about calls that are tried again, on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("energon")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(before, logging.INFO) if before else logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _Bar:
+    """A progress bar on standard error."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted and sys.stderr.isatty()
+
+    def __enter__(self) -> _Bar:
+        if self.wanted:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+            self.bar = Progress(
+                "indexing shards",
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self.bar.start()
+            self.task = self.bar.add_task("", total=None)
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.wanted:
+            self.bar.update(self.task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self.wanted:
+            self.bar.stop()
