@@ -12,8 +12,8 @@ class Recorder:
     def enter(self, lane):
         self.steps.append(("enter", lane))
 
-    def row(self, row):
-        self.steps.append(("row", row))
+    def row(self, row, several):
+        self.steps.append(("batch" if several else "row", row))
 
     def leave(self):
         self.steps.append("leave")
