@@ -1,4 +1,27 @@
 """Packing: which samples go into one sequence, and what attention needs to keep them apart.
 
-Arithmetic on lengths: no files, no torch.
+Arithmetic on lengths: no files, and no torch unless it is given tensors.
 """
+
+from energon.packing.bins import fill_exactly, first_fit_decreasing
+from energon.packing.packer import Packer
+from energon.packing.selection import Selection
+from energon.packing.sequence import (
+    PackedSequence,
+    cu_seqlens,
+    merge_cu_seqlens,
+    pack_sequences,
+    position_ids,
+)
+
+__all__ = [
+    "PackedSequence",
+    "Packer",
+    "Selection",
+    "cu_seqlens",
+    "fill_exactly",
+    "first_fit_decreasing",
+    "merge_cu_seqlens",
+    "pack_sequences",
+    "position_ids",
+]

@@ -1,0 +1,135 @@
+"""A packer: from a window of samples to packs, for the hook `select_samples_to_pack`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from energon.errors import ConfigError, FatalSampleError
+from energon.packing.bins import Bins, Lengths, fill_exactly, first_fit_decreasing
+from energon.packing.selection import Selection
+
+CARRIED_SLACK = 1 / 256
+"""Packs with more room than this share are not given but carried over, if the packer carries."""
+
+
+@dataclass(frozen=True)
+class Packer:
+    """Divides samples into packs that fit into a context. Call it with the samples of a window.
+
+    Deterministic: the same samples give the same packs. Packs keep their samples in the order
+    of the stream, and come in no order of size.
+
+    Args:
+        context: Room of a pack: a number of tokens, or several numbers, one for each dimension.
+        length: Returns the length of a sample: a number, or as many as `context` has.
+        method: "fill" fills one pack after the other as exactly as possible; "first_fit" is
+            first-fit decreasing.
+        carry: Whether packs that did not get full wait for the next window instead of being
+            padded. Needs more samples at the start, then next to no padding; False closes
+            every window.
+        balance: Whether packs shall also have similar sums of squared lengths (of the first
+            dimension), which is what attention costs. Only "fill" can.
+        too_long: What becomes of a sample that is longer than the context: "error" ends the
+            run with its key, "leave_out" leaves it out (statistics count it).
+
+    Example:
+        >>> packer = Packer(10, length=len, carry=False)
+        >>> packer(["aaaaaa", "bbb", "cccc", "ddddddd"]).groups
+        [['aaaaaa', 'cccc'], ['bbb', 'ddddddd']]
+    """
+
+    context: int | Sequence[int]
+    length: Callable[[Any], int | Sequence[int]]
+    method: Literal["fill", "first_fit"] = "fill"
+    carry: bool = True
+    balance: bool = False
+    too_long: Literal["error", "leave_out"] = "error"
+
+    def __post_init__(self) -> None:
+        if not self.room or min(self.room) < 1:
+            raise ConfigError(f"context must be at least 1 in every dimension, got {self.context}")
+        if self.method not in ("fill", "first_fit"):
+            raise ConfigError(f"method must be 'fill' or 'first_fit', got {self.method!r}")
+        if self.too_long not in ("error", "leave_out"):
+            raise ConfigError(f"too_long must be 'error' or 'leave_out', got {self.too_long!r}")
+        if self.balance and self.method != "fill":
+            raise ConfigError("balance=True needs method='fill': first-fit knows no squares")
+
+    @property
+    def room(self) -> tuple[int, ...]:
+        """Room of a pack in each dimension."""
+        context = self.context
+        return (context,) if isinstance(context, int) else tuple(map(operator.index, context))
+
+    def __call__(self, samples: Sequence[Any]) -> Selection:
+        """Return which samples are packed together, and which are carried over.
+
+        Raises:
+            FatalSampleError: If a sample is longer than the context, or has no length.
+        """
+        lengths = self.lengths(samples)
+        fitting = np.flatnonzero((lengths <= self.room).all(axis=1))
+        if len(fitting) < len(samples) and self.too_long == "error":
+            self._refuse(samples, lengths)
+        bins = self.divide(lengths[fitting])
+        kept, carried = self._split(bins, lengths[fitting])
+        return Selection(
+            [[samples[fitting[item]] for item in sorted(items)] for items in kept],
+            [samples[fitting[item]] for item in sorted(carried)],
+        )
+
+    def lengths(self, samples: Sequence[Any]) -> Lengths:
+        """Return the lengths of samples, (num_samples, num_dimensions)."""
+        dimensions = len(self.room)
+        measured = np.empty((len(samples), dimensions), np.int64)
+        for index, sample in enumerate(samples):
+            length = self.length(sample)
+            found = np.asarray(length)
+            if found.dtype.kind not in "iu" or found.size != dimensions or found.min() < 0:
+                raise FatalSampleError(
+                    f"the length of sample {_name(sample)} is {length!r}; wanted are "
+                    f"{dimensions} whole numbers, as context={self.context} has them"
+                )
+            measured[index] = found
+        return measured
+
+    def divide(self, lengths: Lengths) -> Bins:
+        """Return packs as lists of indices into `lengths`, none of which exceeds the context."""
+        if self.method == "first_fit":
+            return first_fit_decreasing(lengths, self.room)
+        return fill_exactly(lengths, self.room, balance=self.balance, oldest_first=self.carry)
+
+    def _split(self, bins: Bins, lengths: Lengths) -> tuple[Bins, list[int]]:
+        """Return the packs to give, in no order of size, and the items to carry over."""
+        kept, carried = bins, []
+        if self.carry and len(bins) > 1:
+            fill = [(lengths[items].sum(axis=0) / self.room).max() for items in bins]
+            full = [place for place in range(len(bins)) if fill[place] >= 1 - CARRIED_SLACK]
+            # Something leaves in every window, and what is oldest first of all.
+            oldest = next(place for place, items in enumerate(bins) if 0 in items)
+            given = {oldest, *full}
+            kept = [bins[place] for place in sorted(given)]
+            carried = [item for p, items in enumerate(bins) if p not in given for item in items]
+        # The first item of a bin is its largest: where that was in the stream is pure chance.
+        return sorted(kept, key=operator.itemgetter(0)), carried
+
+    def _refuse(self, samples: Sequence[Any], lengths: Lengths) -> None:
+        worst = int(np.flatnonzero((lengths > self.room).any(axis=1))[0])
+        length = lengths[worst].tolist()
+        found = length[0] if len(length) == 1 else length
+        raise FatalSampleError(
+            f"sample {_name(samples[worst])} has the length {found}, the context is "
+            f"{self.context}; shorten it or raise SkipSample in preencode_sample, or leave such "
+            "samples out with Packer(..., too_long='leave_out')"
+        )
+
+
+def _name(sample: Any) -> str:
+    """Return what a sample is called in messages."""
+    key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+    return repr(sample)[:80] if key is None else repr(key)
