@@ -448,6 +448,15 @@ def test_settings_that_make_no_sense_are_refused(settings):
         FileStoreCachePool(**settings)
 
 
+def test_pools_can_be_sent_to_workers(tmp_path):
+    for name in (None, "mine"):
+        pool = FileStoreCachePool(parent_cache_dir=tmp_path, max_cache_count=7, name=name)
+        again = pickle.loads(pickle.dumps(pool))
+        assert again.name == pool.name
+        assert again.limits == pool.limits
+        pool.close()
+
+
 def test_a_parent_that_takes_no_folder_is_named(tmp_path):
     (tmp_path / "file").touch()
     pool = FileStoreCachePool(parent_cache_dir=tmp_path / "file")

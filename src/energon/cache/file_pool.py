@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import weakref
 from collections.abc import Hashable
 from threading import Lock
@@ -74,8 +75,8 @@ class FileStoreCachePool(CachePool):
                 raise ConfigError(f"{argument} must be above 0, got {value!r}")
         if method not in _FORMS:
             raise ConfigError(f"method={method!r}: wanted is one of {', '.join(_FORMS)}")
-        if name is not None and not name.isidentifier():
-            raise ConfigError(f"name={name!r}: wanted is a word of letters, digits and _")
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ConfigError(f"name={name!r}: wanted is a word of letters, digits, _ and -")
         self.parent_cache_dir = parent_cache_dir
         self.num_workers = num_workers
         self.limits = Limits(int(max_cache_size_gbytes * (1 << 30)), max_cache_count)
