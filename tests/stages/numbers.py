@@ -34,11 +34,17 @@ class NumberReader:
     mean_sample_bytes: float = 1.0
     reads: list[int] = field(default_factory=list)
 
+    def look_ahead(self, rows):
+        return None
+
     def read(self, rows: Rows) -> list[Any]:
         self.reads.append(len(rows.leaf))
         return [
             {"n": ordinal, "__restore_key__": (0, 0, ordinal)} for ordinal in rows.ordinal.tolist()
         ]
+
+    def look_ahead(self, rows: Any) -> None:
+        return None
 
 
 def numbers(total: int | None, *, mean_sample_bytes: float = 1.0) -> ReadDataset:
