@@ -34,9 +34,6 @@ class NumberReader:
     mean_sample_bytes: float = 1.0
     reads: list[int] = field(default_factory=list)
 
-    def look_ahead(self, rows):
-        return None
-
     def read(self, rows: Rows) -> list[Any]:
         self.reads.append(len(rows.leaf))
         return [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from energon.io.address import redact
+from energon.io.ranges import Object, read_ranges
 from energon.io.registry import open_store
 
 
@@ -39,15 +40,22 @@ class RemoteFile:
     def __init__(self, address: str) -> None:
         self.address = address
         self.path = redact(address)
-        self._store, self._key = open_store(address)
-        info = self._store.info(self._key)
-        self.size, self.version, self.mtime_ns = info.size, info.version, info.mtime_ns
+        store, key = open_store(address)
+        info = store.info(key)
+        self.size, self.mtime_ns = info.size, info.mtime_ns
+        self.object = Object(store, key, info.version)
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes from `offset`, see `Store.read_range`."""
-        return self._store.read_range(self._key, offset, offset + size, version=self.version)
+        """Return exactly `size` bytes from `offset`.
+
+        Raises:
+            ObjectChangedError: If the file was replaced since it was opened.
+            TruncatedError: If it ends earlier.
+            StorageError: If it cannot be read.
+        """
+        return read_ranges(self.object, [offset], [offset + size])[0]
 
     def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """Return several ranges, read in parallel."""
-        ranges = [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]
-        return self._store.read_ranges(self._key, ranges, version=self.version)
+        """Return several ranges, those that are not here yet by parallel requests."""
+        stops = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        return read_ranges(self.object, offsets, stops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from energon.errors import EnergonError
+from energon.io.settings import StorageSettings
 from energon.plan.rows import Rows
 from energon.samples.source_info import SourceInfo
+from energon.sources.ahead import LookAhead
 from energon.sources.webdataset import WebdatasetSource
 
 
@@ -46,15 +48,33 @@ class LeafReader:
     Args:
         sources: One for each leaf of the plan.
         subflavors: What goes into `__subflavors__`, for each leaf.
+        window_rows: Within how many rows of a lane all samples of a slice come, for reading
+            ahead of what lies in distant stores.
     """
 
     sources: tuple[WebdatasetSource, ...]
     subflavors: tuple[Mapping[str, Any], ...]
+    window_rows: int = 0
 
     @property
     def mean_sample_bytes(self) -> float:
         """Bytes of a sample, as a mean over the leaves."""
         return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
+
+    def look_ahead(self, rows: Callable[[int, int], Rows]) -> LookAhead | None:
+        """Return what fetches samples for a lane before they are read; None if all are local.
+
+        Args:
+            rows: Returns rows of the lane, from a start and in a number.
+        """
+        if not any(source.is_remote for source in self.sources):
+            return None
+        return LookAhead(
+            self.sources,
+            rows,
+            window_rows=self.window_rows,
+            settings=StorageSettings.from_environment(),
+        )
 
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import resource
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
-from energon.errors import FormatError, ShardChangedError, TruncatedError
+from energon.errors import EnergonError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.part_table import PartTable, open_part_table
 from energon.formats.tar import iter_members, split_name
 from energon.formats.tar_index import load_tar_index, tar_index_path
@@ -22,9 +23,12 @@ from energon.io.address import is_remote
 from energon.io.epath import AnyPath
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.threads import WaitingThreads
 from energon.sources.remote import open_remote_table, remote_indexed_size
 
 MAX_OPEN_SHARDS = 1024
+OPEN_THREADS = 16
+"""How many shards of distant stores are opened at the same time."""
 PROBED_SAMPLES = 8
 """How many samples are compared with their table where the date of a shard is another."""
 PROBE_BYTES = 64 << 10
@@ -54,6 +58,7 @@ class ShardPool:
         self._shards: OrderedDict[str, OpenShard] = OrderedDict()
         self._probed: set[tuple[str, int]] = set()
         self._lock = Lock()
+        self._threads = WaitingThreads(OPEN_THREADS, "energon-open")
 
     def open(self, path: str, *, num_samples: int, dataset: AnyPath) -> OpenShard:
         """Return an open shard.
@@ -87,14 +92,27 @@ class ShardPool:
             )
         return shard
 
+    def open_together(
+        self, open_one: Callable[[int], OpenShard], shards: Sequence[int]
+    ) -> list[OpenShard | None]:
+        """Return what `open_one` returns for each shard, so that waiting does not add up.
+
+        None stands for shards that cannot be opened; who reads them finds out why.
+        """
+        opening = [self._threads.submit(open_one, shard) for shard in shards]
+        failed = [isinstance(future.exception(), EnergonError) for future in opening]
+        return [
+            None if bad else future.result() for future, bad in zip(opening, failed, strict=True)
+        ]
+
     def __reduce__(self) -> tuple[type[ShardPool], tuple[int]]:
         return ShardPool, (self.max_open,)
 
     def _open(self, path: str, dataset: AnyPath) -> OpenShard:
         shard, size, mtime_ns = _open_remote(path) if is_remote(path) else _open_local(path)
-        path = shard.file.path
         scanned = not shard.table.shard_mtime_ns
         indexed = _indexed_size(path) if scanned else shard.table.shard_size
+        path = shard.file.path
         if size < indexed:
             raise TruncatedError(
                 f"{path}: has {size} bytes, had {indexed} when it was indexed; restore "

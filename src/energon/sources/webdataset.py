@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
@@ -21,12 +21,14 @@ from energon.errors import DatasetNotFoundError, EmptyDatasetError, FormatError
 from energon.formats.info import load_info
 from energon.formats.part_table import PartTable
 from energon.formats.split import load_split
+from energon.io.address import is_remote
 from energon.io.epath import any_path
 from energon.io.files import file_size
 from energon.io.range_file import RangeFile
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
+from energon.sources.extents import Extents, wanted_extents
 from energon.sources.rows import META, join_rows, slice_rows
 from energon.sources.shards import OpenShard, ShardPool
 from energon.sources.spans import read_spans
@@ -120,6 +122,11 @@ class WebdatasetSource:
         sizes = sum(file_size(self._shard_path(int(shard))) for shard in chosen)
         return sizes / max(1, sum(self._counts[int(shard)] for shard in chosen))
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the dataset is not on this machine."""
+        return is_remote(self.path)
+
     def fingerprint(self) -> dict[str, Any]:
         """Return what a saved state must find unchanged: the samples and their order."""
         content = {
@@ -170,6 +177,24 @@ class WebdatasetSource:
         for place, sample in zip(places, found, strict=True):
             samples[place] = sample
         return samples
+
+    def extents(self, ordinals: NDArray[np.int64]) -> Iterator[Extents]:
+        """Yield where samples lie, shard by shard.
+
+        Shards that are not open yet are opened together, so that waiting for a distant store
+        does not add up. Those that cannot be opened are left out.
+        """
+        raw = self._raw_indices(ordinals)
+        shards = np.searchsorted(self.bounds, raw, side="right") - 1
+        numbers = np.unique(shards).tolist()
+        opened_shards = self._pool.open_together(self._open, numbers)
+        for shard, opened in zip(numbers, opened_shards, strict=True):
+            if opened is None:
+                continue
+            places = np.flatnonzero(shards == shard)
+            indices = raw[places] - self.bounds[shard] + self.firsts[shard]
+            low, high = wanted_extents(opened.table, indices, self.parts)
+            yield Extents(opened.file, places, low, high)
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies."""

@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,20 @@ class Reader(Protocol):
 
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order."""
+
+    def look_ahead(self, rows: Callable[[int, int], Rows]) -> LookAhead | None:
+        """Return what fetches samples of a lane before they are read; None if nothing has to be.
+
+        Args:
+            rows: Returns rows of the lane, from a start and in a number.
+        """
+
+
+class LookAhead(Protocol):
+    """Fetches what a lane will read."""
+
+    def move_to(self, row: int, count: int) -> None:
+        """Note that rows `row` to `row + count` are read next."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,7 @@ class _ReadIterator(DatasetIterator[Any]):
         self._planned_start = 0
         self._block: list[Any] = []
         self._block_start = 0
+        self._ahead: LookAhead | None = None
         self._next_block = 1
 
     @property
@@ -137,6 +153,8 @@ class _ReadIterator(DatasetIterator[Any]):
         rows = self._plan_rows(count)
         if not len(rows.leaf):
             raise StopIteration
+        if self._ahead is not None:
+            self._ahead.move_to(self._row, len(rows.leaf))
         # The old block is dropped first: two of them would double the memory of a lane.
         self._block = []
         with _uncollected():
@@ -150,6 +168,7 @@ class _ReadIterator(DatasetIterator[Any]):
             if self.plan is None:
                 # Not before: restoring the lane may decide it.
                 self.plan = self.reading.plan or self.stage.plan(self.lane.lanes)
+                self._ahead = self.reader.look_ahead(partial(self.plan.rows, self.lane.number))
             self._planned = self.plan.rows(self.lane.number, self._row, ahead)
             self._planned_start = self._row
             at = 0

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from energon.errors import ConfigError
 from energon.metadataset.resolve import resolve
 from energon.plan.recipe import PlanRecipe
+from energon.sources.ahead import window_rows
 from energon.sources.reader import LeafReader
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import AnyTaskEncoder
@@ -274,7 +275,9 @@ def _build(
     restart: bool,
 ) -> SavableDataset:
     reader = LeafReader(
-        tuple(leaf.source for leaf in opened), tuple(leaf.leaf.subflavors for leaf in opened)
+        tuple(leaf.source for leaf in opened),
+        tuple(leaf.leaf.subflavors for leaf in opened),
+        window_rows(plan.leaves, shuffle_window=plan.shuffle_window),
     )
     return SavableDataset(
         stage=build_pipeline(

@@ -1,0 +1,215 @@
+"""Ranges that are fetched before they are needed, so that nobody waits for a distant store.
+
+Whoever knows the order makes spans of what comes next and hands them to the buffer of the
+process; reads of remote files find them there. What was not planned is fetched when it is asked
+for, so the buffer is never needed for an answer, only for a quick one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.io.store import Store
+
+Ints = NDArray[np.int64]
+
+MAX_SPAN_BYTES = 8 << 20
+"""Most bytes of one request. Several requests at once are faster than one long one."""
+MAX_GAP_BYTES = 128 << 10
+"""Bytes that are fetched along between two needed ones: as quick as another request."""
+
+
+class Object(NamedTuple):
+    """A version of an object in a store."""
+
+    store: Store
+    key: str
+    version: str | None
+
+
+class Merged(NamedTuple):
+    """Ranges that were joined, ascending."""
+
+    start: Ints
+    stop: Ints
+    owner: Ints
+    """For each range that went in, in which one it lies."""
+
+
+def merge_ranges(
+    start: Ints, stop: Ints, *, gap: int = MAX_GAP_BYTES, largest: int = MAX_SPAN_BYTES
+) -> Merged:
+    """Join ranges that overlap or lie up to `gap` bytes apart.
+
+    What becomes longer than `largest` is divided evenly, but no single range is.
+
+    Example:
+        >>> merged = merge_ranges(np.array([90, 0, 10]), np.array([99, 10, 20]), gap=5)
+        >>> merged.start.tolist(), merged.stop.tolist(), merged.owner.tolist()
+        ([0, 90], [20, 99], [1, 0, 0])
+    """
+    if not len(start):
+        return Merged(start, stop, start)
+    order = np.argsort(start, kind="stable")
+    low, high = start[order], np.maximum.accumulate(stop[order])
+    begins = np.concatenate(([True], low[1:] - high[:-1] > gap))
+    edges = np.flatnonzero(begins)
+    size = np.maximum.reduceat(high, edges) - low[edges]
+    if size.max() > largest:
+        owner = np.cumsum(begins) - 1
+        count = -(-size // largest)
+        piece = (low - low[edges][owner]) * count[owner] // np.maximum(1, size[owner])
+        begins[1:] |= piece[1:] != piece[:-1]
+        edges = np.flatnonzero(begins)
+    owner = np.empty(len(start), np.int64)
+    owner[order] = np.cumsum(begins) - 1
+    return Merged(low[edges], np.maximum.reduceat(stop[order], edges), owner)
+
+
+class Span:
+    """A range of an object that is fetched as a whole.
+
+    Args:
+        object_: Of what.
+        start: First byte.
+        stop: The byte behind the last.
+        first_row: When it is needed first, in rows of the one who planned it.
+        last_row: When it is needed last.
+    """
+
+    __slots__ = ("first_row", "future", "last_row", "object", "start", "stop")
+
+    def __init__(
+        self, object_: Object, start: int, stop: int, first_row: int = 0, last_row: int = 0
+    ) -> None:
+        self.object = object_
+        self.start = start
+        self.stop = stop
+        self.first_row = first_row
+        self.last_row = last_row
+        self.future: Future[bytes] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self.stop - self.start
+
+    def pieces(self) -> list[Span]:
+        """Return it in pieces that are small enough for a request."""
+        count = max(1, -(-self.size // MAX_SPAN_BYTES))
+        edges = [self.start + self.size * piece // count for piece in range(count + 1)]
+        return [
+            Span(self.object, low, high, self.first_row, self.last_row)
+            for low, high in pairwise(edges)
+        ]
+
+
+class SpanBuffer:
+    """Spans on their way or here, by object. May be used by many threads."""
+
+    def __init__(self) -> None:
+        self._spans: defaultdict[Object, list[Span]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def fetch(self, span: Span) -> None:
+        """Begin to fetch a span. It stays until it is dropped."""
+        store, key, version = span.object
+        span.future = store.submit(key, span.start, span.stop, version=version, ahead=True)
+        with self._lock:
+            self._spans[span.object].append(span)
+
+    def drop(self, spans: Iterable[Span]) -> None:
+        """Forget spans; those that are still waiting for their turn are not fetched."""
+        with self._lock:
+            for span in spans:
+                kept = self._spans[span.object]
+                if span in kept:
+                    kept.remove(span)
+                if not kept:
+                    del self._spans[span.object]
+                if span.future is not None:
+                    span.future.cancel()
+
+    def find(self, object_: Object, start: int, stop: int) -> bytes | None:
+        """Return a range if spans cover it, waiting for those on their way; else None.
+
+        Raises:
+            EnergonError: If a span could not be fetched, see `Store.read_range`.
+        """
+        with self._lock:
+            spans = list(self._spans.get(object_, ()))
+        parts: list[bytes] = []
+        while start < stop:
+            span = next((span for span in spans if span.start <= start < span.stop), None)
+            if span is None or span.future is None or span.future.cancelled():
+                return None
+            data = span.future.result()
+            end = min(stop, span.stop)
+            parts.append(data[start - span.start : end - span.start])
+            start = end
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_ranges(object_: Object, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+    """Return ranges of an object, from the buffer or else by few parallel requests.
+
+    Raises:
+        EnergonError: If one cannot be read, see `Store.read_range`.
+    """
+    buffer = span_buffer()
+    found = [buffer.find(object_, a, b) for a, b in zip(starts, stops, strict=True)]
+    missing = [index for index, data in enumerate(found) if data is None]
+    if missing:
+        low = np.array([starts[index] for index in missing], np.int64)
+        high = np.array([stops[index] for index in missing], np.int64)
+        for index, data in zip(missing, _fetch(object_, low, high), strict=True):
+            found[index] = data
+    return [data for data in found if data is not None]
+
+
+def _fetch(object_: Object, start: Ints, stop: Ints) -> list[bytes]:
+    """Read ranges of an object: neighbours with one request, long ones with several."""
+    store, key, version = object_
+    merged = merge_ranges(start, stop)
+    pieces = [
+        Span(object_, low, high).pieces()
+        for low, high in zip(merged.start.tolist(), merged.stop.tolist(), strict=True)
+    ]
+    requests = [(piece.start, piece.stop) for span in pieces for piece in span]
+    answers = iter(store.read_ranges(key, requests, version=version))
+    whole = [b"".join(next(answers) for _ in span) for span in pieces]
+    return [
+        whole[owner][low - base : high - base]
+        for owner, base, low, high in zip(
+            merged.owner.tolist(),
+            merged.start[merged.owner].tolist(),
+            start.tolist(),
+            stop.tolist(),
+            strict=True,
+        )
+    ]
+
+
+_buffer = SpanBuffer()
+
+
+def span_buffer() -> SpanBuffer:
+    """Return the buffer of this process."""
+    return _buffer
+
+
+def _begin_anew() -> None:
+    global _buffer
+    _buffer = SpanBuffer()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
