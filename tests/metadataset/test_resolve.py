@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
+from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import BlendMode, Leaf, TraversedDatasetReference
-from energon.metadataset.resolve import multiply_shuffle, resolve, traverse_metadataset
+from energon.metadataset.resolve import resolve, traverse_metadataset
 from tests.metadataset.folders import make_datasets, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
@@ -317,7 +318,6 @@ def test_names_all_that_is_missing(tmp_path):
         ("concat:\n      - blend: [{path: a}]", 6, "blend below the concat of"),
         ("blend_epochized:\n      - blend: [{path: a}]", 6, "blend below the blend_epochized of"),
         ("blend_epochized:\n      - path: v1.yaml", None, "blend below the blend_epochized of"),
-        ("join: [{path: a}, {path: b}]\n    joiner: {__module__: x, __class__: Y}", 5, "joins are"),
         ("path: inner.yaml\n    aux: {x: a}", 6, "auxiliary data belong to a dataset"),
         ("path: inner.yaml\n    subset: {range: [0, 10]}", 6, "use percentages"),
         ("blend: [{path: a}]\n    subset: {range: [0, end]}", 6, "use percentages"),

@@ -23,8 +23,43 @@ class BlendMode(Enum):
 
 
 @dataclass(frozen=True)
+class JoinMember:
+    """A dataset of a join.
+
+    Args:
+        leaf: The dataset.
+        nonmatch: What is done where it has no sample of a key: fail, leave the key out of the
+            join, or give None to the joiner.
+        name: The argument of the joiner; None for the next one in order.
+    """
+
+    leaf: Leaf
+    nonmatch: Literal["error", "skip", "none"] = "error"
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Joiner:
+    """What puts the samples of a join together.
+
+    Args:
+        module: Where it is.
+        name: What it is called there.
+        is_type: Whether it is a sample type, whose `from_joined` does it, or a function.
+        origin: Where it was written.
+    """
+
+    module: str
+    name: str
+    is_type: bool
+    origin: str = ""
+
+
+@dataclass(frozen=True)
 class Leaf:
     """One dataset of a metadataset, with all that the levels above say of it.
+
+    Datasets that are joined are one leaf, with the path of the first.
 
     Args:
         path: Absolute path of the dataset folder or `.jsonl` file.
@@ -42,6 +77,8 @@ class Leaf:
         dataset_config: File below `.nv-meta` that describes its samples.
         split_config: File below `.nv-meta` that lists its splits.
         origin: Where the leaf was written, as `file:line`.
+        join: The datasets that are joined; none for a single dataset.
+        joiner: What puts their samples together.
     """
 
     path: str
@@ -55,6 +92,15 @@ class Leaf:
     dataset_config: str = "dataset.yaml"
     split_config: str = "split.yaml"
     origin: str = ""
+    join: tuple[JoinMember, ...] = ()
+    joiner: Joiner | None = None
+
+    @property
+    def datasets(self) -> list[tuple[Leaf, Mapping[str, Any]]]:
+        """The datasets of the leaf, with the subflavors that go over their own."""
+        if not self.join:
+            return [(self, {})]
+        return [(member.leaf, self.subflavors) for member in self.join]
 
 
 @dataclass(frozen=True)

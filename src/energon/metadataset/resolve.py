@@ -14,34 +14,44 @@ Only the split that is asked for is followed; nothing of other splits has to exi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
-from energon.formats.yaml import plain
-from energon.io.address import is_remote, join_address, local_path
 from energon.metadataset.document import Metadataset, read_mapping, read_metadataset
+from energon.metadataset.inherit import (
+    absolute,
+    absolute_aux,
+    check_cycle,
+    check_subset,
+    identity,
+    inherit,
+    repeated,
+)
+from energon.metadataset.join import check_join
 from energon.metadataset.kind import dataset_kind
-from energon.metadataset.leaf import BlendMode, Leaf, LeafList, TraversedDatasetReference
+from energon.metadataset.leaf import (
+    Joiner,
+    JoinMember,
+    Leaf,
+    LeafList,
+    TraversedDatasetReference,
+)
 from energon.metadataset.tree import (
     BlendTree,
     LeafTree,
     LineTree,
     Tree,
     Weighted,
-    leaves_of,
+    leaf_list,
     map_leaves,
-    mix_of,
-    sources_of,
 )
 from energon.metadataset.weights import check_blend, check_line, check_units, weight_curve
-from energon.plan.curve import Clock
-from energon.plan.mix import Mix
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Blend, Inner, Node, Reference
+    from energon.metadataset.grammar import Blend, Join, Node, Reference
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -77,37 +87,11 @@ def resolve(
     if isinstance(path, Mapping):
         branch = walk.document(read_mapping(path), context, origin="document")
     else:
-        address = _absolute(os.fspath(path), os.getcwd())
+        address = absolute(os.fspath(path), os.getcwd())
         branch = walk.address(address, context, origin=address)
     if walk.missing:
         raise DatasetNotFoundError("\n".join(walk.missing))
-    return _listed(branch.tree, training)
-
-
-def _listed(tree: Tree, training: bool) -> LeafList:
-    leaves = tuple(leaves_of(tree))
-    if not training:
-        return LeafList(leaves, BlendMode.NONE, (tuple(range(len(leaves))),), Mix.flat([1.0]))
-    mode = BlendMode.NONE
-    if isinstance(tree, BlendTree):
-        mode = BlendMode.DATASET_WEIGHT
-        leaves = tuple(_with_share(tree, leaves))
-    elif isinstance(tree, LineTree):
-        mode = BlendMode.SAMPLE_REPETITIONS
-    unit = tree.unit if isinstance(tree, BlendTree) else None
-    return LeafList(leaves, mode, sources_of(tree), mix_of(tree), unit)
-
-
-def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
-    """Yield the leaves with their shares at the beginning, where sizes have no say in them."""
-    mix = mix_of(tree)
-    shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
-    if shares is None and not mix.is_derived:
-        raise ConfigError(f"{tree.place}: all weights of the blend are 0 at the beginning")
-    for number, source in enumerate(sources_of(tree)):
-        for leaf in source:
-            share = None if shares is None else shares[number]
-            yield replace(leaves[leaf], weight=share)
+    return leaf_list(branch.tree, training=training)
 
 
 def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[TraversedDatasetReference]:
@@ -118,8 +102,11 @@ def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[Traverse
         DatasetNotFoundError: If a dataset or document is not there.
     """
     return [
-        TraversedDatasetReference(leaf.path, leaf.split_part, leaf.aux, leaf.subflavors)
+        TraversedDatasetReference(
+            each.path, each.split_part, each.aux, {**each.subflavors, **outer}
+        )
         for leaf in resolve(path, split_part=split_part, training=False).leaves
+        for each, outer in leaf.datasets
     ]
 
 
@@ -133,7 +120,7 @@ class _Context:
     folder: str
     trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
 
-    def below(self, node: Reference) -> _Context:
+    def below(self, node: Reference | Join) -> _Context:
         return replace(
             self,
             split_part=node.split_part or self.split_part,
@@ -190,8 +177,8 @@ class _Walk:
     def document(self, document: Metadataset, context: _Context, *, origin: str) -> _Branch:
         """Return the branch of the split of `document` that `context` names."""
         part = context.split_part
-        trail = (*context.trail, (_identity(document.origin), part))
-        _check_cycle(trail, origin)
+        trail = (*context.trail, (identity(document.origin), part))
+        check_cycle(trail, origin)
         splits, place = document.content.splits, document.content.where("splits")
         if part not in splits:
             names = ", ".join(repr(name) for name in splits) or "none"
@@ -222,15 +209,12 @@ class _Walk:
             case grammar.Reference():
                 branch = self.reference(node, context)
             case grammar.Join():
-                raise ConfigError(
-                    f"{node.where('join')}: joins are not part of this release; blend the "
-                    "datasets, or put their parts into one dataset"
-                )
-        _check_subset(node, branch)
-        return replace(branch, tree=map_leaves(branch.tree, lambda leaf: _outer(leaf, node)))
+                branch = self.join(node, context)
+        check_subset(node, is_leaf=branch.is_leaf)
+        return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
 
     def reference(self, node: Reference, context: _Context) -> _Branch:
-        path = _absolute(node.path, context.folder)
+        path = absolute(node.path, context.folder)
         branch = self.address(path, context.below(node), origin=node.where("path"))
         if not node.aux:
             return branch
@@ -239,8 +223,42 @@ class _Walk:
                 f"{node.where('aux')}: auxiliary data belong to a dataset, and {path} is a "
                 "metadataset; name them there"
             )
-        aux = {name: _absolute_aux(value, context.folder) for name, value in node.aux.items()}
+        aux = {name: absolute_aux(value, context.folder) for name, value in node.aux.items()}
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: replace(leaf, aux=aux)))
+
+    def join(self, node: Join, context: _Context) -> _Branch:
+        """Return the branch of datasets that are joined to one."""
+        check_join(node)
+        below = context.below(node)
+        named = isinstance(node.join, dict)
+        members = node.join.items() if isinstance(node.join, dict) else enumerate(node.join)
+        found = []
+        for name, member in members:
+            branch = self.node(member, below)
+            if not (branch.is_leaf and isinstance(branch.tree, LeafTree)):
+                raise ConfigError(
+                    f"{member.where('path')}: {member.path} is a metadataset; datasets are joined "
+                    "sample by sample, so name prepared datasets"
+                )
+            found.append(
+                JoinMember(branch.tree.leaf, member.nonmatch, str(name) if named else None)
+            )
+        first = found[0].leaf
+        leaf = Leaf(
+            path=first.path,
+            split_part=first.split_part,
+            dataset_config=first.dataset_config,
+            split_config=first.split_config,
+            origin=node.where("join"),
+            join=tuple(found),
+            joiner=Joiner(
+                node.joiner.module,
+                node.joiner.class_ or str(node.joiner.function),
+                node.joiner.class_ is not None,
+                node.where("joiner"),
+            ),
+        )
+        return _Branch(LeafTree(leaf), is_leaf=True)
 
     def blend(self, node: Blend, context: _Context, place: str) -> _Branch:
         """Return the branch of a blend by weights."""
@@ -269,63 +287,8 @@ class _Walk:
         trees = [self.node(entry, context).tree for entry in entries]
         if self.training:
             trees = [
-                map_leaves(tree, partial(_repeated, times=getattr(entry, "repetitions", 1.0)))
+                map_leaves(tree, partial(repeated, times=getattr(entry, "repetitions", 1.0)))
                 for entry, tree in zip(entries, trees, strict=True)
             ]
             check_line(trees, word, place)
         return _Branch(LineTree(tuple(trees), word, place))
-
-
-def _repeated(leaf: Leaf, times: float) -> Leaf:
-    return replace(leaf, repetitions=leaf.repetitions * times)
-
-
-def _outer(leaf: Leaf, node: Inner) -> Leaf:
-    """Return `leaf` with what a node above it says."""
-    subset = node.subset
-    return replace(
-        leaf,
-        subflavors={**leaf.subflavors, **plain(node.subflavors)},
-        subsets=leaf.subsets if subset is None else (*leaf.subsets, subset.bounds),
-        shuffle_over_epochs_multiplier=multiply_shuffle(
-            leaf.shuffle_over_epochs_multiplier, node.shuffle_over_epochs_multiplier
-        ),
-    )
-
-
-def multiply_shuffle(inner: int | None, outer: int | None) -> int | None:
-    """Return the multiplier of two levels: None wins over all, then -1, else the product."""
-    if inner is None or outer is None:
-        return None
-    return -1 if -1 in (inner, outer) else inner * outer
-
-
-def _check_cycle(trail: Sequence[tuple[str, str]], origin: str) -> None:
-    if trail[-1] in trail[:-1]:
-        steps = " -> ".join(f"{file} ({part})" for file, part in trail)
-        raise ConfigError(f"{origin}: the metadataset contains itself: {steps}")
-
-
-def _check_subset(node: Inner, branch: _Branch) -> None:
-    subset = node.subset
-    if subset and not branch.is_leaf and int in map(type, subset.bounds):
-        raise ConfigError(
-            f"{subset.where('range')}: a number of samples makes sense for one dataset only; use "
-            'percentages like ["0%", "50%"] for all datasets of a blend or metadataset'
-        )
-
-
-def _identity(address: str) -> str:
-    return address if is_remote(address) else os.path.realpath(address)
-
-
-def _absolute(path: str, folder: str) -> str:
-    joined = join_address(folder, path)
-    return joined if is_remote(joined) else local_path(joined)
-
-
-def _absolute_aux(address: str, folder: str) -> str:
-    scheme = "filesystem://"
-    if address.startswith(scheme):
-        return scheme + _absolute(address.removeprefix(scheme), folder)
-    return _absolute(address, folder)

@@ -6,12 +6,13 @@ A *source* is what a blend draws from: a leaf, or leaves that are one line (`con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from energon.metadataset.leaf import Leaf
-from energon.plan.curve import Curve
+from energon.errors import ConfigError
+from energon.metadataset.leaf import BlendMode, Leaf, LeafList
+from energon.plan.curve import Clock, Curve
 from energon.plan.mix import Entry, Mix
 
 
@@ -129,3 +130,30 @@ def _sources(tree: Tree) -> Iterator[Tree]:
             yield from _sources(entry.tree)
     else:
         yield tree
+
+
+def leaf_list(tree: Tree, *, training: bool) -> LeafList:
+    """Return the leaves of a tree with how they are mixed, for training or for validation."""
+    leaves = tuple(leaves_of(tree))
+    if not training:
+        return LeafList(leaves, BlendMode.NONE, (tuple(range(len(leaves))),), Mix.flat([1.0]))
+    mode = BlendMode.NONE
+    if isinstance(tree, BlendTree):
+        mode = BlendMode.DATASET_WEIGHT
+        leaves = tuple(_with_share(tree, leaves))
+    elif isinstance(tree, LineTree):
+        mode = BlendMode.SAMPLE_REPETITIONS
+    unit = tree.unit if isinstance(tree, BlendTree) else None
+    return LeafList(leaves, mode, sources_of(tree), mix_of(tree), unit)
+
+
+def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
+    """Yield the leaves with their shares at the beginning, where sizes have no say in them."""
+    mix = mix_of(tree)
+    shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
+    if shares is None and not mix.is_derived:
+        raise ConfigError(f"{tree.place}: all weights of the blend are 0 at the beginning")
+    for number, source in enumerate(sources_of(tree)):
+        for leaf in source:
+            share = None if shares is None else shares[number]
+            yield replace(leaves[leaf], weight=share)

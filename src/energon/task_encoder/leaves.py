@@ -10,7 +10,7 @@ from typing import Any
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
-from energon.metadataset.resolve import multiply_shuffle
+from energon.metadataset.inherit import multiply_shuffle
 from energon.plan.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
@@ -47,6 +47,8 @@ def open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) ->
 def _open_leaf(
     leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int], pool: ShardPool
 ) -> OpenedLeaf:
+    if leaf.join:
+        raise ConfigError(f"{leaf.origin}: joins are not part of this release")
     config = load_dataset_config(leaf.path, leaf.dataset_config)
     if leaf.aux and not config.crude:
         raise ConfigError(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Literal
 
 from energon.errors import ConfigError
+from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import BlendMode, LeafList
-from energon.metadataset.resolve import multiply_shuffle
 from energon.plan.build import choose_slice_samples
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe

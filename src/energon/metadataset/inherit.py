@@ -1,0 +1,77 @@
+"""What a node of a document says of the leaves below it, and how addresses in it are meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from energon.errors import ConfigError
+from energon.formats.yaml import plain
+from energon.io.address import is_remote, join_address, local_path
+from energon.metadataset.leaf import Leaf
+
+if TYPE_CHECKING:
+    from energon.metadataset.grammar import Inner
+
+
+def repeated(leaf: Leaf, times: float) -> Leaf:
+    """Return `leaf` repeated that many times more."""
+    return replace(leaf, repetitions=leaf.repetitions * times)
+
+
+def inherit(leaf: Leaf, node: Inner) -> Leaf:
+    """Return `leaf` with what a node above it says."""
+    subset = node.subset
+    return replace(
+        leaf,
+        subflavors={**leaf.subflavors, **plain(node.subflavors)},
+        subsets=leaf.subsets if subset is None else (*leaf.subsets, subset.bounds),
+        shuffle_over_epochs_multiplier=multiply_shuffle(
+            leaf.shuffle_over_epochs_multiplier, node.shuffle_over_epochs_multiplier
+        ),
+    )
+
+
+def multiply_shuffle(inner: int | None, outer: int | None) -> int | None:
+    """Return the multiplier of two levels: None wins over all, then -1, else the product."""
+    if inner is None or outer is None:
+        return None
+    return -1 if -1 in (inner, outer) else inner * outer
+
+
+def check_cycle(trail: Sequence[tuple[str, str]], origin: str) -> None:
+    """Raise ConfigError if the last of the documents on the way was there before."""
+    if trail[-1] in trail[:-1]:
+        steps = " -> ".join(f"{file} ({part})" for file, part in trail)
+        raise ConfigError(f"{origin}: the metadataset contains itself: {steps}")
+
+
+def check_subset(node: Inner, *, is_leaf: bool) -> None:
+    """Raise ConfigError if a node counts samples of more than one dataset."""
+    subset = node.subset
+    if subset and not is_leaf and int in map(type, subset.bounds):
+        raise ConfigError(
+            f"{subset.where('range')}: a number of samples makes sense for one dataset only; use "
+            'percentages like ["0%", "50%"] for all datasets of a blend or metadataset'
+        )
+
+
+def identity(address: str) -> str:
+    """Return an address that is equal for the same file."""
+    return address if is_remote(address) else os.path.realpath(address)
+
+
+def absolute(path: str, folder: str) -> str:
+    """Return the address of a path in a document that is in `folder`."""
+    joined = join_address(folder, path)
+    return joined if is_remote(joined) else local_path(joined)
+
+
+def absolute_aux(address: str, folder: str) -> str:
+    """Return the same for auxiliary data."""
+    scheme = "filesystem://"
+    if address.startswith(scheme):
+        return scheme + absolute(address.removeprefix(scheme), folder)
+    return absolute(address, folder)
