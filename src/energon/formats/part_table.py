@@ -16,20 +16,22 @@ the names of parts where all samples have the same. All numbers are little-endia
 The JSON has `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, the `names` of parts in
 hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie:
 
-| column | length | content | left out if |
+| column | length | content | left out if there is |
 |---|---|---|---|
-| `sample_block` | N+1 | 512-byte block in which each sample begins, and the last ends | |
+| `sample_block` | N+1 | 512-byte block in which each sample begins, and the last ends | `header` |
 | `part_block` | P | block in which the content of each part begins | |
 | `part_size` | P | bytes of content | |
-| `first_part` | N+1 | number of the first part of each sample, and P | `schema` is there |
-| `part_name` | P | index of the name of each part | `schema` is there |
-| `key_start` | N+1 | where each key begins, and the length of all | `key_length` is there |
-| `key_order` | N | the samples in the order of their keys | the keys ascend |
-| `part_crc32` | P | CRC-32 of each content | contents were not read |
+| `first_part` | N+1 | number of the first part of each sample, and P | `schema` |
+| `part_name` | P | index of the name of each part | `schema` |
+| `key_start` | N+1 | where each key begins, and the length of all | `key_length` |
+| `key_order` | N | the samples in the order of their keys | ascending keys |
+| `part_crc32` | P | CRC-32 of each content | nothing read of contents |
 | `key_bytes` | | the keys, UTF-8 | |
 
-`unique` says whether no key is there twice; `schema` are the indices of the names that every
-sample has, in their order; `key_length` is the length of every key.
+`header` are two numbers: how many blocks before the content of its first part every sample
+begins, and the block in which the last one ends. `schema` are the indices of the names that
+every sample has, in their order; `key_length` is the length of every key; `unique` says whether
+no key is there twice.
 """
 
 from __future__ import annotations
@@ -78,6 +80,8 @@ class PartTable:
     part_names: tuple[str, ...]
     columns: Mapping[str, Column] = field(repr=False)
     """As they are stored."""
+    header: tuple[int, int] | None
+    """Blocks before the content of each sample, and where the last ends; None if they differ."""
     schema: tuple[int, ...] | None
     """Indices of the names that every sample has; None if samples differ."""
     key_length: int | None
@@ -90,7 +94,10 @@ class PartTable:
     @property
     def sample_offset(self) -> NDArray[np.uint64]:
         """(N + 1,) where each sample begins, headers included, and where the last ends."""
-        return self.columns["sample_block"].astype(np.uint64) * BLOCK
+        if self.header is None:
+            return self.columns["sample_block"].astype(np.uint64) * BLOCK
+        begin, end = self.sample_extents(np.arange(self.num_samples))
+        return np.append(begin, end[-1]).astype(np.uint64)
 
     @property
     def part_offset(self) -> NDArray[np.uint64]:
@@ -127,7 +134,22 @@ class PartTable:
 
     def sample_extent(self, index: int) -> tuple[int, int]:
         """Return where one sample begins, headers included, and where it ends."""
-        begin, end = self.columns["sample_block"][index : index + 2].tolist()
+        (begin,), (end,) = self.sample_extents(np.array([index]))
+        return int(begin), int(end)
+
+    def sample_extents(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where samples begin, headers included, and where they end."""
+        if self.header is None:
+            blocks = self.columns["sample_block"]
+            begin, end = blocks[indices].astype(np.int64), blocks[indices + 1].astype(np.int64)
+            return begin * BLOCK, end * BLOCK
+        gap, last = self.header
+        following = self._first_parts(np.minimum(indices + 1, self.num_samples - 1))
+        begin = self.columns["part_block"][self._first_parts(indices)].astype(np.int64) - gap
+        end = self.columns["part_block"][following].astype(np.int64) - gap
+        end[indices + 1 == self.num_samples] = last
         return begin * BLOCK, end * BLOCK
 
     def sample_parts(self, index: int) -> list[tuple[str, int, int]]:
@@ -202,6 +224,11 @@ class PartTable:
         start, stop = self.columns["key_start"][index : index + 2].tolist()
         return bytes(self.key_bytes[start:stop])
 
+    def _first_parts(self, indices: NDArray[np.int64]) -> Column:
+        if self.schema is None:
+            return self.columns["first_part"][indices]
+        return indices * len(self.schema)
+
     def _key_edges(self, indices: NDArray[np.int64]) -> tuple[Column, Column]:
         if self.key_length is not None:
             starts = np.asarray(indices) * self.key_length
@@ -214,11 +241,13 @@ class PartTable:
         """Return the table of a shard that was just scanned."""
         schema = _schema(scan)
         key_length = _key_length(scan)
+        header = _header(scan)
         columns: dict[str, Column] = {
-            "sample_block": scan.sample_offset // BLOCK,
             "part_block": scan.part_offset // BLOCK,
             "part_size": scan.part_size,
         }
+        if header is None:
+            columns["sample_block"] = scan.sample_offset // BLOCK
         if schema is None:
             columns |= {"first_part": scan.first_part, "part_name": scan.part_name}
         if key_length is None:
@@ -235,6 +264,7 @@ class PartTable:
             shard_mtime_ns=shard_mtime_ns,
             part_names=scan.part_names,
             columns={name: _smallest(column) for name, column in columns.items()},
+            header=header,
             schema=schema,
             key_length=key_length,
             unique=unique,
@@ -250,6 +280,7 @@ class PartTable:
             "shard_size": self.shard_size,
             "shard_mtime_ns": self.shard_mtime_ns,
             "names": names,
+            "header": self.header,
             "schema": self.schema,
             "key_length": self.key_length,
             "unique": self.unique,
@@ -302,6 +333,7 @@ class PartTable:
             shard_mtime_ns=about["shard_mtime_ns"],
             part_names=tuple(name.decode("utf-8", "surrogateescape") for name in names),
             columns=columns,
+            header=tuple(about["header"]) if about["header"] else None,
             schema=None if about["schema"] is None else tuple(about["schema"]),
             key_length=about["key_length"],
             unique=about.get("unique", False),
@@ -336,6 +368,16 @@ def open_part_table(shard: str | os.PathLike[str]) -> PartTable:
     if path.exists():
         return PartTable.open(path)
     return PartTable.from_scan(scan_tar(shard, strict=False))
+
+
+def _header(scan: TarScan) -> tuple[int, int] | None:
+    if not scan.num_samples:
+        return None
+    begins = scan.sample_offset[:-1]
+    gaps = scan.part_offset[scan.first_part[:-1]] - begins
+    if (gaps != gaps[0]).any():
+        return None
+    return int(gaps[0]) // BLOCK, int(scan.sample_offset[-1]) // BLOCK
 
 
 def _schema(scan: TarScan) -> tuple[int, ...] | None:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.formats.part_table import PartTable
-from energon.formats.tar_window import BLOCK
 from energon.io.range_file import RangeFile
 
 Ints = NDArray[np.int64]
@@ -45,6 +44,4 @@ def wanted_extents(
             begin, size = table.extents(numbers)
             return begin.min(axis=1), (begin + size).max(axis=1)
     # Samples that differ are read with all that they have.
-    blocks = table.columns["sample_block"]
-    low, high = blocks[indices].astype(np.int64), blocks[indices + 1].astype(np.int64)
-    return low * BLOCK, high * BLOCK
+    return table.sample_extents(indices)
