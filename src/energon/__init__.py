@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         VQASample,
     )
     from energon.stages.hook import log_exception, reraise_exception
+    from energon.task_encoder.augment import AugmentTaskEncoder
     from energon.task_encoder.cooker import Cooker, stateless
     from energon.task_encoder.dataset import SavableDataset
     from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
@@ -134,6 +135,7 @@ _ROOMS = {
         "VidQASample",
     ],
     "stages.hook": ["log_exception", "reraise_exception"],
+    "task_encoder.augment": ["AugmentTaskEncoder"],
     "task_encoder.cooker": ["Cooker", "stateless"],
     "task_encoder.dataset": ["SavableDataset"],
     "task_encoder.encoder": ["DefaultTaskEncoder", "TaskEncoder"],
@@ -144,6 +146,7 @@ _ROOMS = {
 _HOME = {name: f"energon.{room}" for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "AugmentTaskEncoder",
     "BasicDataLoader",
     "Batch",
     "CaptioningSample",

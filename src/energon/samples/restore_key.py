@@ -73,10 +73,10 @@ def split_key(key: Iterable[Any], kind: str) -> tuple[list[RestoreKey], RestoreK
     Lists stand for tuples, since a key may have passed through JSON.
     """
     key = tuple(key)
-    if len(key) > 1 and key[0] == kind:
+    if len(key) > 1 and key[0] == kind and isinstance(key[1], tuple | list) and key[1]:
         return [to_tuple(each) for each in key[1]], key[2:]
     joined = [part for part in key if isinstance(part, tuple | list)]
-    if not joined or not isinstance(key[0], tuple | list):
+    if not joined or joined != list(key[: len(joined)]):
         return None
     return [to_tuple(each) for each in joined], key[len(joined) :]
 

@@ -78,13 +78,15 @@ class ReadDataset(Dataset[Any]):
         return self.reader.read(plan.at(lane.number, np.array(places, np.int64)))
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        if len(key) < 3 or not all(isinstance(part, int) for part in key[:3]):
+        numbers = key[:3]
+        if len(numbers) < 3 or not all(isinstance(part, int) and part >= 0 for part in numbers):
             raise StateError(f"{key} is not the restore key of a sample: (leaf, epoch, ordinal, …)")
-        leaf, epoch, ordinal = key[:3]
-        rows = Rows(
-            np.array([leaf], np.int32), np.array([epoch], np.int64), np.array([ordinal], np.int64)
-        )
-        return self.reader.read(rows)[0], tuple(key[3:])
+        leaf, epoch, ordinal = (np.array([number], np.int64) for number in numbers)
+        try:
+            sample = self.reader.read(Rows(leaf.astype(np.int32), epoch, ordinal))[0]
+        except IndexError as error:
+            raise StateError(f"there is no sample {numbers} in these datasets") from error
+        return sample, tuple(key[3:])
 
 
 class _ReadIterator(DatasetIterator[Any]):

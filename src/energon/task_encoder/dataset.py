@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, StateError
 from energon.plan.recipe import PlanRecipe
 from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
@@ -102,6 +102,8 @@ class SavableDataset:
         Raises:
             StateError: If there is no such key, or a hook skips the sample.
         """
+        if not isinstance(key, tuple | list):
+            raise StateError(f"{key!r} is not a restore key; pass the __restore_key__ of a batch")
         restored, _ = self.stage.restore(Lane(0, 1, seed=self.plan.seed), to_tuple(key))
         return restored
 
