@@ -187,7 +187,7 @@ class WebdatasetSource:
         raw = self._raw_indices(ordinals)
         shards = np.searchsorted(self.bounds, raw, side="right") - 1
         numbers = np.unique(shards).tolist()
-        opened_shards = self._pool.open_together(self._open, numbers)
+        opened_shards = self._pool.open_together(self.open_shard, numbers)
         for shard, opened in zip(numbers, opened_shards, strict=True):
             if opened is None:
                 continue
@@ -201,7 +201,7 @@ class WebdatasetSource:
         raw = int(self._raw_indices(np.array([ordinal]))[0])
         shard = int(np.searchsorted(self.bounds, raw, side="right")) - 1
         index = raw - int(self.bounds[shard]) + int(self.firsts[shard])
-        table = self._open(shard).table
+        table = self.open_shard(shard).table
         return Location(
             key=table.keys(np.array([index]))[0],
             shard=self.shards[shard],
@@ -228,7 +228,7 @@ class WebdatasetSource:
         subflavors: Mapping[str, Any] | None,
     ) -> list[CrudeSample]:
         """Return samples of one shard; `indices` ascend."""
-        table, file = self._open(shard)
+        table, file = self.open_shard(shard)
         name = self.shards[shard]
         names = table.common_parts
         if names is not None:
@@ -277,7 +277,8 @@ class WebdatasetSource:
     def _shard_path(self, shard: int) -> str:
         return os.fspath(self.path / self.shards[shard])
 
-    def _open(self, shard: int) -> OpenShard:
+    def open_shard(self, shard: int) -> OpenShard:
+        """Return one of `shards`, open."""
         path = self._shard_path(shard)
         return self._pool.open(path, num_samples=self._counts[shard], dataset=self.path)
 
@@ -287,7 +288,7 @@ class WebdatasetSource:
         places = set()
         for shard, key in excluded:
             if shard in number:
-                index = self._open(number[shard]).table.index_of(key)
+                index = self.open_shard(number[shard]).table.index_of(key)
                 if index is None:
                     continue
                 start, stop = self.bounds[number[shard] : number[shard] + 2].tolist()

@@ -1,0 +1,175 @@
+"""Read joined samples by ordinal: those of several datasets that have the same key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import EmptyDatasetError
+from energon.formats.join_index import MISSING, JoinIndex
+from energon.io.epath import AnyPath
+from energon.plan.subset import resolve_range
+from energon.samples.crude import CrudeSample
+from energon.sources.extents import Extents
+from energon.sources.webdataset import Location, WebdatasetSource
+
+JOINED = "__joined__"
+"""Part of a joined sample: a tuple of the samples that it is made of, None for what is missing."""
+
+Ints = NDArray[np.int64]
+
+
+class JoinedSource:
+    """Samples with equal keys of several sources, numbered as the index has them.
+
+    A sample is a dict with the key, the shard and the restore key of that of the first source,
+    and the samples of all sources in `__joined__`.
+
+    Args:
+        members: The sources; the first has a sample for each row.
+        index: Which of their samples belong together.
+        digest: Names the index; equal for equal content.
+        subsets: Ranges of rows to narrow the join to, see `energon.plan.subset`.
+        subflavors: What goes into `__subflavors__` of the samples of each source, besides what
+            goes into all.
+
+    Raises:
+        EmptyDatasetError: If no row is left.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[WebdatasetSource],
+        index: JoinIndex,
+        *,
+        digest: str,
+        subsets: Sequence[Any] = (),
+        subflavors: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.members = tuple(members)
+        self.index = index
+        self.digest = digest
+        self.subflavors = tuple(subflavors or repeat({}, len(members)))
+        self.start, self.stop = resolve_range(index.num_rows, subsets)
+        if self.start >= self.stop:
+            raise EmptyDatasetError(
+                f"{self.path}: the join has {index.num_rows} samples, of which the subset "
+                f"[{self.start}, {self.stop}) leaves none"
+            )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def path(self) -> AnyPath:
+        """Folder of the first dataset, by which the join is known."""
+        return self.members[0].path
+
+    @property
+    def paths(self) -> list[AnyPath]:
+        """Folders of all datasets."""
+        return [member.path for member in self.members]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any of the datasets is."""
+        return any(member.is_remote for member in self.members)
+
+    @cached_property
+    def mean_sample_bytes(self) -> float:
+        """Bytes of tar per joined sample, estimated from a few shards."""
+        return sum(member.mean_sample_bytes for member in self.members)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what a saved state must find unchanged: the samples and their order."""
+        content = [
+            [member.fingerprint()["index"] for member in self.members],
+            self.digest,
+            [self.start, self.stop],
+        ]
+        digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+        return {"samples": len(self), "index": digest}
+
+    def read(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> list[CrudeSample]:
+        """Return joined samples, in the order of `ordinals`; see `WebdatasetSource.read`."""
+        rows = self._rows(ordinals)
+        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        columns = [
+            self._read_member(number, rows, keys, subflavors) for number in range(len(self.members))
+        ]
+        return [
+            CrudeSample(
+                {
+                    "__key__": parts[0]["__key__"],
+                    "__shard__": parts[0]["__shard__"],
+                    "__restore_key__": key,
+                    "__subflavors__": parts[0]["__subflavors__"],
+                    JOINED: parts,
+                }
+            )
+            for key, parts in zip(keys, zip(*columns, strict=True), strict=True)
+        ]
+
+    def extents(self, ordinals: Ints) -> Iterator[Extents]:
+        """Yield where the samples lie, for each dataset and shard."""
+        rows = self._rows(ordinals)
+        for number, member in enumerate(self.members):
+            found = self.index.ordinals(number, rows)
+            present = np.flatnonzero(found != MISSING)
+            for file, places, low, high in member.extents(found[present]):
+                yield Extents(file, present[places], low, high)
+
+    def locate(self, ordinal: int) -> Location:
+        """Return where the sample of the first dataset lies."""
+        return self.members[0].locate(self.ordinals(ordinal)[0])
+
+    def ordinals(self, ordinal: int) -> list[int]:
+        """Return the numbers of a joined sample in each dataset; -1 where it is missing."""
+        rows = self._rows(np.array([ordinal]))
+        return [int(self.index.ordinals(n, rows)[0]) for n in range(len(self.members))]
+
+    def _rows(self, ordinals: Ints) -> Ints:
+        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
+        if len(outside):
+            raise IndexError(
+                f"{self.path}: the join has samples 0 to {len(self) - 1}, not {outside[0]}"
+            )
+        return ordinals + self.start
+
+    def _read_member(
+        self,
+        number: int,
+        rows: Ints,
+        keys: Sequence[tuple[int, ...]],
+        subflavors: Mapping[str, Any] | None,
+    ) -> list[CrudeSample | None]:
+        """Return the samples of one dataset; their restore keys end with their own number."""
+        found = self.index.ordinals(number, rows)
+        present = np.flatnonzero(found != MISSING)
+        own = found[present]
+        places = present.tolist()
+        samples = self.members[number].read(
+            own,
+            restore_keys=[
+                (*keys[place][:-1], ordinal)
+                for place, ordinal in zip(places, own.tolist(), strict=True)
+            ],
+            subflavors={**self.subflavors[number], **(subflavors or {})},
+        )
+        column: list[CrudeSample | None] = [None] * len(rows)
+        for place, sample in zip(places, samples, strict=True):
+            column[place] = sample
+        return column
