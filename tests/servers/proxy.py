@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -292,3 +293,17 @@ def _shorten(head: bytes, missing: int) -> bytes:
 def _abort(client: socket.socket) -> bool:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return False
+
+
+def main() -> None:
+    """Run a proxy in a process of its own until its input ends: `upstream latency bandwidth`."""
+    upstream, latency, bandwidth = sys.argv[1:4]
+    limit = float(bandwidth) or None
+    with FaultProxy(int(upstream), latency=float(latency), bytes_per_second=limit) as proxy:
+        sys.stdout.write(f"{proxy.port}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
