@@ -7,13 +7,14 @@ input, the number of outputs already given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from energon.errors import StateError
 from energon.samples.restore_key import RestoreKey, stamp
 from energon.stages.base import DatasetIterator, Place, State
-from energon.stages.hook import SKIPPED, Address, Hook, HookRunner
+from energon.stages.hook import SKIPPED, Address, Hook, HookRunner, reraise_exception
 from energon.stages.lane import Lane
 
 _GENERATOR = type(_ for _ in ())
@@ -170,11 +171,13 @@ def apply_again(
             whatever later stages appended.
 
     Raises:
+        FatalSampleError: If a hook fails.
         StateError: If a hook no longer gives this output.
     """
-    table = HookTable(lane)
     for hook in hooks:
-        output = table[hook](argument, address)
+        # Whoever asks for a certain sample wants to see why it fails.
+        strict = replace(hook, tolerance=0, rate=None, handler=reraise_exception)
+        output = HookRunner(strict, lane)(argument, address)
         if type(output) is _GENERATOR:
             if not subs:
                 raise StateError(f"{hook.name} yields several outputs, {key} does not say which")
@@ -184,8 +187,7 @@ def apply_again(
             stamp(output, key)
         if output is SKIPPED:
             raise StateError(
-                f"{hook.name} skips {key}, or fails on it, so it cannot be restored; the log "
-                "says why"
+                f"{hook.name} skips {key}, or does not yield so many, so it cannot be restored"
             )
         argument = output
     return argument, subs

@@ -25,6 +25,9 @@ logger = logging.getLogger("energon")
 
 DEFAULT_TOLERANCE = 100
 
+RATED_CALLS = 1000
+"""Before so many calls a share of failures means little."""
+
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
 Address = tuple[int | str, ...]
@@ -47,9 +50,12 @@ class Hook:
         name: How messages and statistics call it.
         function: Takes a sample (or a list of them) and returns one, or yields some.
         tolerance: How many failures in a row end the run; 0 never ends it.
+        rate: Which share of the calls in a lane may fail, judged from 1,000 calls on; None is
+            any share.
         restore_seeds: Whether `random`, numpy and torch are seeded for each call, from the
             address of the sample.
         locate: Tells the source of an argument for messages, and for the handler.
+        dataset: Names the dataset of an argument, for statistics.
         handler: Called with (exception, argument, sources) for each tolerated failure; None
             logs it.
     """
@@ -57,8 +63,10 @@ class Hook:
     name: str
     function: Callable[[Any], Any]
     tolerance: int = DEFAULT_TOLERANCE
+    rate: float | None = None
     restore_seeds: bool = False
     locate: Callable[[Any], tuple[Any, ...]] | None = None
+    dataset: Callable[[Any], str] | None = None
     handler: ErrorHandler | None = None
 
 
@@ -70,6 +78,8 @@ class HookRunner:
         self.lane = lane
         self.function = hook.function
         self.failed_in_a_row = 0
+        self.failed = 0
+        self.succeeded = 0
 
     def __call__(self, argument: Any, address: Address) -> Any:
         """Return the output, an iterator of outputs, or SKIPPED.
@@ -89,6 +99,7 @@ class HookRunner:
         if type(output) is GeneratorType:
             return self._outputs(output, argument, address)
         self.failed_in_a_row = 0
+        self.succeeded += 1
         return output
 
     def _outputs(self, outputs: Iterator[Any], argument: Any, address: Address) -> Iterator[Any]:
@@ -105,6 +116,7 @@ class HookRunner:
             if output is SKIPPED:
                 return
             self.failed_in_a_row = 0
+            self.succeeded += 1
             yield output
 
     def _seed(self, address: Address) -> int:
@@ -112,27 +124,50 @@ class HookRunner:
 
     def _failed(self, error: Exception, argument: Any) -> _Skipped:
         """Account for a failure. Never returns if the failure ends the run."""
-        hook, lane = self.hook, self.lane
+        hook = self.hook
         if isinstance(error, SkipSample):
-            lane.counts["skipped"] += 1
+            self._count("skipped", argument)
             return SKIPPED
-        sources = _sources(hook, argument)
+        sources = hook.locate(argument) if hook.locate is not None else ()
         where = f"{hook.name} failed on {describe_sources(sources)}"
         cause = f"{type(error).__name__}: {error}"
         if isinstance(error, SYSTEM_EXCEPTIONS) or _is_ours_and_fatal(error):
             raise FatalSampleError(
                 f"{where}: {cause}; an error of this kind ends the run"
             ) from error
-        lane.counts["failed"] += 1
-        self.failed_in_a_row += 1
-        if hook.tolerance and self.failed_in_a_row >= hook.tolerance:
-            raise FatalSampleError(
-                f"{where}: {cause}; that makes {self.failed_in_a_row} failures in a row, the "
-                "tolerance. Correct the data or the hook, or raise the tolerance with "
-                "@stateless(failure_tolerance=...); 0 tolerates any number"
-            ) from error
+        self._count("failed", argument)
+        intolerable = self._intolerable()
+        if intolerable:
+            raise FatalSampleError(f"{where}: {cause}; {intolerable}") from error
+        error.add_note(f"in the hook {hook.name}")
         (hook.handler or log_exception)(error, argument, sources)
         return SKIPPED
+
+    def _count(self, what: str, argument: Any) -> None:
+        hook, counts = self.hook, self.lane.counts
+        counts[what] += 1
+        if hook.dataset is not None:
+            counts[f"{what}: {hook.name}: {hook.dataset(argument)}"] += 1
+
+    def _intolerable(self) -> str | None:
+        """Account for a failure, and return why it is one too many; None if it is not."""
+        hook = self.hook
+        self.failed += 1
+        self.failed_in_a_row += 1
+        if hook.tolerance and self.failed_in_a_row >= hook.tolerance:
+            return (
+                f"that makes {self.failed_in_a_row} failures in a row, the tolerance. Correct the "
+                "data or the hook, or raise the tolerance with @stateless(failure_tolerance=...); "
+                "0 tolerates any number"
+            )
+        calls = self.failed + self.succeeded
+        if hook.rate is not None and calls >= RATED_CALLS and self.failed > hook.rate * calls:
+            return (
+                f"that makes {self.failed} failures in {calls} calls, more than the tolerated "
+                f"share of {hook.rate:g}. Correct the data or the hook, or raise the share with "
+                "@stateless(failure_rate=...)"
+            )
+        return None
 
 
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
@@ -156,10 +191,6 @@ def describe_sources(sources: Any) -> str:
     if not sources:
         return "a sample of unknown origin"
     return ", ".join(str(source) for source in sources[:4]) + (", …" if len(sources) > 4 else "")
-
-
-def _sources(hook: Hook, argument: Any) -> tuple[Any, ...]:
-    return hook.locate(argument) if hook.locate is not None else ()
 
 
 def _is_ours_and_fatal(error: Exception) -> bool:

@@ -9,7 +9,12 @@ from energon.task_encoder.cooker import Cooker
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.encoder import overrides as overrides_itself
 
-_SETTINGS = ("cookers", "decoder", "__default_failure_tolerance__")
+_SETTINGS = (
+    "cookers",
+    "decoder",
+    "__default_failure_tolerance__",
+    "__default_failure_rate__",
+)
 
 
 class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from energon.errors import ConfigError
+from energon.stages.hook import ErrorHandler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,13 +91,19 @@ def cooker(
 def stateless(function: F) -> F: ...
 @overload
 def stateless(
-    *, restore_seeds: bool = False, failure_tolerance: int | None = None
+    *,
+    restore_seeds: bool = False,
+    failure_tolerance: int | None = None,
+    failure_rate: float | None = None,
+    error_handler: ErrorHandler | None = None,
 ) -> Callable[[F], F]: ...
 def stateless(
     function: F | None = None,
     *,
     restore_seeds: bool = False,
     failure_tolerance: int | None = None,
+    failure_rate: float | None = None,
+    error_handler: ErrorHandler | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a hook: say how it is run. Every hook is expected to be a function of its sample.
 
@@ -107,12 +114,25 @@ def stateless(
             they are seeded once a batch.
         failure_tolerance: How many failures in a row end the run, 0 for never; None for that of
             the task encoder.
+        failure_rate: Which share of the samples may fail, 0 to 1, judged in each lane from
+            1,000 samples on; None for that of the task encoder.
+        error_handler: Called as `error_handler(exception, sample, sources)` for each failure
+            that is tolerated; None for that of `WorkerConfig`.
+
+    Raises:
+        ConfigError: If a tolerance is negative, or a rate is no share.
     """
+    if failure_tolerance is not None and failure_tolerance < 0:
+        raise ConfigError(f"failure_tolerance must be 0 (never) or more, got {failure_tolerance}")
+    if failure_rate is not None and not 0 <= failure_rate <= 1:
+        raise ConfigError(f"failure_rate must be a share from 0 to 1, got {failure_rate}")
 
     def mark(hook: F) -> F:
         hook.__stateless__ = True  # type: ignore[attr-defined]
         hook.__restore_seeds__ = restore_seeds  # type: ignore[attr-defined]
         hook.__failure_tolerance__ = failure_tolerance  # type: ignore[attr-defined]
+        hook.__failure_rate__ = failure_rate  # type: ignore[attr-defined]
+        hook.__error_handler__ = error_handler  # type: ignore[attr-defined]
         return hook
 
     return mark(function) if function is not None else mark

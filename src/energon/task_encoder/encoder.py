@@ -34,11 +34,16 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         cookers: For crude datasets, tried in order. Without any, crude samples are passed on
             as they are.
         decoder: Decodes the parts of samples; None leaves them as bytes.
+        __default_failure_tolerance__: How many failures of a hook in a row end the run, where
+            the hook does not say; 0 for never.
+        __default_failure_rate__: Which share of the samples a hook may fail on, judged in each
+            lane from 1,000 samples on; None for any.
     """
 
     cookers: ClassVar[Sequence[Cooker]] = ()
     decoder: SampleDecoder | None = SampleDecoder()
     __default_failure_tolerance__: int = DEFAULT_TOLERANCE
+    __default_failure_rate__: float | None = None
 
     def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
         """Return the sample that `cooker` makes of a crude one."""

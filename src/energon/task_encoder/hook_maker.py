@@ -23,6 +23,7 @@ class HookMaker:
     Args:
         encoder: The user's hooks.
         reader: Knows where samples came from.
+        names: What statistics call the leaves.
         error_handler: Called for each sample that fails and is tolerated; None logs it.
         seed_each: Whether every call is seeded by itself, marked or not: needed where samples
             are read again apart from those that they came with.
@@ -30,22 +31,22 @@ class HookMaker:
 
     encoder: AnyTaskEncoder
     reader: LeafReader
+    names: tuple[str, ...]
     error_handler: ErrorHandler | None
     seed_each: bool = False
 
     def make(self, name: str, function: Callable[[Any], Any], settings: Any = None) -> Hook:
         """Return `function` as a hook, run as its marks (or those of `settings`) say."""
-        marked = function if settings is None else settings
-        tolerance = getattr(marked, "__failure_tolerance__", None)
+        encoder, marked = self.encoder, function if settings is None else settings
         return Hook(
             name=name,
             function=function,
-            tolerance=self.encoder.__default_failure_tolerance__
-            if tolerance is None
-            else tolerance,
-            restore_seeds=self.seed_each or getattr(marked, "__restore_seeds__", False),
+            tolerance=_mark(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__),
+            rate=_mark(marked, "__failure_rate__", encoder.__default_failure_rate__),
+            restore_seeds=self.seed_each or _mark(marked, "__restore_seeds__", False),
             locate=Locate(self.reader),
-            handler=self.error_handler,
+            dataset=DatasetName(self.names),
+            handler=_mark(marked, "__error_handler__", self.error_handler),
         )
 
     def method(self, name: str) -> Hook:
@@ -56,6 +57,28 @@ class HookMaker:
     def overridden(self, *names: str) -> tuple[Hook, ...]:
         """Return the hooks of these names that the encoder overrides."""
         return tuple(self.method(name) for name in names if overrides(self.encoder, name))
+
+
+def _mark(marked: Any, name: str, default: Any) -> Any:
+    """Return what `stateless` was given, or the default of the task encoder."""
+    value = getattr(marked, name, None)
+    return default if value is None else value
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """Names the dataset of a sample, or of what is made of samples, through its restore key."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, argument: Any) -> str:
+        """Return its name; "several datasets" if there are, "data" if it is not known."""
+        samples = argument if isinstance(argument, list) else [argument]
+        leaves = {key[0] for sample in samples for key in sample_keys(key_of(sample) or ())}
+        if len(leaves) > 1:
+            return "several datasets"
+        leaf = leaves.pop() if leaves else -1
+        return self.names[leaf] if 0 <= leaf < len(self.names) else "data"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from energon.stages.seed import SeedDataset
 from energon.task_encoder.augment import overrides
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
-from energon.task_encoder.load import OpenLeaf, SampleHooks, load_hooks
+from energon.task_encoder.join_hooks import leaf_hooks
+from energon.task_encoder.load import OpenLeaf, SampleHooks
 
 
 def build_pipeline(
@@ -58,14 +59,18 @@ def build_pipeline(
     _check_hooks(encoder, packing=bool(packing_buffer_size))
     grouping = overrides(encoder, "batch_group_criterion")
     hooks = HookMaker(
-        encoder, reader, error_handler, seed_each=grouping or bool(packing_buffer_size)
+        encoder,
+        reader,
+        tuple(leaf.name for leaf in leaves),
+        error_handler,
+        seed_each=grouping or bool(packing_buffer_size),
     )
     encoding = ("encode_sample", "preencode_sample")
     postencode = hooks.overridden("postencode_sample")
 
     pipeline: Dataset[Any] = ReadDataset(plan, reader)
     per_sample = hooks.overridden(*encoding) + (() if packing_buffer_size else postencode)
-    sample_hooks = SampleHooks(tuple((*load_hooks(hooks, leaf), *per_sample) for leaf in leaves))
+    sample_hooks = SampleHooks(tuple((*leaf_hooks(hooks, leaf), *per_sample) for leaf in leaves))
     if any(sample_hooks.leaves):
         pipeline = MapDataset(pipeline, sample_hooks)
     if packing_buffer_size:

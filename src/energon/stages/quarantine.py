@@ -1,0 +1,71 @@
+"""List the samples that fail, so that they can be left out from then on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.stages.hook import ErrorHandler, log_exception
+
+
+class Quarantine:
+    """An error handler that notes failing samples in a folder, one file for each dataset.
+
+    Give it to `WorkerConfig(global_error_handler=...)` or `@stateless(error_handler=...)`. The
+    files are called as the folder of the dataset, with ".jsonl"; each line names the shard and
+    the key of a sample, and why it is there. `energon prepare --exclude-from FILE` and
+    `exclude_from=FOLDER` of the dataset getters leave these samples out.
+
+    All workers and ranks may write into one folder. A batch or a pack that fails is not noted,
+    since it does not say which of its samples was the cause.
+
+    Args:
+        folder: Where the files are; made if it does not exist.
+        handler: Called for each failure besides, `log_exception` unless told otherwise.
+
+    Raises:
+        ConfigError: If the folder cannot be made.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, handler: ErrorHandler = log_exception
+    ) -> None:
+        self.folder = Path(folder)
+        self.handler = handler
+        self._noted: set[tuple[str, str | None, str]] = set()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be a folder for quarantine files: {error}") from (
+                error
+            )
+
+    def __call__(self, error: Exception, sample: Any, sources: Any = None) -> None:
+        """Note the only source of a failing sample, and call the other handler."""
+        if sources and len(sources) == 1 and hasattr(sources[0], "key"):
+            self._note(sources[0], error)
+        self.handler(error, sample, sources)
+
+    def _note(self, source: Any, error: Exception) -> None:
+        entry = (str(source.dataset_path), source.shard_name, source.key)
+        if entry in self._noted:
+            return
+        self._noted.add(entry)
+        reason = f"{type(error).__name__}: {error}"
+        line = json.dumps({"shard": source.shard_name, "key": source.key, "reason": reason})
+        path = quarantine_file(self.folder, source.dataset_path)
+        # One write at the end of the file: lines of other processes stay whole.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+def quarantine_file(folder: str | os.PathLike[str], dataset_path: Any) -> Path:
+    """Return the file for the samples of a dataset, wherever that is mounted."""
+    name = os.path.basename(os.path.normpath(str(dataset_path)))
+    return Path(folder) / f"{name}.jsonl"
