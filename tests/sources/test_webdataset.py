@@ -221,12 +221,13 @@ def test_a_part_with_the_name_of_metadata_is_refused(tmp_path, name):
 # Which samples there are
 
 
-def test_excluded_shards_and_samples_have_no_number(crude):
+def test_excluded_shards_and_samples_have_no_number(crude, caplog):
     leave_out(crude, ["000.tar/s{1..2}", "001.tar", "002.tar/s11", "002.tar/no such key"])
     try:
         source = WebdatasetSource(crude)
         assert keys(source) == ["s0", "s3", "s7", "s8", "s9", "s10"]
         assert source.locate(1).key == "s3"
+        assert "002.tar/no such key is excluded, but not there" in caplog.text
     finally:
         leave_out(crude, [])
 

@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon.errors import StateError
+from energon.plan.seeds import ORDER_VERSION
 from energon.stages.base import State
 
 FORMAT = "energon loader state"
 VERSION = 1
-ORDER_VERSION = 1
-"""Changes when the same seed and configuration would no longer give the same order."""
 
 HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 PAST = "mix_before"

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 U64 = NDArray[np.uint64]
 
+ORDER_VERSION = 1
+"""Changes when the same seed and configuration would no longer give the same order."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

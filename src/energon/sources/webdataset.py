@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -32,6 +33,8 @@ from energon.sources.extents import Extents, wanted_extents
 from energon.sources.rows import META, join_rows, slice_rows
 from energon.sources.shards import OpenShard, ShardPool
 from energon.sources.spans import read_spans
+
+logger = logging.getLogger("energon")
 
 LARGE_PART_BYTES = 32 << 10
 """From here on parts are read into bytes of their own: a copy would cost more than a call."""
@@ -77,6 +80,7 @@ class WebdatasetSource:
         split_part: str = "train",
         split_config: str = "split.yaml",
         subsets: Sequence[Any] = (),
+        exclude: Sequence[str] = (),
         parts: Iterable[str] | None = None,
         pool: ShardPool | None = None,
     ) -> None:
@@ -85,6 +89,7 @@ class WebdatasetSource:
         self.parts = None if parts is None else frozenset(parts)
         counts = load_info(self.path).shard_counts
         split = load_split(self.path, split_config)
+        split = replace(split, exclude=[*split.exclude, *exclude])
         self.shards = split.shards(split_part)
         unknown = [shard for shard in self.shards if shard not in counts]
         if unknown:
@@ -287,14 +292,16 @@ class WebdatasetSource:
         number = {shard: index for index, shard in enumerate(self.shards)}
         places = set()
         for shard, key in excluded:
-            if shard in number:
-                index = self.open_shard(number[shard]).table.index_of(key)
-                if index is None:
-                    continue
-                start, stop = self.bounds[number[shard] : number[shard] + 2].tolist()
-                place = start + index - int(self.firsts[number[shard]])
-                if start <= place < stop:
-                    places.add(place)
+            if shard not in number:
+                continue
+            index = self.open_shard(number[shard]).table.index_of(key)
+            if index is None:
+                logger.warning("%s: %s/%s is excluded, but not there", self.path, shard, key)
+                continue
+            start, stop = self.bounds[number[shard] : number[shard] + 2].tolist()
+            place = start + index - int(self.firsts[number[shard]])
+            if start <= place < stop:
+                places.add(place)
         return np.array(sorted(places), dtype=np.int64)
 
 

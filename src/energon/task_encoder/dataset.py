@@ -10,15 +10,13 @@ import numpy as np
 
 from energon.errors import ConfigError, StateError
 from energon.plan.recipe import PlanRecipe
+from energon.plan.seeds import ORDER_VERSION
 from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, State
 from energon.stages.changes import ChangesDataset
 from energon.stages.lane import Lane
 from energon.worker import WorkerConfig
-
-ORDER_VERSION = 1
-"""Counts changes of the order that a configuration and a seed give."""
 
 
 @dataclass(frozen=True)
