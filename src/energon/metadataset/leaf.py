@@ -47,12 +47,14 @@ class Joiner:
         name: What it is called there.
         is_type: Whether it is a sample type, whose `from_joined` does it, or a function.
         origin: Where it was written.
+        document: The local file that it was written in; None for another.
     """
 
     module: str
     name: str
     is_type: bool
     origin: str = ""
+    document: str | None = None
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ class _Context:
     dataset_config: str
     split_config: str
     folder: str
+    document: str | None = None
     trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
 
     def below(self, node: Reference | Join) -> _Context:
@@ -187,7 +188,8 @@ class _Walk:
         node = splits[part]
         if node is None:
             raise EmptyDatasetError(f"{place}: split {part!r} is empty")
-        below = replace(context, folder=document.folder, trail=trail)
+        file = document.origin if os.path.isfile(document.origin) else None
+        below = replace(context, folder=document.folder, document=file, trail=trail)
         return replace(self.node(node, below), is_leaf=False)
 
     def node(self, node: Any, context: _Context) -> _Branch:
@@ -256,6 +258,7 @@ class _Walk:
                 node.joiner.class_ or str(node.joiner.function),
                 node.joiner.class_ is not None,
                 node.where("joiner"),
+                context.document,
             ),
         )
         return _Branch(LeafTree(leaf), is_leaf=True)

@@ -20,6 +20,7 @@ from energon.io.ranges import Span, SpanBuffer, merge_ranges, span_buffer
 from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows
+from energon.sources.join import JoinedSource
 from energon.sources.webdataset import WebdatasetSource
 
 FIRST_STEP_ROWS = 64
@@ -48,7 +49,7 @@ class LookAhead:
 
     def __init__(
         self,
-        sources: Sequence[WebdatasetSource],
+        sources: Sequence[WebdatasetSource | JoinedSource],
         rows: PlanRows,
         *,
         window_rows: int,

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from energon.errors import EnergonError
+from energon.formats.join_index import MISSING
 from energon.io.settings import StorageSettings
 from energon.plan.rows import Rows
 from energon.samples.source_info import SourceInfo
 from energon.sources.ahead import LookAhead
+from energon.sources.join import JoinedSource
 from energon.sources.webdataset import WebdatasetSource
 
 
@@ -52,7 +54,7 @@ class LeafReader:
             ahead of what lies in distant stores.
     """
 
-    sources: tuple[WebdatasetSource, ...]
+    sources: tuple[WebdatasetSource | JoinedSource, ...]
     subflavors: tuple[Mapping[str, Any], ...]
     window_rows: int = 0
 
@@ -93,10 +95,9 @@ class LeafReader:
         return samples
 
     def locate(self, restore_key: tuple[int, ...]) -> tuple[SourceInfo, ...]:
-        """Return the source of the sample that has this `__restore_key__`.
+        """Return the source of the sample that has this `__restore_key__`, or all of a join.
 
-        Where its shard cannot be read, the source says so: messages about failures are made of
-        it.
+        Where a shard cannot be read, its source says so: messages about failures are made of these.
 
         Raises:
             IndexError: If there is no such sample.
@@ -105,23 +106,28 @@ class LeafReader:
         if not 0 <= leaf < len(self.sources):
             raise IndexError(f"there are leaves 0 to {len(self.sources) - 1}, not {leaf}")
         source = self.sources[leaf]
-        try:
-            found = source.locate(ordinal)
-        except (EnergonError, OSError) as error:
-            return (LostSource(str(source.path), ordinal, None, (), reason=str(error)),)
-        return (
-            LocatedSource(
-                dataset_path=str(source.path),
-                index=ordinal,
-                shard_name=found.shard,
-                file_names=tuple(f"{found.key}.{part}" for part in found.parts),
-                key=found.key,
-                offset=found.offset,
-            ),
-        )
+        if not isinstance(source, JoinedSource):
+            return (_locate(source, ordinal),)
+        parts = zip(source.members, source.ordinals(ordinal), strict=True)
+        return tuple(_locate(member, number) for member, number in parts if number != MISSING)
 
     def _read_leaf(self, leaf: int, rows: Rows) -> list[Any]:
         keys = list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
         return self.sources[leaf].read(
             rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf]
         )
+
+
+def _locate(source: WebdatasetSource, ordinal: int) -> SourceInfo:
+    try:
+        found = source.locate(ordinal)
+    except (EnergonError, OSError) as error:
+        return LostSource(str(source.path), ordinal, None, (), reason=str(error))
+    return LocatedSource(
+        dataset_path=str(source.path),
+        index=ordinal,
+        shard_name=found.shard,
+        file_names=tuple(f"{found.key}.{part}" for part in found.parts),
+        key=found.key,
+        offset=found.offset,
+    )

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.io.address import address_name
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
-from energon.metadataset.leaf import Leaf
 from energon.metadataset.inherit import multiply_shuffle
+from energon.metadataset.leaf import Leaf
 from energon.plan.leaf import PlanLeaf
+from energon.prepare.quarantine import load_quarantine
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
+from energon.sources.file_store import FileStore
 from energon.sources.file_store_open import open_aux
 from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.join import JoinedSource
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.load import OpenLeaf
+from energon.task_encoder.load import OpenJoin, OpenLeaf
+from energon.task_encoder.open_join import find_joiner, open_join
+
+Source = WebdatasetSource | JoinedSource
 
 
 @dataclass(frozen=True)
 class OpenedLeaf:
     """A leaf whose samples are counted: what its reading, its order and its hooks need."""
 
-    source: WebdatasetSource
+    source: Source
     leaf: OpenLeaf
     plan_leaf: PlanLeaf
     config: DatasetConfig
 
 
-def open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) -> list[OpenedLeaf]:
+def open_leaves(
+    leaves: Sequence[Leaf],
+    subflavors: Mapping[str, Any] | None,
+    exclude_from: str | os.PathLike[str] | None = None,
+) -> list[OpenedLeaf]:
     """Open the datasets that `leaves` refer to, with `subflavors` merged over theirs.
+
+    Args:
+        leaves: What a document refers to.
+        subflavors: Merged over those of the datasets.
+        exclude_from: Folder of quarantine files; None for none.
 
     Raises:
         ConfigError: If a dataset.yaml makes no sense, or asks for what is not there.
@@ -41,14 +56,99 @@ def open_leaves(leaves: Sequence[Leaf], subflavors: Mapping[str, Any] | None) ->
     """
     seen: dict[str, int] = {}
     pool = ShardPool()
-    return [_open_leaf(leaf, subflavors, seen, pool) for leaf in leaves]
+    return [_open_leaf(leaf, subflavors or {}, seen, pool) for leaf in leaves]
 
 
 def _open_leaf(
-    leaf: Leaf, subflavors: Mapping[str, Any] | None, seen: dict[str, int], pool: ShardPool
+    leaf: Leaf, subflavors: Mapping[str, Any], seen: dict[str, int], pool: ShardPool
 ) -> OpenedLeaf:
+    name = "&".join(address_name(each.path) for each, _ in leaf.datasets) + f"/{leaf.split_part}"
+    # Neither the place in the document nor the mount point is part of the identity of a leaf,
+    # so that others may be added and data may be moved without a change of its order.
+    count = seen[name] = seen.get(name, 0) + 1
+    uid = name if count == 1 else f"{name}#{count}"
+    source: Source
     if leaf.join:
-        raise ConfigError(f"{leaf.origin}: joins are not part of this release")
+        members = [_open_dataset(member.leaf, pool) for member in leaf.join]
+        source = open_join(leaf, [member.source for member in members])
+        config = members[0].config
+        opened = _joined(leaf, uid, members, subflavors)
+    else:
+        single = _open_dataset(leaf, pool)
+        source, config = single.source, single.config
+        opened = _single(leaf, uid, single, subflavors)
+    return OpenedLeaf(
+        source=source,
+        leaf=opened,
+        plan_leaf=PlanLeaf(
+            uid=uid,
+            num_samples=len(source),
+            repetitions=leaf.repetitions,
+            shuffle_over_epochs=multiply_shuffle(
+                config.shuffle_over_epochs if "shuffle_over_epochs" in config.given else 1,
+                leaf.shuffle_over_epochs_multiplier,
+            ),
+        ),
+        config=config,
+    )
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """A dataset, open, with what its samples become."""
+
+    source: WebdatasetSource
+    config: DatasetConfig
+    sample_type: type | None
+    field_map: FieldMap | None
+    aux: Mapping[str, FileStore[Any]]
+    primary: FileStore[Any] | None
+
+
+def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, Any]) -> OpenLeaf:
+    return OpenLeaf(
+        name=name,
+        dataset_path=leaf.path,
+        subflavors={**dataset.config.subflavors, **leaf.subflavors, **subflavors},
+        sample_type=dataset.sample_type,
+        field_map=dataset.field_map,
+        aux=dataset.aux,
+        primary=dataset.primary,
+    )
+
+
+def _joined(
+    leaf: Leaf, name: str, datasets: Sequence[_Dataset], subflavors: Mapping[str, Any]
+) -> OpenLeaf:
+    outer = {**leaf.subflavors, **subflavors}
+    members = [
+        _single(member.leaf, f"{name}[{number}]", dataset, outer)
+        for number, (member, dataset) in enumerate(zip(leaf.join, datasets, strict=True))
+    ]
+    aux: dict[str, FileStore[Any]] = {}
+    for member in members:
+        for key in member.aux:
+            if key in aux:
+                raise ConfigError(
+                    f"{leaf.origin}: two datasets of the join name auxiliary data {key!r}; cookers "
+                    "know them by name, so give each another one"
+                )
+        aux |= member.aux
+    return OpenLeaf(
+        name=name,
+        dataset_path=leaf.path,
+        subflavors=members[0].subflavors,
+        aux=aux,
+        primary=datasets[0].primary,
+        join=OpenJoin(
+            tuple(members),
+            tuple(member.name for member in leaf.join),
+            find_joiner(leaf),
+        ),
+    )
+
+
+def _open_dataset(leaf: Leaf, pool: ShardPool) -> _Dataset:
     config = load_dataset_config(leaf.path, leaf.dataset_config)
     if leaf.aux and not config.crude:
         raise ConfigError(
@@ -66,36 +166,28 @@ def _open_leaf(
         split_part=config.split_part or leaf.split_part,
         split_config=config.split_config or leaf.split_config,
         subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
+        exclude=_quarantined(leaf.path, exclude_from),
         parts=_parts(config, field_map),
         pool=pool,
     )
-    name = f"{os.path.basename(os.path.normpath(leaf.path))}/{leaf.split_part}"
-    # Neither the place in the document nor the mount point is part of the identity of a leaf,
-    # so that others may be added and data may be moved without a change of its order.
-    count = seen[name] = seen.get(name, 0) + 1
-    uid = name if count == 1 else f"{name}#{count}"
-    return OpenedLeaf(
-        source=source,
-        leaf=OpenLeaf(
-            name=uid,
-            dataset_path=leaf.path,
-            subflavors={**config.subflavors, **leaf.subflavors, **(subflavors or {})},
-            sample_type=sample_type,
-            field_map=field_map,
-            aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
-            primary=WebdatasetFileStore(leaf.path, pool=pool) if config.crude else None,
-        ),
-        plan_leaf=PlanLeaf(
-            uid=uid,
-            num_samples=len(source),
-            repetitions=leaf.repetitions,
-            shuffle_over_epochs=multiply_shuffle(
-                config.shuffle_over_epochs if "shuffle_over_epochs" in config.given else 1,
-                leaf.shuffle_over_epochs_multiplier,
-            ),
-        ),
-        config=config,
+    return _Dataset(
+        source,
+        config,
+        sample_type,
+        field_map,
+        aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
+        primary=WebdatasetFileStore(leaf.path, pool=pool) if config.crude else None,
     )
+
+
+def _quarantined(path: str, folder: str | os.PathLike[str] | None) -> list[str]:
+    """Return what the quarantine file of a dataset lists; nothing has happened without one."""
+    if folder is None:
+        return []
+    if not os.path.isdir(folder):
+        raise DatasetNotFoundError(f"exclude_from: {folder}: there is no such folder")
+    file = quarantine_file(folder, path)
+    return load_quarantine(file) if file.exists() else []
 
 
 def _sample_type(config: DatasetConfig, leaf: Leaf) -> tuple[type | None, FieldMap | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ class OpenLeaf:
         field_map: From parts to the fields of `sample_type`.
         aux: Auxiliary data by name, for cookers.
         primary: The files of the dataset by name, for cookers that want them.
+        join: What it is joined of; None for a single dataset.
     """
 
     name: str
@@ -38,6 +39,22 @@ class OpenLeaf:
     field_map: FieldMap | None = None
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
     primary: FileStore[Any] | None = None
+    join: OpenJoin | None = None
+
+
+@dataclass(frozen=True)
+class OpenJoin:
+    """Datasets that are joined to one.
+
+    Args:
+        members: The datasets.
+        names: For each, the argument of the joiner; None for the next one in order.
+        joiner: Makes one sample of those of the members.
+    """
+
+    members: tuple[OpenLeaf, ...]
+    names: tuple[str | None, ...]
+    joiner: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,7 @@ class LoadSample:
             __key__=raw["__key__"],
             __restore_key__=raw["__restore_key__"],
             __subflavors__=raw["__subflavors__"],
-            __sources__=_sources(self.dataset_path, raw),
+            __sources__=sources_of(self.dataset_path, raw),
             **self.field_map.apply(parts),
         )
 
@@ -103,13 +120,14 @@ class CookSample:
 
     def __call__(self, raw: CrudeSample) -> Any:
         """Return what the cooker makes of `raw`, decoded if there is a decoder."""
-        sources = _sources(self.dataset_path, raw)
+        sources = sources_of(self.dataset_path, raw)
         sample = self.decoder(raw) if self.decoder is not None else raw
         sample["__sources__"] = sources
         return self.encoder.cook_crude_sample(sample, self.cooker, self.arguments(raw["__key__"]))
 
 
-def _sources(dataset_path: str, raw: CrudeSample) -> tuple[SourceInfo, ...]:
+def sources_of(dataset_path: str, raw: CrudeSample) -> tuple[SourceInfo, ...]:
+    """Return where the parts of a sample that was just read come from."""
     key = raw["__key__"]
     return (
         SourceInfo(

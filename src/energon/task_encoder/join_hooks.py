@@ -1,0 +1,114 @@
+"""Make one sample of those that a join read for a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import ConfigError
+from energon.samples.crude import CrudeSample
+from energon.samples.restore_key import stamp
+from energon.sources.join import JOINED
+from energon.stages.hook import Hook
+from energon.task_encoder.augment import find_hook
+from energon.task_encoder.aux import CookerArguments, cooker_arguments
+from energon.task_encoder.cooker import Cooker, find_cooker
+from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.load import LoadSample, OpenLeaf, load_hooks, sources_of
+
+
+def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
+    """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
+    if leaf.join is None:
+        return load_hooks(hooks, leaf)
+    encoder = hooks.encoder
+    loaders = tuple(_loader(member, encoder.decoder) for member in leaf.join.members)
+    join = JoinSample(loaders, leaf.join.names, leaf.join.joiner)
+    cook = _cook_joined(leaf, encoder)
+    if cook is None:
+        return (hooks.make("join", join),)
+    _, marked = find_hook(encoder, "cook_crude_sample")
+    if hasattr(cook.cooker.cook, "__stateless__"):
+        marked = cook.cooker.cook
+    return (hooks.make("join", join), hooks.make("cook_crude_sample", cook, settings=marked))
+
+
+@dataclass(frozen=True)
+class JoinSample:
+    """Makes a sample of those of the datasets of a join.
+
+    Args:
+        loaders: Make of the bytes of a dataset's sample what the joiner gets.
+        names: For each, the argument of the joiner; None for the next one in order.
+        joiner: Gets None for what is missing.
+    """
+
+    loaders: tuple[Callable[[CrudeSample], Any], ...]
+    names: tuple[str | None, ...]
+    joiner: Callable[..., Any]
+
+    def __call__(self, raw: CrudeSample) -> Any:
+        """Return what the joiner makes of the samples in `raw`."""
+        ordered: list[Any] = []
+        named: dict[str, Any] = {}
+        for load, name, part in zip(self.loaders, self.names, raw[JOINED], strict=True):
+            sample = None if part is None else load(part)
+            if name is None:
+                ordered.append(sample)
+            else:
+                named[name] = sample
+        joined = self.joiner(*ordered, **named)
+        # Joiners hand on the key of one of the datasets, which has numbers of its own.
+        stamp(joined, raw["__restore_key__"])
+        return joined
+
+
+@dataclass(frozen=True)
+class LoadCrude:
+    """Decodes a sample of a crude dataset for the joiner."""
+
+    dataset_path: str
+    decoder: SampleDecoder | None
+
+    def __call__(self, raw: CrudeSample) -> CrudeSample:
+        """Return the parts of `raw`, decoded if there is a decoder."""
+        sources = sources_of(self.dataset_path, raw)
+        sample = self.decoder(raw) if self.decoder is not None else raw
+        sample["__sources__"] = sources
+        return sample
+
+
+@dataclass(frozen=True)
+class CookJoined:
+    """Cooks what a joiner returned, if that is crude: a dict."""
+
+    encoder: AnyTaskEncoder
+    cooker: Cooker
+    arguments: CookerArguments
+
+    def __call__(self, sample: Any) -> Any:
+        """Return what the cooker makes of a crude sample; any other is handed on."""
+        if not isinstance(sample, dict):
+            return sample
+        crude = sample if isinstance(sample, CrudeSample) else CrudeSample(sample)
+        return self.encoder.cook_crude_sample(crude, self.cooker, self.arguments(crude["__key__"]))
+
+
+def _loader(leaf: OpenLeaf, decoder: SampleDecoder | None) -> Callable[[CrudeSample], Any]:
+    if leaf.sample_type is not None and leaf.field_map is not None:
+        return LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder)
+    return LoadCrude(leaf.dataset_path, decoder)
+
+
+def _cook_joined(leaf: OpenLeaf, encoder: AnyTaskEncoder) -> CookJoined | None:
+    """Return what cooks the samples of a join; None if no cooker is meant for it."""
+    try:
+        cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
+    except ConfigError:
+        return None
+    arguments = cooker_arguments(
+        cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
+    )
+    return CookJoined(encoder, cooker, arguments)

@@ -1,0 +1,177 @@
+"""Open a join: find its index, or build it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError, FormatError, SecurityError
+from energon.formats.info import META
+from energon.formats.join_index import JoinIndex
+from energon.io.address import join_address, redact
+from energon.io.files import read_text
+from energon.io.settings import StorageSettings
+from energon.metadataset.leaf import Joiner, JoinMember, Leaf
+from energon.prepare.join_index import KeyBlock, KeyColumn, build_join_index
+from energon.prepare.join_lock import waiting_lock
+from energon.samples.registry import resolve_class
+from energon.samples.sample import Sample
+from energon.sources.join import JoinedSource
+from energon.sources.join_keys import shard_keys
+from energon.sources.webdataset import WebdatasetSource
+
+log = logging.getLogger("energon")
+
+INDEX_VERSION = 1
+
+
+def open_join(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> JoinedSource:
+    """Return the samples of a join; builds its index if that is not there yet.
+
+    Args:
+        leaf: The join.
+        sources: Its datasets, opened.
+
+    Raises:
+        ConfigError: If samples have no match where that is an error.
+        DuplicateSampleKeyError: If a dataset has a key twice.
+        EmptyDatasetError: If no sample is left.
+    """
+    digest = join_digest(leaf, sources)
+    path = find_index(leaf, digest)
+    return JoinedSource(
+        sources,
+        build_index(leaf, sources, digest) if path is None else JoinIndex.open(path),
+        digest=digest,
+        subsets=leaf.subsets,
+    )
+
+
+def join_digest(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> str:
+    """Return the name of the index: a hash of all that its content depends on."""
+    content = [
+        [source.fingerprint(), _identity(source), member.nonmatch]
+        for member, source in zip(leaf.join, sources, strict=True)
+    ]
+    text = json.dumps([INDEX_VERSION, content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def find_index(leaf: Leaf, digest: str) -> Path | None:
+    """Return where the index of a join is; None if it is not there, or damaged."""
+    for folder in cache_folders(leaf):
+        path = folder / index_name(digest)
+        try:
+            JoinIndex.open(path)
+        except FileNotFoundError:
+            continue
+        except (FormatError, OSError) as error:
+            log.warning("building a join index again: %s", error)
+            continue
+        return path
+    return None
+
+
+def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) -> JoinIndex:
+    """Build the index of a join in the first folder that can be written, and return it."""
+    columns = [_column(member, source) for member, source in zip(leaf.join, sources, strict=True)]
+    problems = []
+    for folder in cache_folders(leaf):
+        path = folder / index_name(digest)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Processes of one machine build it once; whoever waited finds it there.
+            with waiting_lock(folder / f".{digest}.lock"):
+                if not path.exists():
+                    log.info("building the join index %s", path)
+                    build_join_index(path, columns)
+            return JoinIndex.open(path)
+        except OSError as error:
+            problems.append(f"{folder}: {error.strerror or error}")
+    raise ConfigError(
+        f"{leaf.origin}: the index of the join can be written nowhere ({'; '.join(problems)}); set "
+        "ENERGON_STORAGE_CACHE_DIR to a folder that can be written"
+    )
+
+
+def index_name(digest: str) -> str:
+    """Return the name of the file of an index."""
+    return f"join_index_{digest}.bin"
+
+
+def cache_folders(leaf: Leaf) -> Iterator[Path]:
+    """Yield where indexes may be: beside the document, then in the cache of the user."""
+    document = leaf.joiner.document if leaf.joiner else None
+    if document is not None:
+        yield Path(f"{document}.cache")
+    folder = StorageSettings.from_environment().cache_dir
+    if folder is None:
+        folder = os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "energon"
+        )
+    yield Path(folder) / "joins"
+
+
+def find_joiner(leaf: Leaf) -> Callable[..., Any]:
+    """Return what puts the samples of a join together.
+
+    Raises:
+        ConfigError: If there is no such name, or it cannot join.
+        SecurityError: If a module would have to be imported, or is part of Python.
+    """
+    joiner = leaf.joiner
+    if joiner is None:
+        raise ConfigError(f"{leaf.origin}: the join has no joiner")
+    try:
+        found = _resolve(joiner)
+    except (ConfigError, SecurityError) as error:
+        raise type(error)(f"{joiner.origin}: {error}") from error
+    if not joiner.is_type:
+        if isinstance(found, type) or not callable(found):
+            raise ConfigError(
+                f"{joiner.origin}: {joiner.name} is no function; a type is named by __class__"
+            )
+        return found  # type: ignore[no-any-return]
+    if not (isinstance(found, type) and hasattr(found, "from_joined")):
+        raise ConfigError(
+            f"{joiner.origin}: {joiner.name} has no from_joined; derive it from "
+            f"{Sample.__module__}.Sample, or name a __function__"
+        )
+    return found.from_joined  # type: ignore[no-any-return]
+
+
+def _resolve(joiner: Joiner) -> Any:
+    if not joiner.is_type and joiner.module.partition(".")[0] in sys.stdlib_module_names:
+        raise SecurityError(
+            f"{joiner.module}.{joiner.name} is part of Python, not a joiner; a document could do "
+            "anything with it. Write a function of your own"
+        )
+    return resolve_class(joiner.module, joiner.name)
+
+
+def _identity(source: WebdatasetSource) -> str:
+    """Return what changes whenever a dataset is prepared anew."""
+    try:
+        return read_text(join_address(source.path, f"{META}/index.uuid")).strip()
+    except FileNotFoundError:
+        # Written by each preparation, but copies of datasets may lack it.
+        return redact(source.path)
+
+
+def _column(member: JoinMember, source: WebdatasetSource) -> KeyColumn:
+    def block(read: Callable[[], Any]) -> Callable[[], KeyBlock]:
+        return lambda: KeyBlock(*read())
+
+    return KeyColumn(
+        name=f"{redact(source.path)} (split {source.split_part})",
+        num_samples=len(source),
+        blocks=[block(read) for read in shard_keys(source)],
+        key_of=lambda ordinal: source.locate(ordinal).key,
+        nonmatch=member.nonmatch,
+    )
