@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from energon.io.address import redact
-from energon.io.ranges import Object, read_ranges
+from energon.io.backend import ObjectInfo
+from energon.io.ranges import RemoteObject, read_ranges
 from energon.io.registry import open_store
 
 
@@ -41,9 +42,12 @@ class RemoteFile:
         self.address = address
         self.path = redact(address)
         store, key = open_store(address)
-        info = store.info(key)
-        self.size, self.mtime_ns = info.size, info.mtime_ns
-        self.object = Object(store, key, info.version)
+        self.object = RemoteObject(store, store.info(key))
+
+    @property
+    def info(self) -> ObjectInfo:
+        """Size and version."""
+        return self.object.info
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`.

@@ -14,10 +14,15 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
 from typing import NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.errors import RangesNotSupportedError
+from energon.io.backend import ObjectInfo
+from energon.io.block_file import BlockFile
+from energon.io.disk_cache import disk_cache
 from energon.io.store import Store
 
 Ints = NDArray[np.int64]
@@ -28,12 +33,38 @@ MAX_GAP_BYTES = 128 << 10
 """Bytes that are fetched along between two needed ones: as quick as another request."""
 
 
-class Object(NamedTuple):
-    """A version of an object in a store."""
+class RemoteObject:
+    """A version of an object in a store. May be used by many threads.
 
-    store: Store
-    key: str
-    version: str | None
+    Args:
+        store: Where it is.
+        info: Key, size and version.
+    """
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        self.store = store
+        self.info = info
+        self._copy: BlockFile | None = None
+        if store.settings.cache_shards or not store.gives_ranges:
+            self._copy = self._open_copy()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range from the store, or from a copy on disk if it is to be kept there.
+
+        Raises:
+            EnergonError: See `Store.read_range`.
+        """
+        if self._copy is None:
+            try:
+                return self.store.read_range(self.info.key, start, stop, version=self.info.version)
+            except RangesNotSupportedError:
+                self._copy = self._open_copy()
+        return self._copy.read(start, stop)
+
+    def _open_copy(self) -> BlockFile:
+        key, size, version, _ = self.info
+        # Without a version, a copy is of no use to anybody else.
+        return disk_cache().open(self.store, key, size=size, version=version or uuid4().hex)
 
 
 class Merged(NamedTuple):
@@ -89,7 +120,7 @@ class Span:
     __slots__ = ("first_row", "future", "last_row", "object", "start", "stop")
 
     def __init__(
-        self, object_: Object, start: int, stop: int, first_row: int = 0, last_row: int = 0
+        self, object_: RemoteObject, start: int, stop: int, first_row: int = 0, last_row: int = 0
     ) -> None:
         self.object = object_
         self.start = start
@@ -117,13 +148,13 @@ class SpanBuffer:
     """Spans on their way or here, by object. May be used by many threads."""
 
     def __init__(self) -> None:
-        self._spans: defaultdict[Object, list[Span]] = defaultdict(list)
+        self._spans: defaultdict[RemoteObject, list[Span]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def fetch(self, span: Span) -> None:
         """Begin to fetch a span. It stays until it is dropped."""
-        store, key, version = span.object
-        span.future = store.submit(key, span.start, span.stop, version=version, ahead=True)
+        read = span.object.read
+        span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
         with self._lock:
             self._spans[span.object].append(span)
 
@@ -139,7 +170,7 @@ class SpanBuffer:
                 if span.future is not None:
                     span.future.cancel()
 
-    def find(self, object_: Object, start: int, stop: int) -> bytes | None:
+    def find(self, object_: RemoteObject, start: int, stop: int) -> bytes | None:
         """Return a range if spans cover it, waiting for those on their way; else None.
 
         Raises:
@@ -159,7 +190,7 @@ class SpanBuffer:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read_ranges(object_: Object, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+def read_ranges(object_: RemoteObject, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
     """Return ranges of an object, from the buffer or else by few parallel requests.
 
     Raises:
@@ -176,16 +207,15 @@ def read_ranges(object_: Object, starts: Sequence[int], stops: Sequence[int]) ->
     return [data for data in found if data is not None]
 
 
-def _fetch(object_: Object, start: Ints, stop: Ints) -> list[bytes]:
+def _fetch(object_: RemoteObject, start: Ints, stop: Ints) -> list[bytes]:
     """Read ranges of an object: neighbours with one request, long ones with several."""
-    store, key, version = object_
     merged = merge_ranges(start, stop)
     pieces = [
         Span(object_, low, high).pieces()
         for low, high in zip(merged.start.tolist(), merged.stop.tolist(), strict=True)
     ]
     requests = [(piece.start, piece.stop) for span in pieces for piece in span]
-    answers = iter(store.read_ranges(key, requests, version=version))
+    answers = iter(object_.store.together(object_.read, requests))
     whole = [b"".join(next(answers) for _ in span) for span in pieces]
     return [
         whole[owner][low - base : high - base]

@@ -36,6 +36,8 @@ class StorageSettings:
             ahead.
         read_ahead_bytes: What a process holds of remote shards at most, fetched but not used
             up.
+        cache_shards: Whether what is read of remote shards is kept there, too, so that the next
+            epoch or job reads it from disk.
         cache_dir: Folder for copies of remote files; None for one below the user's cache.
         cache_bytes: What that folder holds at most.
     """
@@ -47,6 +49,7 @@ class StorageSettings:
     hedge_after_seconds: float | None = None
     parallel_requests: int = 16
     read_ahead_bytes: int = 256 << 20
+    cache_shards: bool = False
     cache_dir: str | None = None
     cache_bytes: int = 20 << 30
 
@@ -90,6 +93,8 @@ def _parse(name: str, kind: str, text: str) -> Any:
     try:
         if name.endswith("_BYTES"):
             return parse_bytes(text)
+        if kind == "bool":
+            return text.lower() in ("1", "true", "yes", "on")
         if kind.startswith("int"):
             return int(text)
         return float(text) if kind.startswith("float") else text

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import TypeVar
 
 from energon.errors import (
     ObjectChangedError,
+    RangesNotSupportedError,
     StorageAccessError,
     StorageError,
     StorageTimeoutError,
@@ -49,6 +51,7 @@ class Store:
         self.backend = backend
         self.settings = StorageSettings() if settings is None else settings
         self.statistics = StoreStatistics()
+        self.gives_ranges = backend.can_range
         self._pools: dict[str, WaitingThreads] = {}
         self._lock = threading.Lock()
         self._renewed_at = -RENEW_SECONDS
@@ -72,8 +75,10 @@ class Store:
         return self._try(lambda: self.backend.head(key), key)
 
     def read(self, key: str) -> bytes:
-        """Return a whole object."""
-        return b"".join(self.stream(key))
+        """Return a whole object, with one request."""
+        data = self._try(lambda: b"".join(self.backend.stream(key, 0, None)), key)
+        self.statistics.add(bytes_read=len(data))
+        return data
 
     def read_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
         """Return exactly the bytes `start` to `stop` of an object.
@@ -90,15 +95,21 @@ class Store:
             ObjectChangedError: If it is of another version.
             StorageError: If it cannot be read, in spite of all retries.
         """
-        return self._read_range(key, start, stop, version)
+        data = self._try(lambda: self._get(key, start, stop, version), key, hedged=True)
+        self.statistics.add(bytes_read=len(data))
+        return data
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
     ) -> list[bytes]:
         """Return several ranges, read in parallel; see `read_range`."""
+        return self.together(partial(self.read_range, key, version=version), ranges)
+
+    def together(self, read: Callable[[int, int], T], ranges: Sequence[tuple[int, int]]) -> list[T]:
+        """Return `read(start, stop)` for each range, called in parallel."""
         if len(ranges) < 2:
-            return [self.read_range(key, *each, version=version) for each in ranges]
-        futures = [self.submit(key, *each, version=version) for each in ranges]
+            return [read(*each) for each in ranges]
+        futures = [self.submit(read, *each) for each in ranges]
         try:
             return [future.result() for future in futures]
         finally:
@@ -106,15 +117,9 @@ class Store:
                 future.cancel()
 
     def submit(
-        self,
-        key: str,
-        start: int,
-        stop: int,
-        *,
-        version: str | None = None,
-        ahead: bool = False,
-    ) -> Future[bytes]:
-        """Begin to read a range, in a thread of the store; see `read_range`.
+        self, read: Callable[[int, int], T], start: int, stop: int, *, ahead: bool = False
+    ) -> Future[T]:
+        """Call `read(start, stop)` in a thread of the store.
 
         With `ahead`, it is not needed yet, and what is needed does not wait for it.
         """
@@ -122,7 +127,7 @@ class Store:
             pool = self._threads("energon-ahead", self.settings.parallel_requests)
         else:
             pool = self._threads("energon-read", MAX_PARALLEL)
-        return pool.submit(self._read_range, key, start, stop, version)
+        return pool.submit(read, start, stop)
 
     def stream(self, key: str, start: int = 0, *, version: str | None = None) -> Iterator[bytes]:
         """Yield an object in chunks, from byte `start`. A broken stream is continued.
@@ -131,7 +136,7 @@ class Store:
             ObjectChangedError: If it was replaced before the end was reached.
             TruncatedError: If less came than the store said that there is.
         """
-        if self.backend.can_range:
+        if self.gives_ranges:
             info = self.info(key)
             version, size = version or info.version, info.size
         else:
@@ -154,7 +159,7 @@ class Store:
                     )
             except StorageError as error:
                 failures = 1 if position > before else failures + 1
-                if not self.backend.can_range and position:
+                if not self.gives_ranges and position:
                     raise
                 self._failed(error, key, failures, begun if position == before else None)
 
@@ -186,11 +191,6 @@ class Store:
             if name not in self._pools:
                 self._pools[name] = WaitingThreads(count, name)
             return self._pools[name]
-
-    def _read_range(self, key: str, start: int, stop: int, version: str | None) -> bytes:
-        data = self._try(lambda: self._get(key, start, stop, version), key, hedged=True)
-        self.statistics.add(bytes_read=len(data))
-        return data
 
     def _get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         data = self.backend.get(key, start, stop, version)
@@ -226,6 +226,8 @@ class Store:
         self.statistics.add_error(error)
         if isinstance(error, ObjectChangedError):
             self.statistics.add(changed=1)
+        if isinstance(error, RangesNotSupportedError):
+            self.gives_ranges = False
         transient = error.transient or (isinstance(error, StorageAccessError) and self._renew())
         if not transient:
             self.statistics.add(failed=1)

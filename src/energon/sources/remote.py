@@ -23,11 +23,13 @@ def open_remote_table(file: RemoteFile) -> PartTable:
 
     def read_into(offset: int, buffer: Any) -> int:
         view = memoryview(buffer)
-        data = file.pread(offset, min(len(view), file.size - offset))
+        data = file.pread(offset, min(len(view), file.info.size - offset))
         view[: len(data)] = data
         return len(data)
 
-    return PartTable.from_scan(scan_archive(read_into, file.size, origin=file.path, strict=False))
+    return PartTable.from_scan(
+        scan_archive(read_into, file.info.size, origin=file.path, strict=False)
+    )
 
 
 def remote_indexed_size(address: str) -> int:

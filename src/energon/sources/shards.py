@@ -161,7 +161,7 @@ def _open_local(path: str) -> tuple[OpenShard, int, int]:
 def _open_remote(address: str) -> tuple[OpenShard, int, int]:
     file = RemoteFile(address)
     shard = OpenShard(file=file, table=open_remote_table(file))
-    return shard, file.size, file.mtime_ns
+    return shard, file.info.size, file.info.mtime_ns
 
 
 def _indexed_size(path: str) -> int:

@@ -1,0 +1,212 @@
+"""A remote object on local disk, block by block as it is asked for.
+
+Beside the data, which may have holes, lies a map with a checksum for each block that is there.
+Blocks are checked whenever they are read: what was cut off or overwritten is fetched again. All
+processes of a machine share the file; a block that one of them is fetching is waited for. Where
+a server gives whole objects only, blocks can be read while the rest is still coming.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from energon.errors import StorageError
+
+logger = logging.getLogger("energon")
+
+BLOCK_BYTES = 1 << 20
+RUN_BLOCKS = 8
+"""Most blocks that one request fetches."""
+POLL_SECONDS = 0.02
+"""How often to look whether another process has fetched a block."""
+
+_HEADER = struct.Struct("<8sQQ")
+_MAGIC = b"ENERBLK1"
+
+Read = Callable[[int, int], bytes]
+Stream = Callable[[], Iterator[bytes]]
+
+
+class BlockFile:
+    """One version of an object. May be used by many threads; a process opens each file once.
+
+    Args:
+        path: Where the data lie; the map lies beside it, with `.map` at its end.
+        size: Bytes of the object.
+        read: Fetches a range.
+        stream: Yields the whole object, if ranges of it cannot be had; None if they can.
+        written: Told how many bytes were written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        size: int,
+        read: Read,
+        stream: Stream | None = None,
+        written: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self.path = path
+        self.size = size
+        self._read = read
+        self._stream = stream
+        self._written = written
+        self._count = -(-size // BLOCK_BYTES)
+        self._data = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._map = os.open(f"{path}.map", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._sums = self._open_map()
+        self._busy: set[int] = set()
+        self._changed = threading.Condition()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range, fetching the blocks of it that are not here."""
+        last = -(-stop // BLOCK_BYTES)
+        parts = []
+        for block in range(start // BLOCK_BYTES, last):
+            data = self._block(block, last)
+            begin = block * BLOCK_BYTES
+            parts.append(data[max(0, start - begin) : stop - begin])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def complete(self) -> Path:
+        """Return the path of the file, after all of it was fetched and checked."""
+        for block in range(self._count):
+            self._block(block, self._count)
+        return self.path
+
+    def __del__(self) -> None:
+        for name in ("_data", "_map"):
+            if hasattr(self, name):
+                os.close(getattr(self, name))
+
+    def _block(self, block: int, stop: int) -> bytes:
+        """Return a block; if it has to be fetched, those before `stop` come along."""
+        data = self._load(block)
+        while data is None:
+            token = block if self._stream is None else self._count
+            if self._claim(token):
+                data = self._fetch(block, stop)
+            else:
+                with self._changed:
+                    self._changed.wait(POLL_SECONDS)
+                data = self._load(block)
+        return data
+
+    def _load(self, block: int) -> bytes | None:
+        """Return a block if it is here and as it was written."""
+        known = int(self._sums[block])
+        if not known:
+            return None
+        data = os.pread(self._data, BLOCK_BYTES, block * BLOCK_BYTES)
+        return data if _checksum(data) == known else None
+
+    def _fetch(self, block: int, stop: int) -> bytes:
+        """Fetch a block that is claimed already, with those behind it that nobody has claimed."""
+        claimed = [block] if self._stream is None else [self._count]
+        try:
+            found = self._load(block)
+            if found is not None:
+                return found
+            if self._stream is not None:
+                return self._fetch_all(self._stream, block)
+            last = block + 1
+            while last < min(stop, block + RUN_BLOCKS) and not self._sums[last]:
+                if not self._claim(last):
+                    break
+                claimed.append(last)
+                last += 1
+            begin = block * BLOCK_BYTES
+            data = self._read(begin, min(self.size, last * BLOCK_BYTES))
+            for number in range(block, last):
+                self._store(number, data[number * BLOCK_BYTES - begin :][:BLOCK_BYTES])
+            return data[:BLOCK_BYTES]
+        finally:
+            self._release(claimed)
+
+    def _fetch_all(self, stream: Stream, block: int) -> bytes:
+        """Fetch the whole object, storing each block as it comes; return one of them."""
+        left, number, wanted = bytearray(), 0, b""
+        for chunk in stream():
+            left += chunk
+            while len(left) >= BLOCK_BYTES or (left and self._ends(number, len(left))):
+                data = bytes(left[:BLOCK_BYTES])
+                del left[:BLOCK_BYTES]
+                self._store(number, data)
+                wanted = data if number == block else wanted
+                number += 1
+        if number != self._count or left:
+            raise StorageError(
+                f"{self.path.name}: got {number} blocks and {len(left)} bytes, wanted "
+                f"{self.size} bytes in all; the object has changed, open it again"
+            )
+        return wanted
+
+    def _ends(self, block: int, size: int) -> bool:
+        return block * BLOCK_BYTES + size >= self.size
+
+    def _store(self, block: int, data: bytes) -> None:
+        try:
+            os.pwrite(self._data, data, block * BLOCK_BYTES)
+        except OSError as error:
+            # The cache is for speed; what does not fit is fetched again when it is needed.
+            logger.warning("%s: not cached: %s", self.path.name, error.strerror)
+            return
+        self._sums[block] = _checksum(data)
+        self._written(len(data))
+        with self._changed:
+            self._changed.notify_all()
+
+    def _claim(self, block: int) -> bool:
+        """Try to become the one who fetches a block, among all threads and processes."""
+        with self._changed:
+            if block in self._busy:
+                return False
+            try:
+                fcntl.lockf(self._map, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, block)
+            except OSError:
+                return False
+            self._busy.add(block)
+            return True
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        with self._changed:
+            for block in blocks:
+                self._busy.discard(block)
+                fcntl.lockf(self._map, fcntl.LOCK_UN, 1, block)
+            self._changed.notify_all()
+
+    def _open_map(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        """Return the checksums of all blocks, 0 for those that are not here, shared by all."""
+        header = _HEADER.pack(_MAGIC, self.size, BLOCK_BYTES)
+        length = len(header) + 4 * self._count
+        fcntl.flock(self._map, fcntl.LOCK_EX)
+        try:
+            if os.pread(self._map, len(header), 0) != header or _size(self._map) != length:
+                os.ftruncate(self._map, 0)
+                os.ftruncate(self._map, length)
+                os.pwrite(self._map, header, 0)
+            if _size(self._data) != self.size:
+                os.ftruncate(self._data, self.size)
+        finally:
+            fcntl.flock(self._map, fcntl.LOCK_UN)
+        memory = mmap.mmap(self._map, length)
+        return np.frombuffer(memory, np.uint32, self._count, len(header))
+
+
+def _size(descriptor: int) -> int:
+    return os.fstat(descriptor).st_size
+
+
+def _checksum(data: bytes) -> int:
+    return zlib.crc32(data) or 1
