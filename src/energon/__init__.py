@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         VQASample,
     )
     from energon.stages.hook import log_exception, reraise_exception
+    from energon.stages.quarantine import Quarantine
     from energon.task_encoder.augment import AugmentTaskEncoder
     from energon.task_encoder.cooker import Cooker, stateless
     from energon.task_encoder.dataset import SavableDataset
@@ -135,6 +136,7 @@ _ROOMS = {
         "VidQASample",
     ],
     "stages.hook": ["log_exception", "reraise_exception"],
+    "stages.quarantine": ["Quarantine"],
     "task_encoder.augment": ["AugmentTaskEncoder"],
     "task_encoder.cooker": ["Cooker", "stateless"],
     "task_encoder.dataset": ["SavableDataset"],
@@ -169,6 +171,7 @@ __all__ = [
     "MissingExtraError",
     "MultiChoiceVQASample",
     "OCRSample",
+    "Quarantine",
     "Sample",
     "SampleDecoder",
     "SampleError",

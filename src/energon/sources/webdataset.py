@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ class WebdatasetSource:
         split_part: Which split.
         split_config: File below `.nv-meta` that lists the splits.
         subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        exclude: What is left out beside what the split says, in its form.
         parts: Which parts of the samples to read; None reads all.
         pool: Where shards are opened; sources that are used together share one. None makes one.
 

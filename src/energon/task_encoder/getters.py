@@ -42,6 +42,7 @@ def get_train_dataset(
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
+    exclude_from: str | os.PathLike[str] | None = None,
     **legacy: Any,
 ) -> SavableDataset:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
@@ -71,6 +72,8 @@ def get_train_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Merged over those of the datasets.
+        exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
+            left out. None for none.
         legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
 
     Raises:
@@ -88,7 +91,7 @@ def get_train_dataset(
         dataset_config=dataset_config,
         split_config=split_config,
     )
-    opened = open_leaves(resolved.leaves, subflavors)
+    opened = open_leaves(resolved.leaves, subflavors, exclude_from)
     plan = train_plan(
         resolved,
         opened,
@@ -128,6 +131,7 @@ def get_val_dataset(
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
+    exclude_from: str | os.PathLike[str] | None = None,
     **legacy: Any,
 ) -> SavableDataset:
     """Return the validation pipeline: each sample once, leaf after leaf, in order.
@@ -147,6 +151,8 @@ def get_val_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Merged over those of the datasets.
+        exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
+            left out. None for none.
         legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
 
     Raises:
@@ -162,7 +168,7 @@ def get_val_dataset(
         split_config=split_config,
     ).leaves
     return _build_validation(
-        open_leaves(leaves, subflavors),
+        open_leaves(leaves, subflavors, exclude_from),
         worker_config=worker_config,
         task_encoder=with_legacy_arguments(task_encoder, legacy),
         batch_size=batch_size,
@@ -200,6 +206,7 @@ def get_val_datasets(
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
+    exclude_from: str | os.PathLike[str] | None = None,
     **legacy: Any,
 ) -> list[tuple[SavableDataset, LeafDataset]]:
     """Return a validation pipeline for each leaf, so that losses can be told apart.
@@ -231,7 +238,7 @@ def get_val_datasets(
                 opened.leaf.subflavors,
             ),
         )
-        for opened in open_leaves(leaves, subflavors)
+        for opened in open_leaves(leaves, subflavors, exclude_from)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.join import JoinedSource
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
+from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.load import OpenJoin, OpenLeaf
 from energon.task_encoder.open_join import find_joiner, open_join
 
@@ -47,7 +49,8 @@ def open_leaves(
     Args:
         leaves: What a document refers to.
         subflavors: Merged over those of the datasets.
-        exclude_from: Folder of quarantine files; None for none.
+        exclude_from: Folder of quarantine files; None for none. Joined datasets are read as
+            they were joined.
 
     Raises:
         ConfigError: If a dataset.yaml makes no sense, or asks for what is not there.
@@ -56,11 +59,15 @@ def open_leaves(
     """
     seen: dict[str, int] = {}
     pool = ShardPool()
-    return [_open_leaf(leaf, subflavors or {}, seen, pool) for leaf in leaves]
+    return [_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from) for leaf in leaves]
 
 
 def _open_leaf(
-    leaf: Leaf, subflavors: Mapping[str, Any], seen: dict[str, int], pool: ShardPool
+    leaf: Leaf,
+    subflavors: Mapping[str, Any],
+    seen: dict[str, int],
+    pool: ShardPool,
+    exclude_from: str | os.PathLike[str] | None,
 ) -> OpenedLeaf:
     name = "&".join(address_name(each.path) for each, _ in leaf.datasets) + f"/{leaf.split_part}"
     # Neither the place in the document nor the mount point is part of the identity of a leaf,
@@ -74,7 +81,7 @@ def _open_leaf(
         config = members[0].config
         opened = _joined(leaf, uid, members, subflavors)
     else:
-        single = _open_dataset(leaf, pool)
+        single = _open_dataset(leaf, pool, _quarantined(leaf.path, exclude_from))
         source, config = single.source, single.config
         opened = _single(leaf, uid, single, subflavors)
     return OpenedLeaf(
@@ -148,7 +155,7 @@ def _joined(
     )
 
 
-def _open_dataset(leaf: Leaf, pool: ShardPool) -> _Dataset:
+def _open_dataset(leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = ()) -> _Dataset:
     config = load_dataset_config(leaf.path, leaf.dataset_config)
     if leaf.aux and not config.crude:
         raise ConfigError(
@@ -166,7 +173,7 @@ def _open_dataset(leaf: Leaf, pool: ShardPool) -> _Dataset:
         split_part=config.split_part or leaf.split_part,
         split_config=config.split_config or leaf.split_config,
         subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
-        exclude=_quarantined(leaf.path, exclude_from),
+        exclude=exclude,
         parts=_parts(config, field_map),
         pool=pool,
     )

@@ -1,0 +1,172 @@
+"""What becomes of samples that hooks fail on: tolerated, counted, noted, left out from then on."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+
+from energon import (
+    ConfigError,
+    DatasetNotFoundError,
+    DefaultTaskEncoder,
+    FatalSampleError,
+    Quarantine,
+    SkipSample,
+    get_savable_loader,
+    reraise_exception,
+    stateless,
+)
+from energon.cli.main import main
+from energon.stages.hook import RATED_CALLS
+from tests.datasets import make_crude
+from tests.task_encoder.runs import config, train, val
+
+
+class Picky(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        number = int(sample["txt"].split()[1])
+        if number % 10 == 3:
+            raise ValueError(f"number {number} is not what I want")
+        if number % 10 == 5:
+            raise SkipSample
+        return sample
+
+
+class Keys(DefaultTaskEncoder):
+    def batch(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_crude(tmp_path / "texts", [15, 28, 17])
+
+
+def run(dataset, **settings):
+    with get_savable_loader(dataset, **settings) as batches:
+        count = sum(len(batch["__key__"]) for batch in batches)
+        return count, batches.stats()
+
+
+def test_failures_and_skips_are_counted_by_hook_and_dataset(root):
+    count, stats = run(val(root, Picky()))
+    assert count == 48
+    assert stats["failed"] == stats["skipped"] == 6
+    assert stats["failed: encode_sample: texts/val"] == 6
+    assert stats["skipped: encode_sample: texts/val"] == 6
+
+
+def test_a_share_of_failures_ends_the_run_once_there_are_enough_calls(root):
+    class Careful(Picky):
+        @stateless(failure_rate=0.05)
+        def encode_sample(self, sample):
+            return super().encode_sample(sample)
+
+    batches = islice(get_savable_loader(train(root, Careful())), RATED_CALLS)
+    with pytest.raises(FatalSampleError, match=r"in \d+ calls, more than the tolerated share"):
+        list(batches)
+    run(val(root, Careful()))
+
+
+def test_the_share_may_be_set_for_all_hooks(root):
+    class Careful(Picky):
+        __default_failure_rate__ = 0.12
+
+    with get_savable_loader(train(root, Careful())) as batches:
+        for _, _ in zip(range(RATED_CALLS), batches, strict=False):
+            pass
+
+
+@pytest.mark.parametrize("marks", [{"failure_tolerance": -1}, {"failure_rate": 1.5}])
+def test_tolerances_that_make_no_sense_are_refused(marks):
+    with pytest.raises(ConfigError, match="failure_"):
+        stateless(**marks)
+
+
+def test_a_hook_may_have_a_handler_of_its_own(root):
+    class Strict(Picky):
+        @stateless(error_handler=reraise_exception)
+        def encode_sample(self, sample):
+            return super().encode_sample(sample)
+
+    with pytest.raises(FatalSampleError, match="'s3'.*number 3 is not what I want"):
+        run(val(root, Strict()))
+
+
+def test_faults_of_the_program_end_the_run_whatever_is_tolerated(root):
+    class Misspelled(DefaultTaskEncoder):
+        @stateless(failure_tolerance=0)
+        def encode_sample(self, sample):
+            return smaple  # noqa: F821 - the point of the test
+
+    class Greedy(DefaultTaskEncoder):
+        @stateless(failure_tolerance=0)
+        def encode_sample(self, sample):
+            raise MemoryError("no room")
+
+    for encoder, cause in ((Misspelled(), "smaple"), (Greedy(), "no room")):
+        with pytest.raises(FatalSampleError, match=f"encode_sample failed on .*'s0'.*{cause}"):
+            run(val(root, encoder))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_failing_samples_are_noted_once_and_can_be_left_out(root, tmp_path, workers):
+    folder = tmp_path / "quarantine"
+    worker_config = config(num_workers=workers, global_error_handler=Quarantine(folder))
+    run(val(root, Picky(), worker_config=worker_config))
+    run(val(root, Picky(), worker_config=worker_config))
+    lines = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
+    keys = {line["key"] for line in lines}
+    assert keys == {f"s{n}" for n in range(3, 60, 10)}
+    assert lines[0]["reason"].startswith("ValueError: number ")
+    assert workers or len(lines) == len(keys)
+
+    count, stats = run(val(root, Picky(), exclude_from=folder))
+    assert count == 48
+    assert "failed" not in stats
+
+
+def test_the_command_line_leaves_out_what_is_in_quarantine(root, tmp_path):
+    handler = Quarantine(tmp_path / "quarantine")
+    run(val(root, Picky(), worker_config=config(global_error_handler=handler)))
+    main(
+        [
+            *("prepare", str(root), "--non-interactive", "--force-overwrite"),
+            *("--split-parts", "val:.*", "--sample-type", "CrudeWebdataset"),
+            *("--exclude-from", str(tmp_path / "quarantine" / "texts.jsonl")),
+        ],
+        standalone_mode=False,
+    )
+    assert "failed" not in run(val(root, Picky()))[1]
+
+
+def test_a_failing_batch_accuses_none_of_its_samples(root, tmp_path):
+    class Fails(Keys):
+        def batch(self, samples):
+            raise ValueError("cannot be batched")
+
+    handler = Quarantine(tmp_path / "quarantine")
+    dataset = val(root, Fails(), worker_config=config(global_error_handler=handler))
+    with get_savable_loader(dataset) as batches:
+        assert list(batches) == []
+        assert batches.stats()["failed: batch: texts/val"] == 15
+    assert list((tmp_path / "quarantine").iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_no_quarantine(root, tmp_path):
+    with pytest.raises(DatasetNotFoundError, match="exclude_from"):
+        val(root, exclude_from=tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be a folder for quarantine files"):
+        Quarantine(tmp_path / "file")
+
+
+def test_making_a_failing_sample_again_shows_why_it_fails(root):
+    with get_savable_loader(val(root, Picky())) as batches:
+        next(iter(batches))
+        with pytest.raises(FatalSampleError, match="number 3 is not what I want"):
+            batches.restore_sample([(0, 0, 3)])
+        with pytest.raises(ValueError, match="encode_sample skips"):
+            batches.restore_sample([(0, 0, 5)])
