@@ -8,8 +8,12 @@ instead of being called for each.
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
@@ -17,6 +21,24 @@ from energon.decode.images import ImageSpec, decode_image, image_spec
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, SecurityError
 from energon.webdataset import security
+from energon.webdataset.media_handlers import torch_audio, torch_video
+
+__all__ = [
+    "BasicHandler",
+    "Continue",
+    "Decoder",
+    "DecodingError",
+    "ImageHandler",
+    "basichandlers",
+    "decoders",
+    "gzfilter",
+    "handle_extension",
+    "imagehandler",
+    "pytorch_weights_only",
+    "torch_audio",
+    "torch_loads",
+    "torch_video",
+]
 
 DecodingHandler = Callable[[str, Any], Any]
 
@@ -132,6 +154,8 @@ class BasicHandler:
         extension = key.rpartition(".")[2]
         if extension not in BASIC:
             return None
+        if extension == "pth":
+            return load_torch(data, self.allowed)
         if extension in PICKLED:
             security.require(
                 "pickle",
@@ -144,6 +168,10 @@ class BasicHandler:
 def basichandlers(key: str, data: bytes) -> Any:
     """Decode a field by its extension, with what is allowed at the time of the call."""
     return BasicHandler(security.resolve())(key, data)
+
+
+def _decode_as(extension: str, data: bytes) -> Any:
+    return basichandlers(f".{extension}", data)
 
 
 class _GzFilter:
@@ -299,3 +327,39 @@ def _decode_text(key: str, data: bytes) -> str:
 
 def _words(names: str | Iterable[str]) -> list[str]:
     return names.split() if isinstance(names, str) else list(names)
+
+
+pytorch_weights_only = True
+"""Whether only tensors are loaded from `.pth` fields. Set to False, this process unpickles them."""
+
+
+def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
+    """Return what torch.save has written: tensors always, other objects only if allowed.
+
+    Raises:
+        SecurityError: If it holds other objects, and "pickle" is not allowed.
+    """
+    return load_torch(data, security.resolve(allow))
+
+
+def load_torch(data: bytes, allowed: Collection[str]) -> Any:
+    """Do what `torch_loads` does, with what was allowed before; see `security.resolve`."""
+    import torch
+
+    trusted = "pickle" in allowed or not pytorch_weights_only
+    if trusted and os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") != "1":
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise SecurityError(
+            "the data hold more than tensors, and unpickling runs any code that they hold; if "
+            "you trust them, allow it with allow=('pickle',), or with ENERGON_ALLOW=pickle in the "
+            "environment"
+        ) from error
+
+
+decoders: dict[str, Callable[[bytes], Any]] = {
+    extension: partial(_decode_as, extension) for extension in sorted(BASIC)
+}
+"""Functions that decode the bytes of a field, by extension."""

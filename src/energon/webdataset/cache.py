@@ -1,214 +1,179 @@
-"""Keep shards that are not local on disk, as they stream by.
-
-A shard is written to the cache while it is read for the first time, and gets its name when it
-was read to its end and found to be whole. Files lie below the folder of the cache as they lie on
-their servers, so no two addresses share one; a file that somebody put there under the path, or
-the plain name, of a shard is taken for it. What the cache itself has stored is checked against
-size and version of the object, where the server tells them.
-"""
+"""Stages that open shards, through a cache or not; the cache itself is in `shard_cache`."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
-import re
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
-from energon.errors import ConfigError, EnergonError
-from energon.io.address import scheme_of
-from energon.io.atomic import write_atomic
+from energon.errors import ConfigError
+from energon.webdataset import security
+from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.shard_cache import ShardCache, cache_of, url_to_cache_name
+from energon.webdataset.shard_stream import Opening
+from energon.webdataset.tar_samples import TarSamples
+from energon.webdataset.tariterators import url_opener
 
-if TYPE_CHECKING:
-    from energon.webdataset.shard_stream import ShardStream
-
-_UNSAFE = re.compile(r"[^\w.,=+@-]")
-_ABOUT = ".about.json"
-
-
-def cache_of(
-    cache_size: float = -1,
-    cache_dir: str | os.PathLike[str] | None = None,
-    url_to_name: Callable[[str], str] | None = None,
-) -> ShardCache | None:
-    """Return the cache that options and environment ask for, or None.
-
-    Args:
-        cache_size: Bytes that it may hold; -1 means any number, 0 no cache. WDS_CACHE_SIZE of
-            the environment comes in if this is -1.
-        cache_dir: Its folder, which is made if need be; None means WDS_CACHE of the environment,
-            or no cache.
-        url_to_name: Gives the path of a shard below it.
-    """
-    folder = cache_dir or os.environ.get("WDS_CACHE")
-    size = cache_size
-    if size == -1 and "WDS_CACHE_SIZE" in os.environ:
-        try:
-            size = float(os.environ["WDS_CACHE_SIZE"])
-        except ValueError as error:
-            raise ConfigError(f"WDS_CACHE_SIZE: wanted is a number of bytes: {error}") from error
-    if not folder or size == 0:
-        return None
-    return ShardCache(os.fspath(folder), None if size < 0 else int(size), url_to_name)
+__all__ = [
+    "FileCache",
+    "LRUCleanup",
+    "ShardCache",
+    "StreamingOpen",
+    "cache_of",
+    "cached_tarfile_samples",
+    "cached_tarfile_to_samples",
+    "cached_url_opener",
+    "pipe_cleaner",
+    "url_to_cache_name",
+]
 
 
-def url_to_cache_name(url: str) -> str:
-    """Return the path of a shard in the cache: that of its address, host or bucket first."""
-    scheme = scheme_of(url)
-    if not scheme or scheme == "pipe":
-        digest = hashlib.blake2b(url.encode(), digest_size=12).hexdigest()
-        return f"{scheme or 'path'}/{digest}"
-    rest, question, query = url[len(scheme) + 3 :].partition("?")
-    parts = [_UNSAFE.sub("_", part) for part in rest.split("/") if part not in ("", ".", "..")]
-    if question:
-        parts[-1] = f"{hashlib.blake2b(query.encode(), digest_size=4).hexdigest()}-{parts[-1]}"
-    return "/".join(parts)
-
-
-@dataclass(frozen=True)
-class ShardCache:
-    """Files of shards in a folder, which processes may share.
+class FileCache:
+    """Opens shards through a cache: a stage from shards to shards with an open `stream`.
 
     Args:
-        folder: Where they are.
-        max_bytes: What they may take; the least recently used go first. None means no limit.
-        url_to_name: Gives the path of a shard below the folder; None means `url_to_cache_name`.
+        cache_dir: Folder of the cache; None means WDS_CACHE of the environment.
+        url_to_name: Gives the path of a shard below it; None takes it from the address.
+        verbose: Accepted for compatibility.
+        validator: Accepted for compatibility: only shards that were read to their end, and found
+            to be whole, are kept.
+        handler: Decides about shards that cannot be opened.
+        cache_size: Bytes that it may hold; -1 for any number.
+        cache_cleanup_interval: Accepted for compatibility.
+        allow: "shell" lets addresses be commands.
     """
 
-    folder: str
-    max_bytes: int | None = None
-    url_to_name: Callable[[str], str] | None = None
+    def __init__(
+        self,
+        cache_dir: str | os.PathLike[str] | None = None,
+        *,
+        url_to_name: Callable[[str], str] | None = None,
+        verbose: bool = False,
+        validator: Any = None,
+        handler: Handler = reraise_exception,
+        cache_size: float = -1,
+        cache_cleanup_interval: float = 30,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.cache = cache_of(cache_size, cache_dir, url_to_name)
+        if self.cache is None:
+            raise ConfigError(
+                "FileCache needs a folder: cache_dir, or WDS_CACHE in the environment"
+            )
+        self.handler = handler
+        self.allowed = security.resolve(allow)
 
-    def open(self, url: str, opener: Callable[[], Any]) -> ShardStream:
-        """Open a shard: out of the cache, or else at its address and into the cache.
-
-        Args:
-            url: Its address.
-            opener: Opens it there.
-        """
-        from energon.webdataset.shard_stream import ShardStream
-
-        path = self.find(url)
-        if path is not None:
-            return ShardStream(url, open(path, "rb", buffering=0), local_path=str(path))
-        stream = CachingStream(opener(), self._path(url))
-
-        def completed() -> None:
-            stream.keep()
-            self._note(url)
-            self.shrink()
-
-        return ShardStream(url, stream, completed=completed)
-
-    def find(self, url: str) -> Path | None:
-        """Return the file of a shard, if it is there and up to date."""
-        path = self._path(url)
-        if path.exists():
-            if not self._is_current(url, path):
-                return None
-            with contextlib.suppress(OSError):
-                os.utime(path)
-            return path
-        named = Path(self.folder) / url.partition("?")[0].rpartition("/")[2]
-        return named if scheme_of(url) not in ("", "pipe") and named.is_file() else None
-
-    def shrink(self) -> None:
-        """Delete the least recently used files until the rest is small enough."""
-        if self.max_bytes is None:
-            return
-        found = []
-        for path in Path(self.folder).rglob("*"):
-            with contextlib.suppress(OSError):
-                if path.is_file() and not path.name.startswith(".") and self._about(path).exists():
-                    about = path.stat()
-                    found.append((about.st_mtime_ns, about.st_size, path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found)[:-1]:
-            if total <= self.max_bytes:
+    def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """Yield shards with an open stream."""
+        opening = Opening(self.allowed, self.cache)
+        for item in src:
+            shard = {"url": item} if isinstance(item, str) else item
+            try:
+                opened = opening.open_packed(shard)
+            except Exception as error:
+                if self.handler(error):
+                    continue
                 return
-            # Whoever reads it keeps it open, and loses nothing.
-            path.unlink(missing_ok=True)
-            self._about(path).unlink(missing_ok=True)
-            total -= size
-
-    def _path(self, url: str) -> Path:
-        name = (self.url_to_name or url_to_cache_name)(url)
-        path = Path(self.folder, name)
-        if not path.resolve().is_relative_to(Path(self.folder).resolve()):
-            raise ConfigError(f"url_to_name gave {name!r} for {url}, which leads out of the cache")
-        return path
-
-    def _about(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}{_ABOUT}")
-
-    def _note(self, url: str) -> None:
-        path = self._path(url)
-        about = {"url": url, "size": path.stat().st_size, "version": _version(url)}
-        write_atomic(self._about(path), json.dumps(about))
-
-    def _is_current(self, url: str, path: Path) -> bool:
-        try:
-            about = json.loads(self._about(path).read_text())
-        except (OSError, ValueError):
-            # Somebody has put the file there: it is the shard, because they say so.
-            return True
-        if about.get("url") != url or about.get("size") != path.stat().st_size:
-            return False
-        version = _version(url)
-        return version is None or about.get("version") in (None, version)
+            local = {"local_path": opened.local_path} if opened.local_path else {}
+            yield {**shard, **local, "stream": opened.stream, "completed": opened.completed}
 
 
-class CachingStream:
-    """Bytes that are written to a file as they are read.
+class StreamingOpen:
+    """Opens shards at their addresses: a stage from shards to shards with an open `stream`.
 
     Args:
-        stream: Where they come from.
-        path: Where the file will be, if it is kept.
+        verbose: Accepted for compatibility.
+        handler: Decides about shards that cannot be opened.
+        allow: "shell" lets addresses be commands.
     """
 
-    def __init__(self, stream: Any, path: Path) -> None:
-        self._stream = stream
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, self._temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        self._file = os.fdopen(descriptor, "wb")
+    def __init__(
+        self,
+        verbose: bool = False,
+        handler: Handler = reraise_exception,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.handler = handler
+        self.allow = allow
 
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; none at the end only."""
-        data: bytes = self._stream.read(size) or b""
-        if not self._file.closed:
-            self._file.write(data)
-        return data
-
-    def keep(self) -> None:
-        """Give the file its name: everything was read."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._temporary, self._path)
-
-    def close(self) -> None:
-        """Close the stream, and drop the file if it was not kept."""
-        self._stream.close()
-        if not self._file.closed:
-            self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._temporary)
+    def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """Yield shards with an open stream."""
+        shards = ({"url": item} if isinstance(item, str) else item for item in src)
+        return url_opener(shards, self.handler, allow=self.allow)
 
 
-def _version(url: str) -> str | None:
-    """Return what tells versions of an object apart, or None where nobody knows."""
-    if scheme_of(url) in ("", "pipe"):
-        return None
-    from energon.io.registry import open_store
+class LRUCleanup:
+    """Deletes the least recently used shards of a cache until the rest is small enough.
 
-    try:
-        store, key = open_store(url)
-        return store.info(key).version
-    except EnergonError:
-        return None
+    Args:
+        cache_dir: Folder of the cache.
+        cache_size: Bytes that it may hold.
+        keyfn: Accepted for compatibility.
+        verbose: Accepted for compatibility.
+        interval: Seconds between looks at the folder; None looks each time.
+    """
+
+    def __init__(
+        self,
+        cache_dir: str | os.PathLike[str],
+        cache_size: float = 1e12,
+        keyfn: Any = None,
+        verbose: bool = False,
+        interval: float | None = 30,
+    ) -> None:
+        self.cache = ShardCache(os.fspath(cache_dir), int(cache_size))
+        self.interval = interval
+        self._last = float("-inf")
+
+    def cleanup(self) -> None:
+        """Delete what has to go, unless that was done a moment ago."""
+        now = time.monotonic()
+        if self.interval is None or now - self._last >= self.interval:
+            self._last = now
+            self.cache.shrink()
+
+
+def pipe_cleaner(spec: str) -> str:
+    """Return the address in a command: the first word that looks like one, or the command."""
+    if spec.startswith("pipe:"):
+        words = spec[len("pipe:") :].split()
+        return next((word for word in words if "://" in word), spec)
+    return spec
+
+
+def cached_tarfile_to_samples(
+    handler: Handler = reraise_exception,
+    cache_size: float = -1,
+    cache_dir: str | None = None,
+    url_to_name: Callable[[str], str] | None = None,
+    select_files: Any = None,
+    rename_files: Callable[[str], str] | None = None,
+    **kw: Any,
+) -> Any:
+    """Return a stage from addresses of tar files to samples, through a cache; see `cache_of`."""
+    return TarSamples.configured(
+        handler=handler,
+        select_files=select_files,
+        rename_files=rename_files,
+        cache_size=cache_size,
+        cache_dir=cache_dir,
+        url_to_name=url_to_name,
+        allow=kw.get("allow", ()),
+    )
+
+
+cached_tarfile_samples = cached_tarfile_to_samples
+
+
+def cached_url_opener(
+    data: Iterable[Any],
+    handler: Handler = reraise_exception,
+    cache_size: float = -1,
+    cache_dir: str | None = None,
+    url_to_name: Callable[[str], str] | None = None,
+    **kw: Any,
+) -> Iterator[dict[str, Any]]:
+    """Yield shards with an open `stream`, through a cache; see `cache_of`."""
+    cache = FileCache(cache_dir, url_to_name=url_to_name, handler=handler, cache_size=cache_size)
+    return cache(data)

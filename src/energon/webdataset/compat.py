@@ -255,3 +255,11 @@ def apply_decoder(decoder: Any, source: Any) -> Any:
     if hasattr(source, "__next__") or not hasattr(source, "__iter__"):
         raise ConfigError(f"a decoder decodes samples or pipelines, got {source!r}")
     return FluidWrapper(source).compose(Apply(decoder.decode))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "WebLoader":
+        from energon.webdataset.web_loader import WebLoader
+
+        return WebLoader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

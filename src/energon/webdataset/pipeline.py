@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.webdataset.epochs import EpochCounter
+from energon.webdataset.lookalike import TorchLookalike
 from energon.webdataset.loop import Loop
 from energon.webdataset.passes import Extent, Passes, Scope
 from energon.webdataset.place import Place, current_place
@@ -19,7 +20,6 @@ from energon.webdataset.seeds import default_seed
 from energon.webdataset.sized import with_length
 from energon.webdataset.stage import Context, Stage, State, close, describe
 from energon.webdataset.stages import as_stages
-from energon.webdataset.lookalike import TorchLookalike
 
 
 class DataPipeline(TorchLookalike):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.webdataset.cache import ShardCache
 from energon.webdataset.compression import HEAD_BYTES, Unpacked, unpacker_for
 from energon.webdataset.gopen import open_url
 from energon.webdataset.rewriting import rewrite_url
+from energon.webdataset.shard_cache import ShardCache
 from energon.webdataset.tar_reader import ByteStream
 from energon.webdataset.urls import local_path
 
@@ -59,7 +59,7 @@ class Opening:
             shard: An address, or a dict with `url` and maybe `local_path` or an open `stream`.
             position: Where to begin, in unpacked bytes.
         """
-        opened = self._open(shard)
+        opened = self.open_packed(shard)
         opened.head = _read(opened.stream, HEAD_BYTES)
         make = unpacker_for(opened.head)
         if make is not None:
@@ -69,7 +69,8 @@ class Opening:
             _skip(opened, position)
         return opened
 
-    def _open(self, shard: Any) -> ShardStream:
+    def open_packed(self, shard: Any) -> ShardStream:
+        """Open a shard as it is stored, from its beginning."""
         shard = {"url": shard} if isinstance(shard, str) else shard
         if not isinstance(shard, dict) or "url" not in shard:
             raise ConfigError(
@@ -78,7 +79,8 @@ class Opening:
             )
         url, path = shard["url"], shard.get("local_path")
         if "stream" in shard:
-            return ShardStream(url, shard["stream"], local_path=path)
+            completed = shard.get("completed", _nothing)
+            return ShardStream(url, shard["stream"], local_path=path, completed=completed)
         path = path or local_path(rewrite_url(url))
         if path is None and self.cache is not None:
             return self.cache.open(url, lambda: open_url(url, allowed=self.allowed))

@@ -71,7 +71,7 @@ class SimpleShardList(_ShardSource):
         shards = [{"url": url} for url in self.urls]
         if self.seed is None:
             return iter(shards)
-        return iter(_permuted(shards, derive_seed(self.seed, context.epoch)))
+        return iter(permuted(shards, derive_seed(self.seed, context.epoch)))
 
 
 class ResampledShards(_ShardSource):
@@ -132,7 +132,7 @@ class ShuffleShards(Stage):
             seed = derive_seed("shards of all ranks", context.epoch)
         else:
             seed = derive_seed(context.seed, "shards", context.epoch, context.place.rank)
-        return iter(_permuted(list(source), seed))
+        return iter(permuted(list(source), seed))
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def _shared(shard: Any, number: int, count: int) -> Shard:
     return {**shard, "share": (before + number * parts, parts * count)}
 
 
-def _permuted(items: list[Any], seed: int) -> list[Any]:
+def permuted(items: list[Any], seed: int) -> list[Any]:
+    """Return items in an order that is a function of a seed."""
     if len(items) < 2:
         return items
     numbers = np.arange(len(items))

@@ -51,6 +51,7 @@ class TarParser:
         about: What every sample has after its `__key__`, like `__url__`.
         select: Says by name, after renaming, which members are wanted; None wants all.
         rename: Gives members other names; None keeps them.
+        split: Gives key and field of a name, or None; None means the rule above.
         position: Where in the archive the first window begins.
     """
 
@@ -61,6 +62,7 @@ class TarParser:
         about: Sample | None = None,
         select: Callable[[str], Any] | None = None,
         rename: Callable[[str], str] | None = None,
+        split: Callable[[str], tuple[str, str] | None] | None = None,
         position: int = 0,
     ) -> None:
         self.origin = origin
@@ -81,7 +83,8 @@ class TarParser:
         self._about = about or {}
         self._select = select
         self._rename = rename
-        self._slowly = select is not None or rename is not None
+        self._split = split
+        self._slowly = any(each is not None for each in (select, rename, split))
         self._key: bytes | None = None
         self._sample: Sample = {}
         self._fields: dict[bytes, str] = {}
@@ -237,12 +240,14 @@ class TarParser:
 
     def _parts(self, name: str) -> tuple[str, str] | None:
         """Return key and field of a member, or None if it is not wanted."""
-        if not name or (name.startswith("__") and split_name(name) is None):
+        if not name or (not self._split and name[:2] == "__" and split_name(name) is None):
             return None
         if self._rename is not None:
             name = self._rename(name)
         if self._select is not None and not self._select(name):
             return None
+        if self._split is not None:
+            return self._split(name)
         parts = split_name(name)
         return None if parts is None else (parts[0], parts[1].lower())
 

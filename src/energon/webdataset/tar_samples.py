@@ -12,10 +12,11 @@ from typing import Any
 
 from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.formats.braces import expand_braces
+from energon.formats.tar import split_name
 from energon.webdataset import security
-from energon.webdataset.cache import cache_of
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.shard_stream import Opening
+from energon.webdataset.shard_cache import cache_of
+from energon.webdataset.shard_stream import Opening, ShardStream
 from energon.webdataset.stage import (
     Context,
     Stage,
@@ -94,6 +95,20 @@ class NamePattern:
 
 
 @dataclass(frozen=True)
+class FieldFilter:
+    """Says whether a member is one of some fields, and wanted besides."""
+
+    fields: tuple[str, ...]
+    select: Callable[[str], Any] | None
+
+    def __call__(self, name: str) -> bool:
+        parts = split_name(name)
+        if parts is None or parts[1].lower() not in self.fields:
+            return False
+        return self.select is None or bool(self.select(name))
+
+
+@dataclass(frozen=True)
 class NonEmpty(Stage):
     """Passes all items on, and raises if there is none and no other worker that may have some."""
 
@@ -164,7 +179,8 @@ class _TarSamplesIterator(StageIterator):
             self._position = self._number = self._block_length = 0
 
     def _shard_samples(self, shard: Any) -> Iterator[Sample]:
-        reader = self._open(shard)
+        opened = self._stage.opening.open(shard, position=self._position)
+        reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
         # Position and number are those of the beginning of a block. After a restore, the samples
         # before number + taken were given out already.
@@ -185,6 +201,7 @@ class _TarSamplesIterator(StageIterator):
                 else:
                     yield from self._every(first, step)
                 number += length
+            opened.completed()
         finally:
             reader.close()
 
@@ -195,18 +212,23 @@ class _TarSamplesIterator(StageIterator):
             if number % step == first:
                 yield sample
 
-    def _open(self, shard: Any) -> TarReader:
+    def _reader(self, opened: ShardStream, shard: Any) -> TarReader:
         stage = self._stage
-        opened = stage.opening.open(shard, position=self._position)
         if stage.verbose:
             logger.info("reading %s from byte %d", opened.url, self._position)
-        about = {"__url__": opened.url}
+        about: Sample = {"__url__": opened.url}
         if stage.local_path and opened.local_path:
             about["__local_path__"] = opened.local_path
+        select = stage.select_files
+        if isinstance(shard, dict):
+            if "options" in shard:
+                about["__options__"] = shard["options"]
+            if "fields" in shard:
+                select = FieldFilter(shard["fields"], select)
         parser = TarParser(
             opened.url,
             about=about,
-            select=stage.select_files,
+            select=select,
             rename=stage.rename_files,
             position=self._position,
         )

@@ -1,0 +1,192 @@
+"""Mix the items of several pipelines."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.webdataset.compat import FluidInterface
+from energon.webdataset.draws import Draws, make_draws
+from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.stage import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    close,
+    load_state,
+    state_of,
+)
+from energon.webdataset.stages import as_stages
+
+_END = object()
+
+
+class _Mixture(Stage):
+    """Opens a pipeline for each part, told apart by its number."""
+
+    def __init__(self, datasets: Sequence[Any], longest: bool) -> None:
+        if not datasets:
+            raise ConfigError("there is nothing to mix: the list of datasets is empty")
+        self.parts = tuple(as_stages([each])[0] for each in datasets)
+        self.longest = longest
+
+    def _opened(self, context: Context) -> list[Iterator[Any]]:
+        nothing: Iterator[Any] = iter(())
+        return [part.open(nothing, context.at(n)) for n, part in enumerate(self.parts)]
+
+    def describe(self) -> dict[str, Any]:
+        parts = [part.describe() for part in self.parts]
+        return {"stage": type(self).__name__, "parts": parts, "longest": self.longest}
+
+
+class RandomMixStage(_Mixture):
+    """Draws each item from a part chosen at random."""
+
+    def __init__(self, datasets: Sequence[Any], weights: Sequence[float], longest: bool) -> None:
+        super().__init__(datasets, longest)
+        self.weights = tuple(weights)
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        draws = make_draws(None, context.seed_of)
+        return _RandomMixIterator(self, self._opened(context), draws)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "weights": list(self.weights)}
+
+
+class RoundRobinStage(_Mixture):
+    """Gives an item of each part in turn."""
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _RoundRobinIterator(self, self._opened(context))
+
+
+class _MixtureIterator(StageIterator):
+    def __init__(self, stage: _Mixture, parts: list[Iterator[Any]]) -> None:
+        self._stage = stage
+        self._parts = parts
+        self._active = list(range(len(parts)))
+        super().__init__()
+
+    def state_dict(self) -> State:
+        return {"parts": [state_of(part) for part in self._parts], "active": list(self._active)}
+
+    def load_state_dict(self, state: State) -> None:
+        for part, saved in zip(self._parts, state["parts"], strict=True):
+            load_state(part, saved)
+        self._active = list(state["active"])
+
+    def close(self) -> None:
+        super().close()
+        for part in self._parts:
+            close(part)
+
+
+class _RandomMixIterator(_MixtureIterator):
+    def __init__(self, stage: RandomMixStage, parts: list[Iterator[Any]], draws: Any) -> None:
+        self._draws: Draws = draws
+        self._weights = stage.weights
+        super().__init__(stage, parts)
+        # What is never drawn is not waited for, either.
+        self._active = [part for part in self._active if self._weights[part] > 0]
+
+    def _run(self) -> Iterator[Any]:
+        items = [iter(part) for part in self._parts]
+        while self._active:
+            bounds = list(accumulate(self._weights[part] for part in self._active))
+            while True:
+                chosen = bisect(bounds, self._draws.fraction() * bounds[-1])
+                part = self._active[min(chosen, len(self._active) - 1)]
+                item = next(items[part], _END)
+                if item is _END:
+                    break
+                yield item
+            if not self._stage.longest:
+                return
+            self._active.remove(part)
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), **self._draws.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._draws.load_state_dict(state)
+
+
+class _RoundRobinIterator(_MixtureIterator):
+    def __init__(self, stage: RoundRobinStage, parts: list[Iterator[Any]]) -> None:
+        self._turn = 0
+        super().__init__(stage, parts)
+
+    def _run(self) -> Iterator[Any]:
+        items = [iter(part) for part in self._parts]
+        while self._active:
+            part = self._active[self._turn % len(self._active)]
+            item = next(items[part], _END)
+            if item is not _END:
+                self._turn = (self._turn + 1) % len(self._active)
+                yield item
+                continue
+            if not self._stage.longest:
+                return
+            place = self._active.index(part)
+            self._active.remove(part)
+            self._turn = place % len(self._active) if self._active else 0
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "turn": self._turn}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._turn = state["turn"]
+
+
+class RandomMix(DataPipeline, FluidInterface):
+    """The items of several datasets, each drawn from one that is chosen at random.
+
+    Choices are a function of the seed.
+
+    Args:
+        datasets: Pipelines, or anything to iterate over.
+        probs: How often each is chosen, relative to the others; None means equally often. A
+            dataset with 0 is never read.
+        longest: Whether to go on with the others when one has ended; else the mixture ends.
+        seed: See `DataPipeline`.
+
+    Raises:
+        ConfigError: If the weights make no sense.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        probs: Sequence[float] | None = None,
+        longest: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        weights = [1.0] * len(datasets) if probs is None else list(probs)
+        if len(weights) != len(datasets) or min(weights, default=1) < 0 or not any(weights):
+            raise ConfigError(
+                f"RandomMix of {len(datasets)} datasets got probs={probs}; wanted is a number of 0 "
+                "or more for each, and one above 0"
+            )
+        super().__init__(RandomMixStage(datasets, weights, longest), seed=seed)
+
+
+class RoundRobin(DataPipeline, FluidInterface):
+    """The items of several datasets, one of each in turn.
+
+    Args:
+        datasets: Pipelines, or anything to iterate over.
+        longest: Whether to go on with the others when one has ended; else the mixture ends.
+        seed: See `DataPipeline`.
+    """
+
+    def __init__(
+        self, datasets: Sequence[Any], longest: bool = False, seed: int | None = None
+    ) -> None:
+        super().__init__(RoundRobinStage(datasets, longest), seed=seed)

@@ -1,0 +1,223 @@
+"""Streams of records in place of tar files: CBOR, MsgPack and JSON, one value after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from energon.errors import FormatError, MissingExtraError, StateError, TruncatedError
+from energon.webdataset import security
+from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.shard_stream import Opening, ShardStream
+from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
+
+Records = Callable[[ShardStream], Iterator[Any]]
+"""Yields the records of an open file."""
+
+_CHUNK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class RecordSamples(Stage):
+    """Yields the records of files, one file after the other, as they are.
+
+    Args:
+        records: Reads the records of a file.
+        handler: Decides about files that cannot be opened, or are damaged: true goes on with the
+            next file, false ends the stage.
+        opening: How files are opened.
+    """
+
+    records: Records
+    handler: Handler = reraise_exception
+    opening: Opening = field(default_factory=Opening)
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _RecordIterator(self, source)
+
+
+class _RecordIterator(StageIterator):
+    """Its position is how many files are done, and how many records of the next one."""
+
+    def __init__(self, stage: RecordSamples, source: Iterator[Any]) -> None:
+        self._stage = stage
+        self._num_shards = 0
+        self._taken = 0
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        shards = iter(self._source)
+        if sum(1 for _ in islice(shards, self._num_shards)) < self._num_shards:
+            raise StateError(f"the saved position is in file {self._num_shards} of fewer")
+        for shard in shards:
+            try:
+                yield from self._shard_records(shard)
+            except Exception as error:
+                if not self._stage.handler(error):
+                    return
+            self._num_shards += 1
+            self._taken = 0
+
+    def _shard_records(self, shard: Any) -> Iterator[Any]:
+        opened = self._stage.opening.open(shard)
+        number, count = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
+        try:
+            mine = islice(self._stage.records(opened), number, None, count)
+            for record in islice(mine, self._taken, None):
+                self._taken += 1
+                yield record
+        finally:
+            opened.stream.close()
+        opened.completed()
+
+    def state_dict(self) -> State:
+        return {"shards": self._num_shards, "taken": self._taken}
+
+    def load_state_dict(self, state: State) -> None:
+        self._num_shards, self._taken = unpack(state, "shards", "taken")
+
+
+def cbors_to_samples(
+    handler: Handler = reraise_exception, allow: Collection[str] = ()
+) -> RecordSamples:
+    """Return a stage from addresses of files to the CBOR values in them."""
+    return RecordSamples(read_cbor, handler, Opening(security.resolve(allow)))
+
+
+cbors2_to_samples = cbors_to_samples
+
+
+def msgpacks_to_samples(
+    handler: Handler = reraise_exception, allow: Collection[str] = ()
+) -> RecordSamples:
+    """Return a stage from addresses of files to the MsgPack values in them."""
+    return RecordSamples(read_msgpack, handler, Opening(security.resolve(allow)))
+
+
+def jsonl_to_samples(
+    handler: Handler = reraise_exception, allow: Collection[str] = ()
+) -> RecordSamples:
+    """Return a stage from addresses of files to the JSON values in them, one to a line."""
+    return RecordSamples(read_jsonl, handler, Opening(security.resolve(allow)))
+
+
+def read_cbor(opened: ShardStream) -> Iterator[Any]:
+    """Yield the values of a file of concatenated CBOR.
+
+    Raises:
+        TruncatedError: If the last value is cut off.
+        FormatError: If there is something else.
+    """
+    try:
+        import cbor2
+    except ImportError as error:
+        raise MissingExtraError("CBOR needs cbor2; install energon-loader[formats]") from error
+    stream = _Buffered(opened)
+    number = 0
+    while stream.has_more():
+        try:
+            yield cbor2.load(stream)  # type: ignore[arg-type]
+        except cbor2.CBORDecodeEOF as error:
+            raise _cut_off(opened, number) from error
+        except cbor2.CBORDecodeError as error:
+            raise _damaged(opened, number, error) from error
+        number += 1
+
+
+def read_msgpack(opened: ShardStream) -> Iterator[Any]:
+    """Yield the values of a file of concatenated MsgPack.
+
+    Raises:
+        TruncatedError: If the last value is cut off.
+        FormatError: If there is something else.
+    """
+    try:
+        import msgpack
+    except ImportError as error:
+        raise MissingExtraError("MsgPack needs msgpack; install energon-loader[formats]") from error
+    # Without a limit: the size of a value is that of the file at most.
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    number = fed = 0
+    for chunk in _chunks(opened):
+        unpacker.feed(chunk)
+        fed += len(chunk)
+        try:
+            for value in unpacker:
+                yield value
+                number += 1
+        except (ValueError, msgpack.UnpackException) as error:
+            raise _damaged(opened, number, error) from error
+    if unpacker.tell() < fed:
+        raise _cut_off(opened, number)
+
+
+def read_jsonl(opened: ShardStream) -> Iterator[Any]:
+    """Yield the values of a file with one JSON value to a line; empty lines do not count.
+
+    Raises:
+        FormatError: If a line is no JSON.
+    """
+    rest, number = b"", 0
+    for chunk in _chunks(opened):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield _json(opened, number, line)
+    if rest.strip():
+        yield _json(opened, number + 1, rest)
+
+
+def _json(opened: ShardStream, number: int, line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise FormatError(f"{opened.url}: line {number} is no JSON: {error}") from error
+
+
+def _chunks(opened: ShardStream) -> Iterable[bytes]:
+    if opened.head:
+        yield opened.head
+    while chunk := opened.stream.read(_CHUNK_BYTES):
+        yield chunk
+
+
+class _Buffered:
+    """A stream that can say whether it has ended, and reads as much as is asked for."""
+
+    def __init__(self, opened: ShardStream) -> None:
+        self._chunks = iter(_chunks(opened))
+        self._buffer = b""
+        self._at = 0
+
+    def has_more(self) -> bool:
+        while self._at >= len(self._buffer):
+            self._buffer, self._at = next(self._chunks, b""), 0
+            if not self._buffer:
+                return False
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        parts = []
+        while size and self.has_more():
+            part = self._buffer[self._at : self._at + size]
+            self._at += len(part)
+            size -= len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+
+def _cut_off(opened: ShardStream, number: int) -> TruncatedError:
+    return TruncatedError(
+        f"{opened.url}: value {number} is cut off; restore the file or write it again"
+    )
+
+
+def _damaged(opened: ShardStream, number: int, error: Exception) -> FormatError:
+    return FormatError(
+        f"{opened.url}: value {number} is damaged ({type(error).__name__}: {error}); restore the "
+        "file or write it again"
+    )

@@ -1,0 +1,223 @@
+"""Read tar files step by step, for programs that put the steps together themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from energon.errors import FormatError
+from energon.webdataset import security
+from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.shard_stream import Opening
+from energon.webdataset.tar_parser import TarParser
+from energon.webdataset.tar_reader import TarReader
+from energon.webdataset.tar_samples import TarSamples
+
+Shard = dict[str, Any]
+Sample = dict[str, Any]
+
+meta_prefix = "__"
+meta_suffix = "__"
+trace = False
+
+_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+
+
+def base_plus_ext(path: str) -> tuple[str | None, str | None]:
+    """Return key and field of a member's name, or None twice if it has none.
+
+    Example:
+        >>> base_plus_ext("d/a.seg.png")
+        ('d/a', 'seg.png')
+    """
+    found = _EXTENSION.match(path)
+    return (found[1], found[2]) if found else (None, None)
+
+
+def valid_sample(sample: Any) -> bool:
+    """Return whether a sample has content, and is not marked as bad."""
+    return isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
+
+
+def tarfile_to_samples(
+    handler: Handler = reraise_exception,
+    select_files: Any = None,
+    rename_files: Callable[[str], str] | None = None,
+    *,
+    allow: Collection[str] = (),
+) -> TarSamples:
+    """Return a stage from addresses of tar files to the samples in them, see `TarSamples`."""
+    return TarSamples.configured(
+        handler=handler, select_files=select_files, rename_files=rename_files, allow=allow
+    )
+
+
+def tarfile_samples(
+    src: Iterable[Any],
+    handler: Handler = reraise_exception,
+    select_files: Any = None,
+    rename_files: Callable[[str], str] | None = None,
+) -> Iterator[Sample]:
+    """Yield the samples of tar files."""
+    return tarfile_to_samples(handler, select_files, rename_files)(src)
+
+
+tarfile_to_samples_stage = tarfile_to_samples
+
+
+def url_opener(
+    data: Iterable[Shard],
+    handler: Handler = reraise_exception,
+    *,
+    allow: Collection[str] = (),
+    **kw: Any,
+) -> Iterator[Shard]:
+    """Yield shards with an open `stream` in them.
+
+    Args:
+        data: Dicts with a `url`.
+        handler: Decides about those that cannot be opened.
+        allow: "shell" lets addresses be commands.
+        kw: Accepted for compatibility.
+    """
+    opening = Opening(security.resolve(allow))
+    for shard in data:
+        try:
+            opened = opening.open(shard)
+            stream = _Joined(opened.head, opened.stream)
+        except Exception as error:
+            if handler(error):
+                continue
+            return
+        yield {**shard, "stream": stream}
+
+
+def tar_file_iterator(
+    fileobj: Any,
+    skip_meta: str | None = r"__[^/]*__($|/)",
+    handler: Handler = reraise_exception,
+    select_files: Callable[[str], Any] | None = None,
+    rename_files: Callable[[str], str] | None = None,
+) -> Iterator[Sample]:
+    """Yield the regular files of an open archive, as dicts of `fname` and `data`.
+
+    Args:
+        fileobj: The archive; `url_opener` unpacks compressed ones.
+        skip_meta: Regular expression for names to leave out; None leaves out none.
+        handler: Decides about damage: true ends the archive.
+        select_files: Says by name which files are wanted, after renaming.
+        rename_files: Gives files other names.
+    """
+    skipped = re.compile(skip_meta) if skip_meta else None
+
+    def whole(name: str) -> tuple[str, str] | None:
+        return None if skipped and skipped.match(name) else (name, "data")
+
+    parser = TarParser(
+        str(getattr(fileobj, "name", "the archive")),
+        select=select_files,
+        rename=rename_files,
+        split=whole,
+    )
+    reader = TarReader(fileobj, parser)
+    try:
+        while (members := reader.next_block()) is not None:
+            for member in members:
+                yield {"fname": member["__key__"], "data": member["data"]}
+    except FormatError as error:
+        handler(error)
+
+
+def tar_file_expander(
+    data: Iterable[Shard],
+    handler: Handler = reraise_exception,
+    select_files: Callable[[str], Any] | None = None,
+    rename_files: Callable[[str], str] | None = None,
+    eof_value: Any = None,
+) -> Iterator[Sample]:
+    """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
+
+    Args:
+        data: What `url_opener` yields.
+        handler: Decides about damaged archives.
+        select_files: See `tar_file_iterator`.
+        rename_files: See `tar_file_iterator`.
+        eof_value: Yielded after each shard, with its `__url__`; None yields a dict of that only.
+    """
+    for shard in data:
+        url = shard["url"]
+        try:
+            for member in tar_file_iterator(
+                shard["stream"],
+                handler=handler,
+                select_files=select_files,
+                rename_files=rename_files,
+            ):
+                yield {**member, "__url__": url}
+            yield {"__url__": url} if eof_value is None else eof_value
+        except Exception as error:
+            if not handler(error):
+                return
+        finally:
+            shard["stream"].close()
+
+
+def group_by_keys(
+    data: Iterable[Sample],
+    keys: Callable[[str], tuple[str | None, str | None]] = base_plus_ext,
+    lcase: bool = True,
+    suffixes: Collection[str] | None = None,
+    handler: Handler = reraise_exception,
+) -> Iterator[Sample]:
+    """Group files with the same key to samples.
+
+    Args:
+        data: Dicts of `fname`, `data` and `__url__`; one without `fname` ends a shard.
+        keys: Gives key and field of a name.
+        lcase: Whether fields are in lower case.
+        suffixes: Which fields are wanted; None wants all.
+        handler: Decides about files that have no place in a sample.
+    """
+    sample: Sample = {}
+    for member in data:
+        name = member.get("fname")
+        key, field = keys(name) if name is not None else (None, None)
+        if name is not None and key is None:
+            continue
+        if sample and (key is None or key != sample["__key__"]):
+            if valid_sample(sample):
+                yield sample
+            sample = {}
+        if key is None or field is None:
+            continue
+        field = field.lower() if lcase else field
+        sample = sample or {"__key__": key, "__url__": member.get("__url__")}
+        if field in sample:
+            error = FormatError(f"{name}: sample {key!r} has {field!r} twice")
+            if not handler(error):
+                return
+        elif suffixes is None or field in suffixes:
+            sample[field] = member["data"]
+    if valid_sample(sample):
+        yield sample
+
+
+class _Joined:
+    """A stream after bytes that were read from it already."""
+
+    def __init__(self, head: bytes, stream: Any) -> None:
+        self._head = head
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            chunks = iter(lambda: self.read(1 << 20), b"")
+            return b"".join(chunks)
+        if self._head:
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        return self._stream.read(size) or b""
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,193 @@
+"""Samples of shards by number."""
+
+from __future__ import annotations
+
+import io
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
+from typing import Any, Self
+
+import numpy as np
+
+from energon.errors import ConfigError
+from energon.io.address import parent_address
+from energon.io.epath import EPath
+from energon.sources.shards import OpenShard, ShardPool
+from energon.webdataset import security
+from energon.webdataset.wids.descriptor import Descriptor, ShardInfo, load_descriptor
+from energon.webdataset.wids.transforms import decoding
+
+Sample = dict[str, Any]
+Transform = Callable[[Sample], Sample]
+
+
+class ShardListDataset:
+    """The samples of some shards, numbered from 0 through all of them in order.
+
+    A sample is read by its index entry with one request, from local disk or an object store;
+    shards without an index (`energon tar index`) are looked through once when they are opened.
+    Samples are dicts of fields with a leading dot (`.jpg`), `__key__`, `__dataset__`,
+    `__index__`, `__shard__` and `__shardindex__`.
+
+    Args:
+        shards: A list of dicts of `url` and `nsamples`, or the address of an index file.
+        cache_size: Accepted for compatibility: nothing is copied.
+        cache_dir: Accepted for compatibility: nothing is copied.
+        lru_size: How many shards to keep open.
+        dataset_name: Name of the dataset, where its index has none.
+        localname: Accepted for compatibility.
+        transformations: "PIL" or "numpy" decode fields, with images as one or the other; a
+            function, or a list of them, changes samples whose fields are streams; None leaves
+            them as they are.
+        keep: Accepted for compatibility.
+        base: What relative addresses start from.
+        options: Accepted for compatibility.
+        allow: "pickle" lets pickled fields be unpickled.
+
+    Raises:
+        FormatError: If the index is no such file.
+    """
+
+    def __init__(
+        self,
+        shards: Any,
+        *,
+        cache_size: float = 1e12,
+        cache_dir: str | None = None,
+        lru_size: int = 10,
+        dataset_name: str | None = None,
+        localname: Callable[[str], str] | None = None,
+        transformations: Any = "PIL",
+        keep: bool = False,
+        base: str | None = None,
+        options: Any = None,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.spec: Descriptor = load_descriptor(shards, base=base)
+        self.shards: tuple[ShardInfo, ...] = self.spec.shards
+        self.dataset_name = dataset_name or self.spec.name or _name(shards)
+        self.lengths = [shard.nsamples for shard in self.shards]
+        self.cum_lengths = [0, *accumulate(self.lengths)]
+        self.total_length = self.cum_lengths[-1]
+        self._transforms = _transforms(transformations, security.resolve(allow))
+        self._pool = ShardPool(lru_size)
+        self._opened: set[int] = set()
+        self._accesses = self._misses = 0
+
+    def __len__(self) -> int:
+        return self.total_length
+
+    def __getitem__(self, index: int) -> Sample:
+        """Return one sample; negative numbers count from the end.
+
+        Raises:
+            IndexError: If there is no such sample.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """Return some samples, those of the same shard read together."""
+        numbers = [self._checked(int(index)) for index in indices]
+        found: dict[int, Sample] = {}
+        by_shard: dict[int, list[int]] = {}
+        for number in dict.fromkeys(numbers):
+            by_shard.setdefault(bisect_right(self.cum_lengths, number) - 1, []).append(number)
+        for shard, members in by_shard.items():
+            found |= self._read(shard, sorted(members))
+        return [self._transformed(dict(found[number])) for number in numbers]
+
+    def add_transform(self, transform: Transform) -> Self:
+        """Add a function of samples, after the others."""
+        self._transforms.append(transform)
+        return self
+
+    def get_shard(self, index: int) -> ShardInfo:
+        """Return the shard that a sample is in."""
+        return self.shards[bisect_right(self.cum_lengths, self._checked(index)) - 1]
+
+    def get_stats(self) -> tuple[int, int]:
+        """Return how many samples were read, and how often a shard had to be opened for it."""
+        return self._accesses, self._misses
+
+    def check_cache_misses(self) -> bool:
+        """Return whether shards are opened too often: more than for every third sample."""
+        return self._accesses > 100 and self._misses > 0.3 * self._accesses
+
+    def close(self) -> None:
+        """Close all shards."""
+        self._pool = ShardPool(self._pool.max_open)
+        self._opened.clear()
+
+    def _checked(self, index: int) -> int:
+        number = index + self.total_length if index < 0 else index
+        if not 0 <= number < self.total_length:
+            raise IndexError(f"there are the samples 0 to {self.total_length - 1}, but not {index}")
+        return number
+
+    def _read(self, shard: int, numbers: list[int]) -> dict[int, Sample]:
+        info = self.shards[shard]
+        opened = self._open(shard)
+        start = self.cum_lengths[shard]
+        rows = [number - start for number in numbers]
+        parts = [opened.table.sample_parts(row) for row in rows]
+        extents = [extent for row in parts for extent in row]
+        contents = iter(
+            opened.file.pread_many([offset for _, offset, _ in extents], [s for *_, s in extents])
+        )
+        keys = opened.table.keys(np.array(rows))
+        samples = {}
+        for number, row, key, members in zip(numbers, rows, keys, parts, strict=True):
+            fields = {f".{name}".lower(): next(contents) for name, _, _ in members}
+            samples[number] = {
+                **fields,
+                "__key__": key,
+                "__dataset__": info.dataset or self.dataset_name,
+                "__index__": number,
+                "__shard__": info.url,
+                "__shardindex__": row,
+            }
+        self._accesses += len(numbers)
+        return samples
+
+    def _open(self, shard: int) -> OpenShard:
+        if shard not in self._opened:
+            self._misses += 1
+            if len(self._opened) >= self._pool.max_open:
+                self._opened.clear()
+            self._opened.add(shard)
+        info = self.shards[shard]
+        return self._pool.open(
+            info.url, num_samples=info.nsamples, dataset=EPath(parent_address(info.url))
+        )
+
+    def _transformed(self, sample: Sample) -> Sample:
+        # Each caller gets streams of its own, at their beginning.
+        changed: Sample = {
+            name: io.BytesIO(value) if name.startswith(".") else value
+            for name, value in sample.items()
+        }
+        for transform in self._transforms:
+            changed = transform(changed)
+        return changed
+
+
+def _transforms(spec: Any, allowed: frozenset[str]) -> list[Transform]:
+    if spec is None:
+        return []
+    found = []
+    for each in spec if isinstance(spec, list | tuple) else [spec]:
+        if each in ("PIL", "pil", "numpy"):
+            found.append(decoding("numpy" if each == "numpy" else "pil", allowed))
+        elif callable(each):
+            found.append(each)
+        else:
+            raise ConfigError(
+                f'transformations={each!r}: wanted is "PIL", "numpy", or a function of samples'
+            )
+    return found
+
+
+def _name(shards: Any) -> str:
+    return os.fspath(shards) if isinstance(shards, str | os.PathLike) else "dataset"

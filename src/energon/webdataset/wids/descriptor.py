@@ -1,0 +1,210 @@
+"""Lists of shards with their numbers of samples, as JSON.
+
+    {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "coco", "base": "s3://b/coco",
+     "shardlist": [{"url": "000.tar", "nsamples": 1000, "filesize": 1048576, "md5sum": "…"}]}
+
+`datasets` may stand in place of `shardlist`: a list of such lists, or of their addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon.errors import FormatError
+from energon.io.address import is_remote, join_address, parent_address, redact
+from energon.io.files import file_size, read_bytes, write_text
+from energon.webdataset.gopen import open_url
+from energon.webdataset.lengths import shard_counts
+
+KIND = "wids-shard-index-v1"
+VERSION = 1
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """A shard."""
+
+    url: str
+    nsamples: int
+    filesize: int | None = None
+    md5sum: str | None = None
+    dataset: str | None = None
+    """Name of the dataset that it belongs to."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of a list."""
+        about = {"url": self.url, "nsamples": self.nsamples}
+        more = {"filesize": self.filesize, "md5sum": self.md5sum, "dataset": self.dataset}
+        return {**about, **{name: value for name, value in more.items() if value is not None}}
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A list of shards."""
+
+    shards: tuple[ShardInfo, ...]
+    name: str | None = None
+    base: str | None = None
+    """What relative addresses start from; None means the folder of the file."""
+    info: Any = None
+    """Anything else there is to say."""
+    weight: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document."""
+        about = {"name": self.name, "base": self.base, "info": self.info, "weight": self.weight}
+        return {
+            "__kind__": KIND,
+            "wids_version": VERSION,
+            **{name: value for name, value in about.items() if value is not None},
+            "shardlist": [shard.to_json() for shard in self.shards],
+        }
+
+
+def load_descriptor(source: Any, *, base: str | None = None) -> Descriptor:
+    """Return the list of shards that `source` is or names, with absolute addresses.
+
+    Args:
+        source: Address of a JSON file, an open stream of it, its content, or a list of entries.
+        base: What relative addresses start from, whatever the file says.
+
+    Raises:
+        FormatError: If it is no such list.
+    """
+    if isinstance(source, Descriptor):
+        return source
+    if isinstance(source, str | os.PathLike):
+        address = os.fspath(source)
+        folder = parent_address(address)
+        return _parse(_json(read_bytes(address), redact(address)), redact(address), base, folder)
+    if hasattr(source, "read"):
+        return _parse(_json(source.read(), "the stream"), "the stream", base, os.getcwd())
+    document = {"shardlist": source, "wids_version": VERSION} if _is_list(source) else source
+    return _parse(document, "the list of shards", base, os.getcwd())
+
+
+def save_descriptor(descriptor: Descriptor, address: str | os.PathLike[str]) -> None:
+    """Write a list of shards: afterwards all of it is there, and until then the old one or none.
+
+    Addresses below the folder of the file, or below `base`, are written relative to it.
+    """
+    base = descriptor.base or parent_address(address)
+    shards = tuple(replace(shard, url=_relative(shard.url, base)) for shard in descriptor.shards)
+    text = json.dumps(replace(descriptor, shards=shards).to_json(), indent=2)
+    write_text(address, text + "\n")
+
+
+def create_descriptor(
+    urls: Sequence[str],
+    *,
+    name: str | None = None,
+    base: str | None = None,
+    info: Any = None,
+    checksum: bool = False,
+    progress: Callable[[], Any] = lambda: None,
+) -> Descriptor:
+    """Return the list of some shards, with what can be found out about them.
+
+    Args:
+        urls: Their addresses.
+        name: Name of the dataset.
+        base: What relative addresses start from.
+        info: Anything else there is to say.
+        checksum: Whether to read all of them for their MD5 checksums.
+        progress: Called after each shard.
+
+    Raises:
+        ConfigError: If a shard has no index, and is not on this machine.
+    """
+    shards = []
+    for url in urls:
+        digest = _md5(url) if checksum else None
+        shards.append(ShardInfo(url, _count(url), file_size(url), digest))
+        progress()
+    return Descriptor(tuple(shards), name, base, info)
+
+
+def _count(url: str) -> int:
+    if not is_remote(url):
+        from energon.formats.tar_scan import scan_tar
+        from energon.io.address import local_path
+
+        return scan_tar(local_path(url)).num_samples
+    return shard_counts([url])[0]
+
+
+def _md5(url: str) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    stream = open_url(url)
+    try:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    finally:
+        stream.close()
+    return digest.hexdigest()
+
+
+def _parse(document: Any, origin: str, base: str | None, folder: str, depth: int = 0) -> Descriptor:
+    if not isinstance(document, Mapping) or not {"shardlist", "datasets"} & set(document):
+        raise FormatError(f"{origin}: no list of shards; wanted is JSON with a `shardlist`")
+    if document.get("wids_version") != VERSION and depth == 0:
+        raise FormatError(
+            f"{origin}: wids_version is {document.get('wids_version')!r}, wanted is {VERSION}"
+        )
+    start = base or document.get("base") or folder
+    name = document.get("name")
+    shards = [_shard(entry, origin, start, name) for entry in document.get("shardlist", ())]
+    for entry in document.get("datasets", ()):
+        shards += _parse_part(entry, origin, base, start, depth).shards
+    return Descriptor(
+        tuple(shards), name, document.get("base"), document.get("info"), document.get("weight")
+    )
+
+
+def _parse_part(entry: Any, origin: str, base: str | None, start: str, depth: int) -> Descriptor:
+    if not isinstance(entry, Mapping) or "source_url" not in entry:
+        return _parse(entry, origin, base, start, depth + 1)
+    if depth:
+        raise FormatError(f"{origin}: a list that is referred to refers to others")
+    address = join_address(start, str(entry["source_url"]))
+    text = read_bytes(address)
+    return _parse(_json(text, address), redact(address), base, parent_address(address), depth + 1)
+
+
+def _shard(entry: Any, origin: str, start: str, name: str | None) -> ShardInfo:
+    try:
+        return ShardInfo(
+            join_address(start, str(entry["url"])),
+            int(entry["nsamples"]),
+            entry.get("filesize"),
+            entry.get("md5sum"),
+            entry.get("dataset", name),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(
+            f"{origin}: {entry!r:.100} is no shard: wanted are url and nsamples"
+        ) from error
+
+
+def _json(text: bytes | str, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{origin}: no JSON: {error}") from error
+
+
+def _relative(url: str, base: str) -> str:
+    folder = base.rstrip("/") + "/"
+    if is_remote(url):
+        return url.removeprefix(folder)
+    return os.path.abspath(url).removeprefix(os.path.abspath(base).rstrip("/") + "/")
+
+
+def _is_list(source: Any) -> bool:
+    return isinstance(source, Iterable) and not isinstance(source, Mapping | str | bytes)
