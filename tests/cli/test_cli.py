@@ -101,3 +101,33 @@ def test_a_folder_without_shards_is_an_error(tmp_path):
     assert result.exit_code == 1
     assert "no .tar file" in result.output
     assert run("info", tmp_path).exit_code == 1
+
+
+def test_verify_and_repair_say_by_exit_code_whether_something_is_wrong(tmp_path):
+    root = make_captions(tmp_path / "ds", [3, 3])
+    assert "6 samples in 2 shards: nothing is wrong" in run("verify", root).stdout
+    (root / "shards/000.tar.parts").unlink()
+    result = run("verify", root, "--json", "--quick")
+    assert result.exit_code == 1
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert (problem["kind"], problem["where"]) == ("index-missing", "shards/000.tar.parts")
+    result = run("repair", root)
+    assert result.exit_code == 0
+    assert "indexed again: shards/000.tar" in result.stdout
+    (root / "shards/001.tar").unlink()
+    assert run("repair", root).exit_code == 1
+    assert run("repair", root, "--drop", "--json").exit_code == 0
+    assert run("verify", tmp_path / "nothing").exit_code == 2
+
+
+def test_the_sql_index_may_be_left_out_and_made_later(tmp_path):
+    write_shard(tmp_path / "a.tar", [("a", {"txt": b"x"})])
+    options = ("--non-interactive", "--split-ratio", "1", "--no-sqlite")
+    assert run("prepare", tmp_path, *options).exit_code == 0
+    index = tmp_path / ".nv-meta/index.sqlite"
+    assert not index.exists()
+    assert run("index", tmp_path).exit_code == 0
+    assert index.exists()
+    index.unlink()
+    assert run("prepare", tmp_path, "--tar-index-only").exit_code == 0
+    assert index.exists()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_OPTIONS = (
+_PLACE = (
     click.option(
         "--num-workers", default=16, show_default=True, help="Processes that read shards."
     ),
@@ -31,6 +31,9 @@ _OPTIONS = (
     click.option(
         "--address", metavar="ADDRESS", help="Scheduler or head of the cluster; none starts one."
     ),
+    click.option("--progress/--no-progress", default=True, help="Show how far it is."),
+)
+_WRITING = (
     click.option(
         "--checksum", is_flag=True, help="Read the contents, too, and keep a checksum of each."
     ),
@@ -38,13 +41,19 @@ _OPTIONS = (
     click.option(
         "--wait", is_flag=True, help="Wait for another process that prepares the dataset."
     ),
-    click.option("--progress/--no-progress", default=True, help="Show how far it is."),
 )
 
 
 def indexing_options(command: Command) -> Command:
-    """Add the options to a command; `open_indexing` takes what they say."""
-    for option in reversed(_OPTIONS):
+    """Add the options to a command that indexes; `open_indexing` takes what they say."""
+    for option in reversed((*_WRITING, *_PLACE)):
+        command = option(command)
+    return command
+
+
+def reading_options(command: Command) -> Command:
+    """Add those of the options to a command that say where shards are read."""
+    for option in reversed(_PLACE):
         command = option(command)
     return command
 
@@ -55,10 +64,10 @@ def open_indexing(
     num_workers: int,
     engine: str,
     address: str | None,
-    checksum: bool,
-    reindex: bool,
-    wait: bool,
     progress: bool,
+    checksum: bool = False,
+    reindex: bool = False,
+    wait: bool = False,
     sqlite: bool = True,
 ) -> Iterator[Indexing]:
     """Give what the options say, while a bar shows how far it is, if anybody looks."""

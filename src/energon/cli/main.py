@@ -15,6 +15,8 @@ COMMANDS = {
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
     "prepare": "Index a folder of tar shards and describe it.",
+    "repair": "Write anew what of an index is wrong.",
+    "verify": "Check a dataset: sizes, offsets, checksums.",
 }
 
 

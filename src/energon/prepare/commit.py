@@ -39,7 +39,9 @@ def commit_dataset(
     present = _present_shards(dataset)
     names = list(info.shard_counts)
     changed |= present != names
-    heads = [(meta / "index.uuid", str(uuid4()))] if changed or sqlite is not None else []
+    heads = []
+    if changed or sqlite is not None or not (meta / "index.uuid").exists():
+        heads.append((meta / "index.uuid", str(uuid4())))
     if (meta / ".info.yaml").exists():
         heads.append((meta / ".info.yaml", yaml.dump({"shard_counts": dict(info.shard_counts)})))
     heads.append((meta / ".info.json", info.to_json()))

@@ -102,6 +102,19 @@ def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
     return None if checksum and table.part_crc32 is None else table
 
 
+def summarize(name: str, table: PartTable, *, was_read: bool) -> IndexedShard:
+    """Return what the preparation of a dataset has to know of a shard."""
+    return IndexedShard(
+        name=name,
+        num_samples=table.num_samples,
+        state=FileState(table.shard_size, table.shard_mtime_ns),
+        first_key=table.key_at(0),
+        last_key=table.key_at(table.num_samples - 1),
+        duplicate=_duplicate(table),
+        was_read=was_read,
+    )
+
+
 def _index(
     dataset: Path, name: str, options: IndexOptions
 ) -> tuple[IndexedShard, list[tuple[Path, bytes]]]:
@@ -110,18 +123,7 @@ def _index(
     table = None if options.force else known_table(path, checksum=options.checksum)
     if table is None:
         table, files = _scan(path, checksum=options.checksum)
-    return (
-        IndexedShard(
-            name=name,
-            num_samples=table.num_samples,
-            state=FileState(table.shard_size, table.shard_mtime_ns),
-            first_key=table.key_at(0),
-            last_key=table.key_at(table.num_samples - 1),
-            duplicate=_duplicate(table),
-            was_read=bool(files),
-        ),
-        files,
-    )
+    return summarize(name, table, was_read=bool(files)), files
 
 
 def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, bytes]]]:

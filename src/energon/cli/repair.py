@@ -1,0 +1,73 @@
+"""`energon repair`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon.cli.indexing_options import indexing_options, open_indexing
+from energon.cli.verify import show_report
+
+
+@click.command("repair")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
+@click.option("--drop", is_flag=True, help="Take lost shards out of the dataset and its splits.")
+@click.option(
+    "--quarantine",
+    metavar="FILE",
+    help="List lost shards and samples in FILE, for `energon prepare --exclude-from`.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@indexing_options
+def command(
+    path: Path,
+    content: bool,
+    drop: bool,
+    quarantine: str | None,
+    as_json: bool,
+    **indexing: Any,
+) -> None:
+    """Write anew what of the index of the dataset at PATH is missing, damaged or out of date.
+
+    Checks the dataset like `energon verify`. Indexes the shards again that have changed or
+    whose index is wrong, and brings the list of shards and index.sqlite up to date. Shards and
+    descriptions are not changed, splits only with --drop. What is lost in shards cannot be
+    repaired.
+
+    Exits with 0 if nothing is wrong any more, 1 if something still is.
+
+    \b
+    Example:
+      energon repair ./coco
+      energon repair ./coco --drop --quarantine lost.jsonl
+    """
+    from energon.prepare.repair import repair_dataset
+
+    with open_indexing(**indexing) as how:
+        done = repair_dataset(
+            path,
+            depth="content" if content else "headers",
+            drop=drop,
+            quarantine=quarantine,
+            indexing=how,
+        )
+    if as_json:
+        about = {
+            "before": done.before.to_json(),
+            "after": done.after.to_json(),
+            "indexed": done.indexed,
+            "dropped": done.dropped,
+        }
+        click.echo(json.dumps(about, indent=2))
+    else:
+        for name in done.indexed:
+            click.echo(f"indexed again: {name}")
+        for name in done.dropped:
+            click.echo(f"dropped: {name}")
+        show_report(done.after)
+    sys.exit(0 if done.after.ok else 1)

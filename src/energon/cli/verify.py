@@ -1,0 +1,90 @@
+"""`energon verify`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon.cli.indexing_options import open_indexing, reading_options
+from energon.errors import EnergonError
+
+if TYPE_CHECKING:
+    from energon.prepare.verify import Report
+
+MAX_SHOWN = 50
+
+
+class _NotCheckedError(click.ClickException):
+    exit_code = 2
+
+
+@click.command("verify")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--quick", is_flag=True, help="Compare sizes and dates only; read no shard.")
+@click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option(
+    "--quarantine",
+    metavar="FILE",
+    help="List lost shards and samples in FILE, for `energon prepare --exclude-from`.",
+)
+@reading_options
+def command(
+    path: Path, quick: bool, content: bool, as_json: bool, quarantine: str | None, **indexing: Any
+) -> None:
+    """Check the prepared dataset at PATH, and say what is wrong with it. Changes nothing.
+
+    Compares the size and date of every shard with its index, all headers with the places of
+    samples and parts in the index, the index with its own checksums, and shards, splits and
+    index.sqlite with each other. With --content, contents are compared with the checksums that
+    `energon pack`, ShardWriter and `energon prepare --checksum` keep.
+
+    Exits with 0 if nothing is wrong, 1 if something is, 2 if the dataset cannot be checked.
+
+    \b
+    Example:
+      energon verify ./coco
+      energon verify ./coco --content --json | jq '.problems[].message'
+    """
+    from energon.prepare.repair import write_lost
+    from energon.prepare.verify import verify_dataset
+
+    if quick and content:
+        raise click.UsageError("choose one of --quick and --content")
+    depth: Any = "quick" if quick else "content" if content else "headers"
+    try:
+        with open_indexing(**indexing) as how:
+            report = verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
+        if quarantine is not None:
+            write_lost(quarantine, report)
+    except EnergonError as error:
+        raise _NotCheckedError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        show_report(report)
+    sys.exit(0 if report.ok else 1)
+
+
+def show_report(report: Report) -> None:
+    """Print what came out of checking a dataset."""
+    for problem in report.problems[:MAX_SHOWN]:
+        click.echo(f"{problem.kind}: {problem.message}")
+    if len(report.problems) > MAX_SHOWN:
+        click.echo(f"… and {len(report.problems) - MAX_SHOWN} problems more; --json shows all")
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    checked = f"{report.num_samples} samples in {report.num_shards} shards"
+    if report.num_checksums:
+        checked += f", {report.num_checksums} checksums"
+    if report.ok:
+        click.echo(f"{checked}: nothing is wrong")
+        return
+    repairable = sum(problem.repairable for problem in report.problems)
+    click.echo(f"{checked}: {len(report.problems)} problems, {repairable} can be repaired")
+    if repairable:
+        click.echo(f"run `energon repair {report.dataset}`")

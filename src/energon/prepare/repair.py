@@ -1,0 +1,144 @@
+"""Write anew what of a prepared dataset's index is missing, damaged or out of date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from energon.errors import ConfigError, EnergonError
+from energon.formats.info import META, DatasetInfo, load_info
+from energon.formats.part_table import part_table_path
+from energon.formats.split import Split, load_split
+from energon.prepare.dataset import Indexing, index_dataset
+from energon.prepare.files import reporting
+from energon.prepare.index import IndexOptions, index_batch
+from energon.prepare.lock import dataset_lock
+from energon.prepare.name_index import sqlite_path
+from energon.prepare.quarantine import write_quarantine
+from energon.prepare.verify import Report, verify_dataset
+from energon.prepare.verify_shard import Depth
+
+LOST = ("shard-missing", "shard-truncated", "shard-damaged")
+"""Problems after which a shard is of no use."""
+
+
+class Repair(NamedTuple):
+    """What was done."""
+
+    before: Report
+    after: Report
+    indexed: list[str]
+    """Shards that were indexed again."""
+    dropped: list[str]
+    """Shards that are no longer part of the dataset."""
+
+
+def repair_dataset(
+    path: str | Path,
+    *,
+    depth: Depth = "headers",
+    drop: bool = False,
+    quarantine: str | Path | None = None,
+    indexing: Indexing,
+) -> Repair:
+    """Check a dataset and write anew what of its index is wrong. Shards are not touched.
+
+    Args:
+        path: Its folder.
+        depth: How much to check, see `energon.prepare.verify.verify_dataset`.
+        drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
+        quarantine: A file to list the shards and samples in that are lost, for `energon prepare
+            --exclude-from`.
+        indexing: How shards are indexed.
+
+    Raises:
+        DatasetNotFoundError: If the folder is not a prepared dataset.
+        DatasetBusyError: If another process prepares it.
+        ConfigError: If no shard would be left.
+    """
+    dataset = Path(path)
+    load_info(dataset)
+    with dataset_lock(dataset, wait=indexing.wait):
+        before = verify_dataset(dataset, depth=depth, engine=indexing.engine)
+        lost = _named(before, LOST)
+        if quarantine is not None:
+            write_lost(quarantine, before)
+        stale = [name for name in _repairable(before) if name not in lost]
+        dropped = lost if drop else []
+        if not before.ok and (drop or not lost):
+            _index_all(dataset, stale, dropped, indexing)
+        else:
+            _index_some(dataset, stale, indexing)
+        changed = bool(stale or dropped or any(p.repairable for p in before.problems))
+        after = verify_dataset(dataset, depth=depth, engine=indexing.engine) if changed else before
+    return Repair(before, after, stale, dropped)
+
+
+def _named(report: Report, kinds: Sequence[str]) -> list[str]:
+    found = (p.shard for p in report.problems if p.kind in kinds and p.shard is not None)
+    return list(dict.fromkeys(found))
+
+
+def _repairable(report: Report) -> list[str]:
+    found = (p.shard for p in report.problems if p.repairable and p.shard is not None)
+    return list(dict.fromkeys(found))
+
+
+def write_lost(path: str | Path, report: Report) -> None:
+    """List the shards and samples that are lost in a quarantine file."""
+    entries = []
+    for problem in report.problems:
+        if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):
+            entries.append((problem.shard, problem.key, problem.message))
+    write_quarantine(path, entries)
+
+
+def _index_some(dataset: Path, stale: Sequence[str], indexing: Indexing) -> None:
+    """Index shards, where the dataset as a whole cannot be indexed since others are lost."""
+    if stale:
+        index_batch(str(dataset), stale, IndexOptions(indexing.checksum, force=True))
+
+
+def _index_all(
+    dataset: Path, stale: Sequence[str], dropped: Sequence[str], indexing: Indexing
+) -> None:
+    for name in stale:
+        # Without its table a shard is read again, whatever its date says.
+        with reporting(dataset / name):
+            part_table_path(dataset / name).unlink(missing_ok=True)
+    shards = [name for name in load_info(dataset).shard_counts if name not in dropped]
+    if not shards:
+        raise ConfigError(
+            f"{dataset}: no shard would be left; restore the shards, or delete it all"
+        )
+    sqlite = indexing.sqlite and sqlite_path(dataset).exists()
+    if sqlite and stale:
+        sqlite_path(dataset).unlink()
+
+    def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+        if dropped:
+            yield from _splits_without(dataset, dropped)
+
+    index_dataset(dataset, shards, replace(indexing, sqlite=sqlite), documents)
+
+
+def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
+    try:
+        split = load_split(dataset)
+    except EnergonError:
+        return
+    parts = {
+        name: [shard for shard in split.shards(name) if shard not in dropped]
+        for name in split.split_parts
+    }
+    ranges = {
+        name: {shard: numbers for shard, numbers in shards.items() if shard not in dropped}
+        for name, shards in split.sample_ranges.items()
+    }
+    left = Split(parts, split.exclude, sample_ranges={k: v for k, v in ranges.items() if v})
+    yield (
+        Path(split.origin).name if (dataset / META / "split.yaml").exists() else "split.yaml",
+        (left.to_yaml()),
+    )

@@ -1,0 +1,244 @@
+"""Check a prepared dataset: shards, their indexes, and what is in `.nv-meta`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from energon.errors import (
+    ConfigError,
+    DuplicateSampleKeyError,
+    EnergonError,
+    FormatError,
+)
+from energon.formats.info import META, DatasetInfo, load_info
+from energon.formats.split import Split, load_split
+from energon.formats.sqlite_index import IndexedShard as SqlShard
+from energon.formats.sqlite_index import indexed_shards
+from energon.metadataset.dataset_config import load_dataset_config
+from energon.prepare.duplicates import check_unique
+from energon.prepare.engines import Engine, run_batches
+from energon.prepare.files import list_files
+from energon.prepare.index import IndexedShard
+from energon.prepare.name_index import open_table, sqlite_path
+from energon.prepare.verify_shard import DEPTHS, Depth, Problem, ShardReport, verify_batch
+
+BATCH_SHARDS = 16
+
+
+@dataclass
+class Report:
+    """What came out of checking a dataset."""
+
+    dataset: str
+    depth: Depth
+    num_shards: int = 0
+    num_samples: int = 0
+    num_checksums: int = 0
+    """How many contents were compared with checksums."""
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing, and not wrong."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "dataset": self.dataset,
+            "ok": self.ok,
+            "depth": self.depth,
+            "shards": self.num_shards,
+            "samples": self.num_samples,
+            "checksums": self.num_checksums,
+            "problems": [problem._asdict() for problem in self.problems],
+            "notes": self.notes,
+        }
+
+
+def verify_dataset(
+    path: str | Path,
+    *,
+    depth: Depth = "headers",
+    engine: Engine | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Check a prepared dataset, and return what is wrong with it. Changes nothing.
+
+    Args:
+        path: Its folder.
+        depth: How much to read, see `energon.prepare.verify_shard.verify_shard`.
+        engine: Where to read.
+        progress: Called with the number of shards that are done, and of all.
+
+    Raises:
+        DatasetNotFoundError: If the folder is not a prepared dataset.
+        ConfigError: If there is no such depth.
+    """
+    if depth not in DEPTHS:
+        raise ConfigError(f"depth {depth!r}: wanted is one of {', '.join(DEPTHS)}")
+    dataset = Path(path)
+    report = Report(str(path), depth)
+    try:
+        info = load_info(dataset)
+    except FormatError as error:
+        report.problems.append(Problem("info-damaged", f"{META}/.info.json", str(error), False))
+        return report
+    shards = list(info.shard_counts)
+    indexed: list[IndexedShard] = []
+    other_dates = 0
+    for found in _verify_shards(dataset, shards, depth, engine or Engine(), progress):
+        other_dates += found.has_other_date
+        report.problems += found.problems
+        report.num_checksums += found.num_checksums
+        if found.indexed is not None:
+            indexed.append(found.indexed)
+    report.num_shards = len(shards)
+    report.num_samples = sum(shard.num_samples for shard in indexed)
+    report.problems += _check_counts(info, indexed)
+    report.problems += _check_keys(dataset, indexed)
+    report.problems += _check_sqlite(dataset, shards, indexed)
+    report.problems += _check_documents(dataset, info, report.notes)
+    if other_dates:
+        report.notes.append(
+            f"{other_dates} shards have another date than when they were indexed, as copies have; "
+            f"`energon index {path}` notes the new one"
+        )
+    _note_new_shards(dataset, shards, report.notes)
+    if depth == "content" and report.ok and not report.num_checksums:
+        report.notes.append(
+            "there are no checksums of contents; `energon index --checksum` makes them"
+        )
+    return report
+
+
+def _verify_shards(
+    dataset: Path,
+    shards: list[str],
+    depth: Depth,
+    engine: Engine,
+    progress: Callable[[int, int], None],
+) -> Iterator[ShardReport]:
+    """Yield what came out for each shard, in their order."""
+    batches = [shards[at : at + BATCH_SHARDS] for at in range(0, len(shards), BATCH_SHARDS)]
+    if len(batches) == 1 and engine.name == "local":
+        engine = Engine(num_workers=1)
+    results: dict[int, list[ShardReport]] = {}
+    done = 0
+    arguments = ((str(dataset), batch, depth) for batch in batches)
+    for number, reports in run_batches(engine, verify_batch, arguments):
+        results[number] = reports
+        done += len(reports)
+        progress(done, len(shards))
+    for number in sorted(results):
+        yield from results[number]
+
+
+def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Problem]:
+    for shard in indexed:
+        count = info.shard_counts[shard.name]
+        if count != shard.num_samples:
+            yield Problem(
+                "info-stale",
+                f"{META}/.info.json",
+                f"{shard.name} has {shard.num_samples} samples by its index, {count} by .info.json",
+                True,
+                shard.name,
+            )
+
+
+def _check_keys(dataset: Path, indexed: list[IndexedShard]) -> Iterator[Problem]:
+    try:
+        check_unique(indexed, lambda name: open_table(dataset, name))
+    except DuplicateSampleKeyError as error:
+        yield Problem("duplicate-key", "", str(error), False)
+
+
+def _check_sqlite(
+    dataset: Path, shards: list[str], indexed: list[IndexedShard]
+) -> Iterator[Problem]:
+    path = sqlite_path(dataset)
+    where = f"{META}/index.sqlite"
+    if not path.exists():
+        return
+    try:
+        problem = _sqlite_difference(path, shards, indexed)
+    except sqlite3.DatabaseError as error:
+        yield Problem("sqlite-damaged", where, f"{path}: {error}", True)
+        return
+    if problem is not None:
+        yield Problem("sqlite-stale", where, f"{path}: {problem}", True)
+    if not (dataset / META / "index.uuid").exists():
+        yield Problem("uuid-missing", f"{META}/index.uuid", f"{dataset}: no index.uuid", True)
+
+
+def _sqlite_difference(path: Path, shards: list[str], indexed: list[IndexedShard]) -> str | None:
+    known = indexed_shards(path)
+    if known is not None:
+        present = [SqlShard(shard.name, *shard.state) for shard in indexed]
+        if [shard.name for shard in known] == shards and set(present) <= set(known):
+            return None
+        return "it is not of the shards as they are now"
+    # Another tool has written it: compare what it has.
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        rows = connection.execute("SELECT tar_file_id, count(*) FROM samples GROUP BY tar_file_id")
+        counts = dict(rows.fetchall())
+    finally:
+        connection.close()
+    for shard in indexed:
+        found = counts.get(shards.index(shard.name), 0)
+        if found != shard.num_samples:
+            return f"it has {found} samples of {shard.name}, wanted are {shard.num_samples}"
+    return None
+
+
+def _check_documents(dataset: Path, info: DatasetInfo, notes: list[str]) -> Iterator[Problem]:
+    try:
+        split = load_split(dataset)
+    except EnergonError as error:
+        yield Problem("split-damaged", f"{META}/split.yaml", str(error), False)
+    else:
+        yield from _check_split(split, info, notes)
+    if not (dataset / META / "dataset.yaml").exists():
+        notes.append("there is no dataset.yaml; loading needs one, or a dataset_config")
+        return
+    try:
+        load_dataset_config(dataset)
+    except EnergonError as error:
+        yield Problem("description-damaged", f"{META}/dataset.yaml", str(error), False)
+
+
+def _check_split(split: Split, info: DatasetInfo, notes: list[str]) -> Iterator[Problem]:
+    where = f"{META}/split.yaml"
+    listed: set[str] = set()
+    for name in split.split_parts:
+        shards = split.shards(name)
+        listed.update(shards)
+        for shard in shards:
+            if shard not in info.shard_counts:
+                message = f"{where}: split {name!r} lists {shard}, which is not in the index"
+                yield Problem("split-unknown-shard", where, message, False, shard)
+                continue
+            try:
+                split.sample_range(name, shard, info.shard_counts[shard])
+            except ConfigError as error:
+                yield Problem("split-range", where, str(error), False, shard)
+    left_out = [shard for shard in info.shard_counts if shard not in listed]
+    if left_out:
+        notes.append(f"{len(left_out)} shards are in no split, e.g. {left_out[0]}")
+
+
+def _note_new_shards(dataset: Path, shards: list[str], notes: list[str]) -> None:
+    known = set(shards)
+    new = [name for name in list_files(dataset) if name.endswith(".tar") and name not in known]
+    if new:
+        notes.append(
+            f"{len(new)} shards are not in the dataset, e.g. {new[0]}; `energon prepare` adds them"
+        )

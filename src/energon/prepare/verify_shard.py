@@ -1,0 +1,185 @@
+"""Compare a shard with its index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
+from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.tar_index import load_tar_index, tar_index_path
+from energon.formats.tar_scan import scan_tar
+from energon.prepare.checksums import content_crc32
+from energon.prepare.files import FileState, file_state, reporting
+from energon.prepare.index import IndexedShard, summarize
+
+Depth = Literal["quick", "headers", "content"]
+DEPTHS: tuple[Depth, ...] = ("quick", "headers", "content")
+MAX_NAMED = 100
+"""Damaged samples of a shard that are named one by one."""
+
+
+class Problem(NamedTuple):
+    """Something that is wrong with a dataset."""
+
+    kind: str
+    """What is wrong, in a word: see docs/verify.md."""
+    where: str
+    """Path of the file below the dataset folder."""
+    message: str
+    repairable: bool
+    """Whether `energon repair` can do something about it: write an index anew."""
+    shard: str | None = None
+    """The shard that it is about."""
+    key: str | None = None
+    """The sample that it is about."""
+
+
+class ShardReport(NamedTuple):
+    """What came out for a shard."""
+
+    problems: list[Problem]
+    indexed: IndexedShard | None
+    """What the index says of it; None without one."""
+    num_checksums: int = 0
+    """How many contents were compared with their checksums."""
+    has_other_date: bool = False
+    """Whether the shard was written, or copied, after it was indexed."""
+
+
+def verify_batch(dataset: str, names: Sequence[str], depth: Depth) -> list[ShardReport]:
+    """Compare some shards with their indexes, see `verify_shard`."""
+    return [verify_shard(Path(dataset), name, depth) for name in names]
+
+
+def verify_shard(dataset: Path, name: str, depth: Depth) -> ShardReport:
+    """Compare a shard with its index.
+
+    Args:
+        dataset: Folder of the dataset.
+        name: Path of the shard below it.
+        depth: "quick" compares size and date, and the index with its own checksum; "headers"
+            reads all headers of the shard, too, and compares where its samples and parts are;
+            "content" reads all of it, and compares contents with their checksums.
+    """
+    path = dataset / name
+    try:
+        state = file_state(path)
+    except DatasetNotFoundError:
+        missing = Problem("shard-missing", name, f"{path}: no such file", False, name)
+        return ShardReport([missing], None)
+    problems: list[Problem] = []
+    table = _open_table(dataset, name, problems)
+    _check_tar_index(dataset, name, table, problems)
+    if depth == "quick":
+        problems += [] if table is None else _compare_sizes(path, name, state, table)
+    else:
+        problems += _check_headers(path, name, state, table)
+    checksums = 0
+    if depth == "content" and table is not None and not problems:
+        checksums = _check_contents(path, name, table, problems)
+    if table is None:
+        return ShardReport(problems, None)
+    indexed = summarize(name, table, was_read=False)
+    return ShardReport(problems, indexed, checksums, state.mtime_ns != table.shard_mtime_ns)
+
+
+def _open_table(dataset: Path, name: str, problems: list[Problem]) -> PartTable | None:
+    path = part_table_path(dataset / name)
+    where = os.path.relpath(path, dataset)
+    try:
+        return PartTable.open(path, verify=True)
+    except FileNotFoundError:
+        problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
+    except FormatError as error:
+        problems.append(Problem("index-damaged", where, str(error), True, name))
+    return None
+
+
+def _check_tar_index(
+    dataset: Path, name: str, table: PartTable | None, problems: list[Problem]
+) -> None:
+    path = tar_index_path(dataset / name)
+    where = os.path.relpath(path, dataset)
+    try:
+        offsets = load_tar_index(path)
+    except FileNotFoundError:
+        problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
+        return
+    except FormatError as error:
+        problems.append(Problem("index-damaged", where, str(error), True, name))
+        return
+    if table is not None and not np.array_equal(offsets, table.sample_offset):
+        message = f"{path}: its offsets are not those of the part table"
+        problems.append(Problem("index-stale", where, message, True, name))
+
+
+def _compare_sizes(path: Path, name: str, state: FileState, table: PartTable) -> list[Problem]:
+    if state.size == table.shard_size:
+        return []
+    message = f"{path}: has {state.size} bytes, had {table.shard_size} when it was indexed"
+    if state.size > table.shard_size:
+        return [Problem("index-stale", name, message, True, name)]
+    return [Problem("shard-truncated", name, f"{message}; restore the shard", False, name)]
+
+
+def _check_headers(
+    path: Path, name: str, state: FileState, table: PartTable | None
+) -> list[Problem]:
+    try:
+        with reporting(path):
+            found = PartTable.from_scan(scan_tar(path))
+    except FormatError as error:
+        truncated = isinstance(error, TruncatedError)
+        kind = "shard-truncated" if truncated else "shard-damaged"
+        return [Problem(kind, name, str(error), False, name)]
+    if table is None:
+        return []
+    difference = _difference(table, found)
+    if difference is not None:
+        message = f"{path}: {difference} than its index says"
+        return [Problem("index-stale", name, message, True, name)]
+    return _compare_sizes(path, name, state, table)
+
+
+def _difference(table: PartTable, found: PartTable) -> str | None:
+    if found.num_samples != table.num_samples:
+        return f"has {found.num_samples} samples and not {table.num_samples}, other"
+    if bytes(found.key_bytes) != bytes(table.key_bytes):
+        return "has samples with other keys"
+    for what, one, other in (
+        ("numbers of parts", table.first_part, found.first_part),
+        ("places of parts", table.part_offset, found.part_offset),
+        ("sizes of parts", table.part_size, found.part_size),
+        ("places of samples", table.sample_offset, found.sample_offset),
+    ):
+        if not np.array_equal(one, other):
+            return f"has other {what}"
+    names = [
+        [one.part_names[number] for number in one.part_name.tolist()] for one in (table, found)
+    ]
+    return "has other names of parts" if names[0] != names[1] else None
+
+
+def _check_contents(path: Path, name: str, table: PartTable, problems: list[Problem]) -> int:
+    """Compare contents with their checksums; return how many there are."""
+    stated = table.part_crc32
+    if stated is None:
+        return 0
+    with reporting(path):
+        found = content_crc32(path, table.part_offset, table.part_size)
+    damaged = np.flatnonzero(found != stated)
+    owners = np.searchsorted(table.first_part, damaged, side="right") - 1
+    for number, sample in list(zip(damaged.tolist(), owners.tolist(), strict=True))[:MAX_NAMED]:
+        key = table.key_of(sample)
+        part = table.part_names[table.part_name[number]]
+        message = f"{path}: {key}.{part} at byte {table.part_offset[number]} has another checksum"
+        problems.append(Problem("content-damaged", name, message, False, name, key))
+    if len(damaged) > MAX_NAMED:
+        message = f"{path}: {len(damaged)} contents have other checksums"
+        problems.append(Problem("content-damaged", name, message, False, name))
+    return len(stated)
