@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
+from energon.decode.av_spec import check_av_spec, decode_av
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.decode.images import decode_image, image_spec
 from energon.decode.tenbin import decode_tenbin
@@ -26,11 +28,17 @@ _SIGNATURES = {
     b"\xff\xd8\xff": "jpg",
     b"\x89PNG\r\n\x1a\n": "png",
     b"GIF8": "gif",
-    b"RIFF": "webp",
     b"BM": "bmp",
     b"II*\0": "tiff",
     b"MM\0*": "tiff",
+    b"\x1aE\xdf\xa3": "mkv",
+    b"FLV\x01": "flv",
+    b"fLaC": "flac",
+    b"OggS": "ogg",
+    b"ID3": "mp3",
+    b"\xff\xfb": "mp3",
 }
+_RIFF = {b"WEBP": "webp", b"AVI ": "avi", b"WAVE": "wav"}
 
 
 @dataclass(frozen=True)
@@ -39,20 +47,21 @@ class SampleDecoder:
 
     Text (txt, text, transcript) becomes str; cls, cls2, index, inx, id and count int; json and
     jsn what JSON says; npy an array, npz a dict of arrays; ten and tb lists of arrays; mp, msg
-    and cbor their content; images what `image_decode` says. A `gz` at the end is unpacked first.
-    Other parts stay bytes, those of audio and video too.
+    and cbor their content; images what `image_decode` says, audio and video what `av_decode`
+    says. A `gz` at the end is unpacked first. Other parts stay bytes.
 
     Args:
         image_decode: What images become, see `energon.decode.images.IMAGE_SPECS`. The default
             is float tensors (C, H, W) from 0 to 1; without torch, float arrays (H, W, C).
-        av_decode: Accepted for compatibility.
-        video_decode_audio: Accepted for compatibility.
-        guess_content: Whether the content, not the name, tells that a part is an image.
+        av_decode: What audio and video become: "AVDecoder", which decodes the clips that it is
+            asked for; "torch" for all frames as `AVData`; "pyav" for a container of PyAV.
+        video_decode_audio: Whether "torch" decodes the audio of videos, too.
+        guess_content: Whether the content, not the name, tells what images, audio and video are.
         allow: "pickle" lets pkl, pyd and pth parts be unpickled, which runs any code that they
             hold. The environment may allow it too: ENERGON_ALLOW=pickle.
 
     Raises:
-        ConfigError: If `image_decode` is unknown.
+        ConfigError: If `image_decode` or `av_decode` is unknown.
     """
 
     image_decode: str = "torchrgb"
@@ -63,6 +72,7 @@ class SampleDecoder:
 
     def __post_init__(self) -> None:
         image_spec(self.image_decode)
+        check_av_spec(self.av_decode)
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
         """Return a dict of the same type with the parts of `sample` decoded.
@@ -96,6 +106,8 @@ class SampleDecoder:
                 extension = _guess(data) or extension
             if extension in IMAGE_EXTENSIONS:
                 return decode_image(data, image_spec(self._image_decode))
+            if extension in AV_EXTENSIONS:
+                return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
                 return self._unpickle(extension, data)
             decode = _DECODERS.get(extension)
@@ -192,8 +204,10 @@ def _gunzip(data: bytes) -> bytes:
 
 
 def _guess(data: bytes) -> str | None:
-    if data[:4] == b"RIFF" and data[8:12] != b"WEBP":
-        return None
+    if data[:4] == b"RIFF":
+        return _RIFF.get(bytes(data[8:12]))
+    if data[4:8] == b"ftyp":
+        return "avif" if data[8:12] in (b"avif", b"avis") else "mp4"
     return next((name for start, name in _SIGNATURES.items() if data.startswith(start)), None)
 
 
