@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from energon.errors import FormatError, TruncatedError
+from energon.formats.join_index import JoinIndex, write_join_index
+
+
+@pytest.mark.parametrize(("largest", "bytes_each"), [(5, 4), (2**31, 8)])
+def test_columns_come_back(tmp_path, largest, bytes_each):
+    column = np.array([3, -1, largest])
+    write_join_index(tmp_path / "i", [None, column], num_rows=3)
+    index = JoinIndex.open(tmp_path / "i")
+    assert index.num_rows == 3
+    rows = np.array([2, 0, 1])
+    assert index.ordinals(0, rows).tolist() == [2, 0, 1]
+    assert index.ordinals(1, rows).tolist() == [largest, 3, -1]
+    assert index.ordinals(1, rows).dtype == np.int64
+    assert index.columns[1].itemsize == bytes_each
+
+
+def test_anything_but_a_join_index_is_refused(tmp_path):
+    path = tmp_path / "i"
+    write_join_index(path, [None, np.arange(100)], num_rows=100)
+    content = path.read_bytes()
+    for length in (0, 10, 30, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(TruncatedError):
+            JoinIndex.open(path)
+    path.write_bytes(b"something else, long enough to look at")
+    with pytest.raises(FormatError, match="begins with b'somethin'"):
+        JoinIndex.open(path)
