@@ -38,6 +38,7 @@ _SIGNATURES = {
     b"ID3": "mp3",
     b"\xff\xfb": "mp3",
 }
+_BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": None, b"heix": None, b"mif1": None}
 _RIFF = {b"WEBP": "webp", b"AVI ": "avi", b"WAVE": "wav"}
 
 
@@ -207,7 +208,7 @@ def _guess(data: bytes) -> str | None:
     if data[:4] == b"RIFF":
         return _RIFF.get(bytes(data[8:12]))
     if data[4:8] == b"ftyp":
-        return "avif" if data[8:12] in (b"avif", b"avis") else "mp4"
+        return _BRANDS.get(bytes(data[8:12]), "mp4")
     return next((name for start, name in _SIGNATURES.items() if data.startswith(start)), None)
 
 
