@@ -45,7 +45,6 @@ ARRAY = np.arange(6, dtype=np.int16).reshape(2, 3)
         ("k.cbor", cbor2.dumps(VALUE), VALUE),
         ("k.txt.gz", gzip.compress(b"text"), "text"),
         ("k.gz", gzip.compress(b"bytes"), b"bytes"),
-        ("k.mp4", b"raw", b"raw"),
         ("k.unknown", b"raw", b"raw"),
     ],
 )

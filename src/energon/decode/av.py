@@ -1,0 +1,391 @@
+"""Audio and video that are in memory: clips by time, by frame and by sample.
+
+Frames are uint8 tensors of shape (frames, channels, height, width), audio is float32 from -1 to
+1 of shape (channels, samples); without torch they are arrays. Times are in seconds from the
+beginning of the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import IO, Any, Literal, cast
+
+import numpy as np
+
+from energon.decode.av_audio import AudioReader
+from energon.decode.av_container import as_stream, open_container
+from energon.decode.av_video import Clip, Size, VideoReader
+from energon.errors import ConfigError, DecodeError
+from energon.formats.media import AVMetadata
+
+logger = logging.getLogger("energon")
+
+Range = tuple[float, float]
+VideoUnit = Literal["seconds", "frames"]
+AudioUnit = Literal["seconds", "samples"]
+
+
+@dataclass
+class AVData:
+    """Decoded clips, and from when to when each one lasts in seconds."""
+
+    video_clips: list[Any] | None
+    video_timestamps: list[Range] | None
+    audio_clips: list[Any] | None
+    audio_timestamps: list[Range] | None
+
+
+class AVDecoder:
+    """Decodes clips of an audio or video file that is in memory, and nothing but these.
+
+    Nothing is decoded before it is asked for. Clips come in the order in which they are asked
+    for, and are the same as if the whole file had been decoded. May be pickled, if the file is
+    a `BytesIO`; for one thread at a time.
+
+    Args:
+        stream: The file: bytes, or a stream that can be read and sought.
+        suppress_warnings: Whether to be silent about clips that lie behind the end.
+    """
+
+    def __init__(self, stream: IO[bytes] | bytes, suppress_warnings: bool = False) -> None:
+        self.stream = as_stream(stream)
+        self.suppress_warnings = suppress_warnings
+
+    def get_video(self) -> AVData:
+        """Return all frames, as one clip."""
+        clip = self._video.all()
+        return AVData([_frames([clip])], [(clip.start, clip.stop)], None, None)
+
+    def get_audio(self) -> AVData:
+        """Return all samples of the audio, as one clip."""
+        samples = self._audio.all()
+        stop = self._audio.to_seconds(samples.shape[1])
+        return AVData(None, None, [_tensor(samples)], [(self._audio.start, stop)])
+
+    def get_video_with_audio(self) -> AVData:
+        """Return all frames and all samples of the audio, as one clip of each."""
+        video, audio = self.get_video(), self.get_audio()
+        return AVData(
+            video.video_clips, video.video_timestamps, audio.audio_clips, audio.audio_timestamps
+        )
+
+    def get_frames(self, video_decode_audio: bool = False) -> AVData | None:
+        """Return all frames, and the audio if it is wanted or if there is nothing else.
+
+        Returns:
+            None if the file has neither.
+        """
+        if self.has_video_stream():
+            with_audio = video_decode_audio and self.has_audio_stream()
+            return self.get_video_with_audio() if with_audio else self.get_video()
+        return self.get_audio() if self.has_audio_stream() else None
+
+    def get_video_clips(
+        self,
+        video_clip_ranges: Sequence[Range],
+        video_unit: VideoUnit = "seconds",
+        video_out_frame_size: Size | None = None,
+    ) -> tuple[list[Any], list[Range]]:
+        """Return clips of the video, and from when to when each one lasts.
+
+        Args:
+            video_clip_ranges: First and last second (or frame) of each, both included: all
+                frames that are shown at some time between them.
+            video_unit: Whether ranges are of seconds or numbers of frames.
+            video_out_frame_size: Height and width to which frames are scaled; None leaves them.
+
+        Returns:
+            Clips of one frame or more, or of none if they lie behind the end.
+        """
+        reader = self._video
+        find: Callable[..., Clip | None] = {
+            "seconds": reader.by_time,
+            "frames": lambda low, high, size: reader.by_number(int(low), int(high), size),
+        }[_checked(video_unit, ("seconds", "frames"), "video_unit")]
+        clips: list[Any] = [None] * len(video_clip_ranges)
+        times: list[Range] = [(0.0, 0.0)] * len(video_clip_ranges)
+        # In ascending order, so that what lies between two clips is decoded once.
+        for number in sorted(range(len(clips)), key=lambda n: video_clip_ranges[n]):
+            low, high = video_clip_ranges[number]
+            _check_range(low, high)
+            clip = find(low, high, video_out_frame_size)
+            if clip is None:
+                self._warn(low, high, video_unit)
+                clip = Clip([], reader.duration, reader.duration)
+            clips[number] = _frames([clip], video_out_frame_size or reader.size[::-1])
+            times[number] = clip.start, clip.stop
+        return clips, times
+
+    def get_audio_clips(
+        self, audio_clip_ranges: Sequence[Range], audio_unit: AudioUnit = "seconds"
+    ) -> tuple[list[Any], list[Range]]:
+        """Return clips of the audio, and from when to when each one lasts.
+
+        Args:
+            audio_clip_ranges: Where each one starts (included) and stops (not included).
+            audio_unit: Whether ranges are of seconds or numbers of samples.
+
+        Returns:
+            Clips of some samples, or of none if they lie behind the end.
+        """
+        reader = self._audio
+        in_seconds = _checked(audio_unit, ("seconds", "samples"), "audio_unit") == "seconds"
+        clips, times = [], []
+        for low, high in audio_clip_ranges:
+            _check_range(low, high)
+            first = reader.to_number(low) if in_seconds else int(low)
+            stop = reader.to_number(high) if in_seconds else int(high)
+            samples = reader.by_number(first, stop)
+            if not samples.shape[1] and first < stop:
+                self._warn(low, high, audio_unit)
+            clips.append(_tensor(samples))
+            times.append((reader.to_seconds(first), reader.to_seconds(first + samples.shape[1])))
+        return clips, times
+
+    def get_clips(
+        self,
+        video_clip_ranges: Sequence[Range] | None = None,
+        audio_clip_ranges: Sequence[Range] | None = None,
+        video_unit: VideoUnit = "seconds",
+        audio_unit: AudioUnit = "seconds",
+        video_out_frame_size: Size | None = None,
+    ) -> AVData:
+        """Return clips of video and audio, see `get_video_clips` and `get_audio_clips`.
+
+        None for ranges gives None for their clips; so does a file without such a stream.
+        """
+        found = AVData(None, None, None, None)
+        if video_clip_ranges is not None and self.has_video_stream():
+            found.video_clips, found.video_timestamps = self.get_video_clips(
+                video_clip_ranges, video_unit, video_out_frame_size
+            )
+        if audio_clip_ranges is not None and self.has_audio_stream():
+            found.audio_clips, found.audio_timestamps = self.get_audio_clips(
+                audio_clip_ranges, audio_unit
+            )
+        return found
+
+    def has_video_stream(self) -> bool:
+        """Return whether there is video."""
+        return self._streams[0]
+
+    def has_audio_stream(self) -> bool:
+        """Return whether there is audio."""
+        return self._streams[1]
+
+    def get_video_fps(self) -> float:
+        """Return frames per second, on average."""
+        return self._video.frames_per_second
+
+    def get_audio_samples_per_second(self) -> int:
+        """Return the rate of the audio."""
+        return self._audio.rate
+
+    def get_video_duration(self, get_frame_count: bool = False) -> tuple[float, int | None]:
+        """Return seconds and number of frames.
+
+        Args:
+            get_frame_count: Whether to count frames, which may read the whole file; without,
+                their number is None.
+        """
+        return self._video.duration, self._video.num_frames if get_frame_count else None
+
+    def get_audio_duration(self) -> float:
+        """Return the seconds of the audio, as its header has them."""
+        return self._audio.duration
+
+    def get_metadata(
+        self,
+        get_video: bool = True,
+        get_video_duration: bool = True,
+        get_video_frame_count: bool = True,
+        get_video_frame_size: bool = True,
+        get_audio: bool = True,
+        get_audio_duration: bool = True,
+        get_audio_num_samples: bool = False,
+    ) -> AVMetadata:
+        """Return what is known about the file without decoding it.
+
+        Args:
+            get_video: Whether to look at the video at all.
+            get_video_duration: Whether to tell its seconds.
+            get_video_frame_count: Whether to count its frames, which may read the whole file.
+            get_video_frame_size: Whether to tell width and height.
+            get_audio: Whether to look at the audio at all.
+            get_audio_duration: Whether to tell its seconds.
+            get_audio_num_samples: Whether to tell its samples, as far as the header knows.
+        """
+        known: dict[str, Any] = {}
+        if get_video and self.has_video_stream():
+            video = self._video
+            known["video_fps"] = video.frames_per_second
+            if get_video_duration:
+                known["video_duration"] = video.duration
+            if get_video_frame_count:
+                known["video_num_frames"] = video.num_frames
+            if get_video_frame_size:
+                known["video_width"], known["video_height"] = video.size
+        if get_audio and self.has_audio_stream():
+            audio = self._audio
+            known["audio_sample_rate"] = audio.rate
+            known["audio_channels"] = audio.num_channels
+            if get_audio_duration:
+                known["audio_duration"] = audio.duration
+            if get_audio_num_samples:
+                known["audio_num_samples"] = audio.num_samples
+        return AVMetadata(**known)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"stream": self.stream, "suppress_warnings": self.suppress_warnings}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.stream!r})"
+
+    @cached_property
+    def _streams(self) -> tuple[bool, bool]:
+        with open_container(self.stream) as container:
+            return bool(container.streams.video), bool(container.streams.audio)
+
+    # Two readers seek in one stream, each to where it wants to be.
+    @cached_property
+    def _video(self) -> VideoReader:
+        return VideoReader(cast(IO[bytes], _View(self.stream)))
+
+    @cached_property
+    def _audio(self) -> AudioReader:
+        return AudioReader(cast(IO[bytes], _View(self.stream)))
+
+    def _warn(self, low: float, high: float, unit: str) -> None:
+        if not self.suppress_warnings:
+            logger.warning(
+                "a clip from %s to %s %s lies behind the end of the file", low, high, unit
+            )
+
+
+class _View:
+    """A stream with a place of its own, over one that others read, too."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._place = 0
+
+    def read(self, size: int = -1) -> bytes:
+        self._stream.seek(self._place)
+        data = self._stream.read(size)
+        self._place += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence == 1:
+            offset, whence = self._place + offset, 0
+        self._place = self._stream.seek(offset, whence)
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+
+def get_clips_uniform(
+    av_decoder: AVDecoder,
+    clip_duration_seconds: float,
+    num_clips: int,
+    request_video: bool = False,
+    request_audio: bool = False,
+    video_out_frame_size: Size | None = None,
+) -> AVData:
+    """Return clips of equal length that are spread evenly from beginning to end.
+
+    Args:
+        av_decoder: The file.
+        clip_duration_seconds: Length of each; 0 for single frames, which lie half a frame from
+            beginning and end.
+        num_clips: How many.
+        request_video: Whether to return video.
+        request_audio: Whether to return audio.
+        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
+
+    Raises:
+        ConfigError: If neither video nor audio is wanted, or numbers make no sense.
+        DecodeError: If the file lacks what is wanted.
+    """
+    if not request_video and not request_audio:
+        raise ConfigError("request_video and request_audio are both False: nothing to return")
+    if num_clips < 1 or clip_duration_seconds < 0:
+        raise ConfigError(
+            f"{num_clips} clips of {clip_duration_seconds} s: wanted is 1 or more, of 0 s or more"
+        )
+    durations = []
+    if request_video:
+        durations.append(av_decoder.get_video_duration()[0])
+    if request_audio:
+        durations.append(av_decoder.get_audio_duration())
+    margin = 0.5 / (av_decoder.get_video_fps() or 1) if request_video else 0.0
+    first = 0.0 if clip_duration_seconds else margin
+    last = max(first, min(durations) - (clip_duration_seconds or margin))
+    starts = np.linspace(first, last, num_clips).tolist()
+    ranges = [(start, start + clip_duration_seconds) for start in starts]
+    return av_decoder.get_clips(
+        video_clip_ranges=ranges if request_video else None,
+        audio_clip_ranges=ranges if request_audio else None,
+        video_out_frame_size=video_out_frame_size,
+    )
+
+
+def get_single_frames_uniform(
+    av_decoder: AVDecoder,
+    num_frames: int,
+    *,
+    video_out_frame_size: Size | None = None,
+    return_timestamps: bool = False,
+) -> Any:
+    """Return single frames that are spread evenly from beginning to end, as one tensor.
+
+    Args:
+        av_decoder: The file.
+        num_frames: How many.
+        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
+        return_timestamps: Whether to return a pair: the frames, and when each is shown.
+
+    Returns:
+        Shape (frames, channels, height, width).
+    """
+    found = get_clips_uniform(
+        av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
+    )
+    clips, times = found.video_clips or [], found.video_timestamps or []
+    if find_spec("torch") is None:
+        frames: Any = np.concatenate([clip[:1] for clip in clips])
+    else:
+        import torch
+
+        frames = torch.cat([clip[:1] for clip in clips])
+    return (frames, [start for start, _ in times]) if return_timestamps else frames
+
+
+def _checked(value: str, known: tuple[str, ...], name: str) -> str:
+    if value not in known:
+        raise ConfigError(f"{name}={value!r}: wanted is {' or '.join(map(repr, known))}")
+    return value
+
+
+def _check_range(low: float, high: float) -> None:
+    if not 0 <= low <= high:
+        raise DecodeError(f"a clip from {low} to {high}: wanted is a range that ascends from 0 on")
+
+
+def _frames(clips: list[Clip], size: Size | None = None) -> Any:
+    frames = [frame for clip in clips for frame in clip.frames]
+    pixels = np.stack(frames) if frames else np.empty((0, *(size or (0, 0)), 3), np.uint8)
+    return _tensor(pixels.transpose(0, 3, 1, 2))
+
+
+def _tensor(array: Any) -> Any:
+    if find_spec("torch") is None:
+        return array
+    import torch
+
+    return torch.from_numpy(array)

@@ -1,0 +1,213 @@
+"""Samples of an audio stream by time and by number, as if all had been decoded.
+
+Decoding begins some time before what is wanted, because lossy codecs need what came before.
+Where time stamps are coarser than samples, as in Matroska, they only tell which frame it is:
+all frames of such a stream but the first have the same number of samples. If they do not,
+decoding begins at the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.decode.av_container import Stream, av_errors, open_container
+from energon.errors import DecodeError
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+
+RUN_UP_SECONDS = 0.5
+"""How long before a clip decoding begins."""
+PROBED_FRAMES = 4
+
+Samples = NDArray[np.float32]
+
+
+class _Grid(NamedTuple):
+    """Where frames begin, if they are regular: at 0, `first`, `first + step` and so on."""
+
+    first: int
+    step: int
+
+    def snap(self, place: float) -> int:
+        """Return the beginning of a frame next to `place`."""
+        number = round((place - self.first) / self.step)
+        return self.first + number * self.step if place > self.first / 2 else 0
+
+
+class AudioReader:
+    """The samples of the first audio stream of a file. For one thread at a time.
+
+    Args:
+        stream: The file.
+
+    Raises:
+        DecodeError: If it has no audio stream.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._file = stream
+        self._reopen()
+        self._probe()
+
+    @property
+    def rate(self) -> int:
+        """Samples per second of each channel."""
+        return self._stream.codec_context.sample_rate
+
+    @property
+    def num_channels(self) -> int:
+        """How many channels there are."""
+        return self._stream.codec_context.channels
+
+    @property
+    def duration(self) -> float:
+        """Seconds until the last sample, as far as headers know."""
+        if self._stream.duration:
+            return float(self._stream.duration * self._tick)
+        if self._container.duration:
+            return self._container.duration / 1_000_000
+        return self.all().shape[1] / self.rate
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples each channel has, as far as headers know."""
+        return round(Fraction(self.duration).limit_denominator(self.rate * 1000) * self.rate)
+
+    @property
+    def start(self) -> float:
+        """When the first sample is heard, in seconds from the beginning of the file."""
+        return self._start
+
+    def all(self) -> Samples:
+        """Return all samples, with shape (channels, samples) and values from -1 to 1."""
+        self._reopen()
+        pieces = [_to_floats(frame) for frame in self._frames()]
+        return np.concatenate(pieces, axis=1) if pieces else self._nothing()
+
+    def by_number(self, first: int, stop: int) -> Samples:
+        """Return samples from number `first` up to but without `stop`; see `all`."""
+        first = max(0, first)
+        if stop <= first:
+            return self._nothing()
+        pieces = []
+        for place, samples in self._from(first):
+            low, high = max(0, first - place), min(samples.shape[1], stop - place)
+            if low < high:
+                pieces.append(samples[:, low:high])
+            if place + samples.shape[1] >= stop:
+                break
+        return np.concatenate(pieces, axis=1) if pieces else self._nothing()
+
+    def to_number(self, seconds: float) -> int:
+        """Return the number of the sample that is heard at a time, or the nearest."""
+        return max(0, round((seconds - self._start) * self.rate))
+
+    def to_seconds(self, number: int) -> float:
+        """Return when a sample is heard."""
+        return self._start + number / self.rate
+
+    def close(self) -> None:
+        """Free the decoder."""
+        self._container.close()
+
+    def _reopen(self) -> None:
+        self._container = open_container(self._file)
+        if not self._container.streams.audio:
+            raise DecodeError("the file has no audio stream")
+        self._stream = self._container.streams.audio[0]
+        self._stream.codec_context.thread_count = 1
+        self._tick = Fraction(self._stream.time_base or Fraction(1, 1_000_000))
+        self._origin = max(0, self._container.start_time or 0) / 1_000_000
+
+    def _probe(self) -> None:
+        """Learn from the first frames how to tell from a time which sample it is."""
+        frames = []
+        for frame in self._frames():
+            frames.append(frame)
+            if len(frames) == PROBED_FRAMES:
+                break
+        lengths = [frame.samples for frame in frames]
+        self._is_exact = self._tick * self.rate <= 1
+        regular = len(lengths) == PROBED_FRAMES and len(set(lengths[1:])) == 1
+        self._grid = _Grid(lengths[0], lengths[1]) if regular else None
+        times = [frame.pts or 0 for frame in frames] or [0]
+        self._known_tick, self._known_place = times[0], 0
+        if regular and abs((times[1] - times[0]) * self._tick * self.rate - lengths[0]) > max(
+            1, self._tick * self.rate
+        ):
+            # Some files have a gap behind the first frame: what comes later counts.
+            self._known_tick, self._known_place = times[1], lengths[0]
+        start: Fraction = self._known_tick * self._tick - Fraction(self._known_place, self.rate)
+        self._start = max(0.0, float(start) - self._origin)
+
+    def _nothing(self) -> Samples:
+        return np.empty((self.num_channels, 0), np.float32)
+
+    def _from(self, first: int) -> Iterator[tuple[int, Samples]]:
+        """Yield runs of samples with the number of their first, from `first` or before it."""
+        target = first - int(RUN_UP_SECONDS * self.rate)
+        if target > 0 and (self._is_exact or self._grid is not None):
+            back = target
+            while back > 0:
+                found = self._sought(back)
+                head = next(found, None)
+                if head is not None and head[0] <= target:
+                    yield head
+                    yield from found
+                    return
+                back -= 4 * int(RUN_UP_SECONDS * self.rate)
+        self._reopen()
+        place = 0
+        for frame in self._frames():
+            samples = _to_floats(frame)
+            yield place, samples
+            place += samples.shape[1]
+
+    def _sought(self, target: int) -> Iterator[tuple[int, Samples]]:
+        ahead = Fraction(target - self._known_place, self.rate) / self._tick
+        tick = self._known_tick + int(ahead)
+        try:
+            with av_errors():
+                self._container.seek(tick, stream=self._stream, backward=True)
+        except DecodeError:
+            return
+        place = -1
+        for frame in self._frames():
+            samples = _to_floats(frame)
+            if place < 0:
+                if frame.pts is None:
+                    return
+                place = self._place(frame.pts)
+            yield place, samples
+            place += samples.shape[1]
+
+    def _place(self, tick: int) -> int:
+        place = (tick - self._known_tick) * self._tick * self.rate + self._known_place
+        if self._is_exact or self._grid is None:
+            return round(place)
+        return self._grid.snap(float(place))
+
+    def _frames(self) -> Iterator[AudioFrame]:
+        with av_errors():
+            yield from self._container.decode(self._stream)
+
+
+def _to_floats(frame: AudioFrame) -> Samples:
+    """Return the samples of a frame as (channels, samples), from -1 to 1."""
+    samples = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    kind = samples.dtype
+    if kind.kind == "u":
+        samples = samples.astype(np.float32) - 128
+        return samples / np.float32(128)
+    if kind.kind == "i":
+        # In double precision: 32-bit samples have more digits than float32.
+        return (samples / -float(np.iinfo(kind).min)).astype(np.float32)
+    return np.ascontiguousarray(samples, np.float32)

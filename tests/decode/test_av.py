@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import io
+import pickle
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from energon.decode.av import AVData, AVDecoder, get_clips_uniform, get_single_frames_uniform
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import ConfigError, DecodeError
+from energon.formats.media import AVMetadata
+from tests.decode.videos import KINDS, encode_video, plain_audio, plain_frames
+
+FRAMES = 45
+
+
+@cache
+def video(name="mp4"):
+    data = encode_video(next(kind for kind in KINDS if kind.name == name), frames=FRAMES)
+    frames, times = plain_frames(data)
+    return data, torch.from_numpy(frames.transpose(0, 3, 1, 2).copy()), times
+
+
+@cache
+def sound():
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.linspace(-0.5, 0.5, 32000).reshape(-1, 2), 8000, format="WAV")
+    return buffer.getvalue()
+
+
+def test_clips_come_in_the_order_in_which_they_are_asked_for():
+    data, frames, _ = video()
+    ranges = [(30, 33), (2, 2), (40, 60), (0, 44), (31, 31)]
+    clips, times = AVDecoder(data).get_video_clips(ranges, "frames")
+    for (first, last), clip, (start, stop) in zip(ranges, clips, times, strict=True):
+        assert torch.equal(clip, frames[first : last + 1])
+        assert start == pytest.approx(first / 10)
+        assert stop == pytest.approx(min(last + 1, FRAMES) / 10)
+
+
+def test_seconds_include_the_frames_at_both_ends():
+    data, frames, _ = video()
+    clips, times = AVDecoder(io.BytesIO(data)).get_video_clips([(0.25, 0.55), (0.3, 0.3)])
+    assert torch.equal(clips[0], frames[2:6])
+    assert torch.equal(clips[1], frames[3:4])
+    assert times == [(pytest.approx(0.2), pytest.approx(0.6)), (0.3, 0.4)]
+
+
+def test_clips_behind_the_end_are_empty_and_logged(caplog):
+    data, _, _ = video()
+    decoder = AVDecoder(data)
+    (clip,), _ = decoder.get_video_clips([(100, 101)])
+    assert clip.shape == (0, 3, 32, 48)
+    (clip,), _ = decoder.get_audio_clips([(100, 101)])
+    assert clip.shape == (2, 0)
+    assert caplog.text.count("behind the end") == 2
+    AVDecoder(data, suppress_warnings=True).get_video_clips([(100, 101)])
+    assert caplog.text.count("behind the end") == 2
+
+
+def test_audio_clips_are_parts_of_the_whole():
+    data, _, _ = video()
+    decoder = AVDecoder(data)
+    whole = torch.from_numpy(plain_audio(data))
+    clips, times = decoder.get_audio_clips([(1.0, 2.5), (0.1, 0.2)])
+    assert torch.allclose(clips[0], whole[:, 16000:40000], atol=1e-5)
+    assert torch.allclose(clips[1], whole[:, 1600:3200], atol=1e-5)
+    assert times == [(1.0, 2.5), (0.1, 0.2)]
+    (clip,), _ = decoder.get_audio_clips([(5, 9)], "samples")
+    assert torch.allclose(clip, whole[:, 5:9], atol=1e-5)
+
+
+def test_video_and_audio_do_not_disturb_each_other():
+    data, frames, _ = video()
+    decoder = AVDecoder(data)
+    for number in range(0, 40, 7):
+        found = decoder.get_clips([(number, number)], [(0.1, 0.3)], "frames")
+        assert torch.equal(found.video_clips[0], frames[number : number + 1])
+        assert found.audio_clips[0].shape == (2, 3200)
+
+
+def test_everything_is_there_at_once():
+    data, frames, _ = video()
+    found = AVDecoder(data).get_frames(video_decode_audio=True)
+    assert torch.equal(found.video_clips[0], frames)
+    assert np.array_equal(found.audio_clips[0].numpy(), plain_audio(data))
+    assert AVDecoder(data).get_frames().audio_clips is None
+    assert AVDecoder(sound()).get_frames().video_clips is None
+
+
+def test_a_file_without_a_stream_has_no_clips_of_it():
+    decoder = AVDecoder(sound())
+    assert (decoder.has_video_stream(), decoder.has_audio_stream()) == (False, True)
+    found = decoder.get_clips([(0, 1)], [(0, 1)])
+    assert found.video_clips is None
+    assert found.audio_clips[0].shape == (2, 8000)
+    with pytest.raises(DecodeError, match="no video stream"):
+        decoder.get_video_fps()
+    silent = AVDecoder(video("mp4 of variable rate")[0])
+    assert (silent.has_video_stream(), silent.has_audio_stream()) == (True, False)
+    assert silent.get_clips(None, [(0, 1)]) == AVData(None, None, None, None)
+
+
+def test_metadata_are_those_of_the_headers():
+    data, _, _ = video()
+    metadata = AVDecoder(data).get_metadata(get_audio_num_samples=True)
+    assert metadata == AVMetadata(
+        video_duration=4.5,
+        video_num_frames=45,
+        video_fps=10.0,
+        video_width=48,
+        video_height=32,
+        audio_duration=4.5,
+        audio_channels=2,
+        audio_sample_rate=16000,
+        audio_num_samples=72000,
+    )
+    assert AVDecoder(data).get_metadata(get_video=False, get_audio_duration=False) == AVMetadata(
+        audio_channels=2, audio_sample_rate=16000
+    )
+    assert AVDecoder(sound()).get_metadata().audio_duration == 2.0
+
+
+def test_what_is_asked_of_headers_is_what_methods_say():
+    decoder = AVDecoder(video()[0])
+    assert decoder.get_video_fps() == 10
+    assert decoder.get_audio_samples_per_second() == 16000
+    assert decoder.get_video_duration() == (4.5, None)
+    assert decoder.get_video_duration(get_frame_count=True) == (4.5, 45)
+    assert decoder.get_audio_duration() == 4.5
+
+
+def test_a_copy_that_was_pickled_decodes_the_same():
+    data, frames, _ = video()
+    decoder = AVDecoder(io.BytesIO(data))
+    decoder.get_video_clips([(1, 1)], "frames")
+    (clip,), _ = pickle.loads(pickle.dumps(decoder)).get_video_clips([(7, 8)], "frames")
+    assert torch.equal(clip, frames[7:9])
+
+
+def test_uniform_clips_reach_from_beginning_to_end():
+    data, frames, _ = video()
+    found = get_clips_uniform(AVDecoder(data), 0.5, 3, request_video=True, request_audio=True)
+    assert found.video_timestamps[0][0] == 0
+    assert found.video_timestamps[-1][1] == pytest.approx(4.5)
+    assert torch.equal(found.video_clips[0], frames[:6])
+    assert torch.equal(found.video_clips[-1], frames[40:])
+    assert [clip.shape[1] for clip in found.audio_clips] == [8000] * 3
+    assert get_clips_uniform(AVDecoder(data), 1, 2, request_audio=True).video_clips is None
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "numbers"), [(1, [0]), (2, [0, 44]), (3, [0, 22, 44]), (45, list(range(45)))]
+)
+def test_uniform_frames_lie_half_a_frame_from_the_ends(num_frames, numbers):
+    data, frames, times = video()
+    found, starts = get_single_frames_uniform(AVDecoder(data), num_frames, return_timestamps=True)
+    assert torch.equal(found, frames[numbers])
+    assert starts == pytest.approx([times[number] for number in numbers])
+    small = get_single_frames_uniform(AVDecoder(data), num_frames, video_out_frame_size=(16, 24))
+    assert small.shape == (num_frames, 3, 16, 24)
+
+
+def test_clips_longer_than_the_video_are_all_of_it():
+    data, frames, _ = video()
+    found = get_clips_uniform(AVDecoder(data), 99, 2, request_video=True)
+    assert all(torch.equal(clip, frames) for clip in found.video_clips)
+
+
+def test_arguments_that_make_no_sense_are_refused():
+    decoder = AVDecoder(video()[0])
+    with pytest.raises(ConfigError, match="nothing to return"):
+        get_clips_uniform(decoder, 1, 1)
+    with pytest.raises(ConfigError, match="0 clips"):
+        get_clips_uniform(decoder, 1, 0, request_video=True)
+    with pytest.raises(ConfigError, match="video_unit='minutes'"):
+        decoder.get_video_clips([(0, 1)], "minutes")
+    with pytest.raises(DecodeError, match="ascends"):
+        decoder.get_video_clips([(2, 1)])
+
+
+@pytest.mark.parametrize("data", [b"", b"no video", bytes(1000)])
+def test_what_is_no_media_file_is_an_error_of_the_sample(data):
+    with pytest.raises(DecodeError, match="no whole audio or video file"):
+        AVDecoder(data).get_video()
+    with pytest.raises(DecodeError):
+        SampleDecoder(av_decode="torch").decode("x.mp4", data)
+
+
+def test_a_sample_decoder_makes_of_videos_what_it_is_told():
+    data, frames, _ = video()
+    decoder = SampleDecoder().decode("x.mp4", data)
+    assert isinstance(decoder, AVDecoder)
+    assert torch.equal(decoder.get_video().video_clips[0], frames)
+    found = SampleDecoder(av_decode="torch").decode("a/x.MP4", data)
+    assert torch.equal(found.video_clips[0], frames)
+    assert found.audio_clips is None
+    found = SampleDecoder(av_decode="torch", video_decode_audio=True).decode("x.mov", data)
+    assert found.audio_clips[0].shape[0] == 2
+    with SampleDecoder(av_decode="pyav").decode("x.mkv", data) as container:
+        assert len(list(container.decode(video=0))) == FRAMES
+    with pytest.raises(ConfigError, match="av_decode='decord'"):
+        SampleDecoder(av_decode="decord")
+
+
+def test_the_content_tells_videos_from_other_files():
+    data, _, _ = video()
+    decoder = SampleDecoder(guess_content=True)
+    assert isinstance(decoder.decode("x.bin", data), AVDecoder)
+    assert isinstance(decoder.decode("x.bin", sound()), AVDecoder)
+    for name in ("mkv", "avi", "flv", "webm of VP8"):
+        assert isinstance(decoder.decode("x.bin", video(name)[0]), AVDecoder)
