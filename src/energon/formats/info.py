@@ -56,8 +56,11 @@ def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
     folder = root / META
     for name, parse in ((".info.json", _parse_json), (".info.yaml", yaml.load)):
         path = folder / name
-        if path.is_file():
-            return _check(parse(path.read_text(), origin=str(path)), str(path))
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return _check(parse(text, origin=str(path)), str(path))
     problem = "is not a prepared dataset" if root.is_dir() else "does not exist"
     raise DatasetNotFoundError(
         f"{root} {problem}: there is no {META}/.info.json; run `energon prepare {root}`"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, FormatError
@@ -104,23 +105,26 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
         FormatError: If it is no YAML or JSON.
     """
     root = as_path(dataset)
-    path = root / META / name
-    if name == "split.yaml" and not path.is_file():
-        path = path.with_suffix(".json")
-    if not path.is_file():
-        raise ConfigError(
-            f"{root / META / name}: no such file; run `energon prepare {root}`, "
-            "or name another with split_config"
-        )
-    text = path.read_text()
+    for wanted in (name, "split.json") if name == "split.yaml" else (name,):
+        path = root / META / wanted
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return _check(_parse(text, path), str(path))
+    raise ConfigError(
+        f"{root / META / name}: no such file; run `energon prepare {root}`, or name another with "
+        "split_config"
+    )
+
+
+def _parse(text: str, path: Path) -> Any:
     if path.name.endswith(".json"):
         try:
-            document = json.loads(text)
+            return json.loads(text)
         except ValueError as error:
             raise FormatError(f"{path}: {error}") from error
-    else:
-        document = yaml.load(text, origin=str(path))
-    return _check(document, str(path))
+    return yaml.load(text, origin=str(path))
 
 
 def _check(document: Any, origin: str) -> Split:

@@ -136,24 +136,24 @@ class BlockFile:
 
     def _fetch_all(self, stream: Stream, block: int) -> bytes:
         """Fetch the whole object, storing each block as it comes; return one of them."""
-        left, number, wanted = bytearray(), 0, b""
+        left, number, total, wanted = bytearray(), 0, 0, b""
         for chunk in stream():
             left += chunk
-            while len(left) >= BLOCK_BYTES or (left and self._ends(number, len(left))):
+            total += len(chunk)
+            while len(left) >= BLOCK_BYTES or (left and total == self.size):
                 data = bytes(left[:BLOCK_BYTES])
                 del left[:BLOCK_BYTES]
                 self._store(number, data)
                 wanted = data if number == block else wanted
                 number += 1
-        if number != self._count or left:
+            if total > self.size:
+                break
+        if total != self.size:
             raise StorageError(
-                f"{self.path.name}: got {number} blocks and {len(left)} bytes, wanted "
-                f"{self.size} bytes in all; the object has changed, open it again"
+                f"{self.path.name}: got {total} bytes or more, wanted {self.size} in all; the "
+                "object has changed, open it again"
             )
         return wanted
-
-    def _ends(self, block: int, size: int) -> bool:
-        return block * BLOCK_BYTES + size >= self.size
 
     def _store(self, block: int, data: bytes) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from energon.errors import DatasetNotFoundError
 from energon.io.address import is_remote, local_path
@@ -61,6 +62,18 @@ def file_size(address: AnyPath) -> int:
     """
     store, key = open_store(address)
     return store.info(key).size
+
+
+def file_sizes(addresses: Sequence[AnyPath]) -> list[int]:
+    """Return how many bytes each of some files has, asked for at the same time.
+
+    Raises:
+        DatasetNotFoundError: If one is missing.
+    """
+    if not any(is_remote(address) for address in addresses):
+        return [file_size(address) for address in addresses]
+    store, _ = open_store(addresses[0])
+    return store.together(file_size, [(address,) for address in addresses])
 
 
 def is_file(address: AnyPath) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from energon.errors import (
     ObjectChangedError,
@@ -105,21 +105,19 @@ class Store:
         """Return several ranges, read in parallel; see `read_range`."""
         return self.together(partial(self.read_range, key, version=version), ranges)
 
-    def together(self, read: Callable[[int, int], T], ranges: Sequence[tuple[int, int]]) -> list[T]:
-        """Return `read(start, stop)` for each range, called in parallel."""
-        if len(ranges) < 2:
-            return [read(*each) for each in ranges]
-        futures = [self.submit(read, *each) for each in ranges]
+    def together(self, ask: Callable[..., T], items: Sequence[tuple[Any, ...]]) -> list[T]:
+        """Return `ask(*item)` for each item, called in parallel."""
+        if len(items) < 2:
+            return [ask(*item) for item in items]
+        futures = [self.submit(ask, *item) for item in items]
         try:
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
-    def submit(
-        self, read: Callable[[int, int], T], start: int, stop: int, *, ahead: bool = False
-    ) -> Future[T]:
-        """Call `read(start, stop)` in a thread of the store.
+    def submit(self, ask: Callable[..., T], *arguments: Any, ahead: bool = False) -> Future[T]:
+        """Call `ask(*arguments)` in a thread of the store.
 
         With `ahead`, it is not needed yet, and what is needed does not wait for it.
         """
@@ -127,7 +125,7 @@ class Store:
             pool = self._threads("energon-ahead", self.settings.parallel_requests)
         else:
             pool = self._threads("energon-read", MAX_PARALLEL)
-        return pool.submit(read, start, stop)
+        return pool.submit(ask, *arguments)
 
     def stream(self, key: str, start: int = 0, *, version: str | None = None) -> Iterator[bytes]:
         """Yield an object in chunks, from byte `start`. A broken stream is continued.

@@ -1,25 +1,61 @@
-"""Part tables and indexes of shards in object stores."""
+"""What readers must know of a shard in an object store: its part table, kept on local disk."""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from energon.errors import DatasetNotFoundError
+from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.part_table import PartTable
 from energon.formats.tar_index import parse_tar_index
 from energon.formats.tar_scan import scan_archive
 from energon.io.address import address_name, join_address, parent_address, redact
+from energon.io.disk_cache import disk_cache
 from energon.io.files import read_bytes
 from energon.io.range_file import RemoteFile
 
 
 def open_remote_table(file: RemoteFile) -> PartTable:
-    """Return the part table of a shard: that beside it, or one made by reading its headers."""
-    beside = join_address(parent_address(file.address), f"{address_name(file.address)}.parts")
+    """Return the part table of a shard: that beside it, or one made by reading its headers.
+
+    It is fetched or made once on a machine for each version of the shard.
+
+    Raises:
+        TruncatedError: If the shard is shorter than it was when it was indexed.
+        FormatError: If the table or the shard is damaged.
+    """
+    beside = _beside(file, ".parts")
+
+    def fetch() -> bytes:
+        try:
+            return read_bytes(beside)
+        except DatasetNotFoundError:
+            return _scan(file).to_bytes()
+
+    cache, name = disk_cache(), redact(beside)
+    path = cache.keep(name, _version(file), fetch)
     try:
-        return PartTable.from_buffer(read_bytes(beside), origin=redact(beside))
-    except DatasetNotFoundError:
-        pass
+        return _map(path, name)
+    except (FormatError, FileNotFoundError):
+        cache.discard(path)
+    return _map(cache.keep(name, _version(file), fetch), name)
+
+
+def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) -> None:
+    """Call `check` unless it did not raise before, on this machine, for this shard and table."""
+
+    def make() -> bytes:
+        check()
+        return b"as indexed"
+
+    about = f"{_version(file)} {table.shard_size} {table.shard_mtime_ns} {table.num_parts}"
+    disk_cache().keep(f"check of {file.path}", about, make)
+
+
+def _scan(file: RemoteFile) -> PartTable:
+    """Return a table made of the headers of a shard, and check it by the index that is there."""
 
     def read_into(offset: int, buffer: Any) -> int:
         view = memoryview(buffer)
@@ -27,16 +63,29 @@ def open_remote_table(file: RemoteFile) -> PartTable:
         view[: len(data)] = data
         return len(data)
 
-    return PartTable.from_scan(
-        scan_archive(read_into, file.info.size, origin=file.path, strict=False)
-    )
-
-
-def remote_indexed_size(address: str) -> int:
-    """Return what a shard must have at least, by the index that other tools write beside it."""
-    name = address_name(address).rpartition(".")[0] + ".tar.idx"
-    beside = join_address(parent_address(address), name)
     try:
-        return int(parse_tar_index(read_bytes(beside), origin=redact(beside))[-1])
-    except FileNotFoundError:
-        return 0
+        index = _beside(file, ".idx")
+        indexed = int(parse_tar_index(read_bytes(index), origin=redact(index))[-1])
+    except DatasetNotFoundError:
+        indexed = 0
+    if file.info.size < indexed:
+        raise TruncatedError(
+            f"{file.path}: has {file.info.size} bytes, had {indexed} when it was indexed; restore "
+            "the file, or run `energon prepare` again"
+        )
+    scan = scan_archive(read_into, file.info.size, origin=file.path, strict=False)
+    return PartTable.from_scan(scan, shard_mtime_ns=file.info.mtime_ns)
+
+
+def _map(path: Path, name: str) -> PartTable:
+    with open(path, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return PartTable.from_buffer(data, origin=name, verify=True)
+
+
+def _beside(file: RemoteFile, ending: str) -> str:
+    return join_address(parent_address(file.address), address_name(file.address) + ending)
+
+
+def _version(file: RemoteFile) -> str:
+    return f"{file.info.version} {file.info.size}"

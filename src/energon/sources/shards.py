@@ -24,13 +24,15 @@ from energon.io.epath import AnyPath
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.io.threads import WaitingThreads
-from energon.sources.remote import open_remote_table, remote_indexed_size
+from energon.sources.remote import check_once, open_remote_table
 
 MAX_OPEN_SHARDS = 1024
 OPEN_THREADS = 16
 """How many shards of distant stores are opened at the same time."""
 PROBED_SAMPLES = 8
 """How many samples are compared with their table where the date of a shard is another."""
+FAR_PROBED_SAMPLES = 2
+"""The same where each takes the time of a request."""
 PROBE_BYTES = 64 << 10
 """What is read for the headers of a sample at a time."""
 
@@ -110,13 +112,13 @@ class ShardPool:
 
     def _open(self, path: str, dataset: AnyPath) -> OpenShard:
         shard, size, mtime_ns = _open_remote(path) if is_remote(path) else _open_local(path)
+        path = shard.file.path
         scanned = not shard.table.shard_mtime_ns
         indexed = _indexed_size(path) if scanned else shard.table.shard_size
-        path = shard.file.path
         if size < indexed:
             raise TruncatedError(
-                f"{path}: has {size} bytes, had {indexed} when it was indexed; restore "
-                f"the file, or {_again(dataset)}"
+                f"{path}: has {size} bytes, had {indexed} when it was indexed; restore the file, "
+                f"or {_again(dataset)}"
             )
         if scanned:
             return shard
@@ -132,15 +134,12 @@ class ShardPool:
         """Tell a copy, which only has another date, from a file that was written anew."""
         if (path, mtime_ns) in self._probed:
             return
-        last = shard.table.num_samples - 1
-        for index in np.unique(np.linspace(0, last, PROBED_SAMPLES).astype(np.int64)).tolist():
-            if not _is_where_indexed(shard, index):
-                key = shard.table.key_of(index)
-                raise ShardChangedError(
-                    f"{path}: sample {key!r} does not lie at byte "
-                    f"{shard.table.sample_extent(index)[0]}, as it did when the shard was indexed; "
-                    f"the shard was written anew, {_again(dataset)}"
-                )
+        if isinstance(shard.file, RemoteFile):
+            check_once(
+                shard.file, shard.table, lambda: _compare(shard, FAR_PROBED_SAMPLES, dataset)
+            )
+        else:
+            _compare(shard, PROBED_SAMPLES, dataset)
         self._probed.add((path, mtime_ns))
 
 
@@ -166,12 +165,22 @@ def _open_remote(address: str) -> tuple[OpenShard, int, int]:
 
 def _indexed_size(path: str) -> int:
     """Return what a shard must have at least, by the index that other tools write beside it."""
-    if is_remote(path):
-        return remote_indexed_size(path)
     try:
         return int(load_tar_index(tar_index_path(path))[-1])
     except FileNotFoundError:
         return 0
+
+
+def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
+    """Raise ShardChangedError unless `count` samples lie where the table says."""
+    last = shard.table.num_samples - 1
+    for index in np.unique(np.linspace(0, last, count).astype(np.int64)).tolist():
+        if not _is_where_indexed(shard, index):
+            raise ShardChangedError(
+                f"{shard.file.path}: sample {shard.table.key_of(index)!r} does not lie at byte "
+                f"{shard.table.sample_extent(index)[0]}, as it did when the shard was indexed; "
+                f"the shard was written anew, {_again(dataset)}"
+            )
 
 
 def _is_where_indexed(shard: OpenShard, index: int) -> bool:

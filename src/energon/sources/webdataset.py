@@ -24,8 +24,8 @@ from energon.formats.info import load_info
 from energon.formats.part_table import PartTable
 from energon.formats.split import load_split
 from energon.io.address import is_remote
-from energon.io.epath import any_path
-from energon.io.files import file_size
+from energon.io.epath import AnyPath, any_path
+from energon.io.files import file_sizes
 from energon.io.range_file import RangeFile
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
@@ -126,13 +126,18 @@ class WebdatasetSource:
     def mean_sample_bytes(self) -> float:
         """Bytes of tar per sample, estimated from a few shards."""
         chosen = np.unique(np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int))
-        sizes = sum(file_size(self._shard_path(int(shard))) for shard in chosen)
-        return sizes / max(1, sum(self._counts[int(shard)] for shard in chosen))
+        sizes = file_sizes([self._shard_path(shard) for shard in chosen.tolist()])
+        return sum(sizes) / max(1, sum(self._counts[int(shard)] for shard in chosen))
 
     @property
     def is_remote(self) -> bool:
         """Whether the dataset is not on this machine."""
         return is_remote(self.path)
+
+    @property
+    def paths(self) -> list[AnyPath]:
+        """Its folder, as a list of one."""
+        return [self.path]
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what a saved state must find unchanged: the samples and their order."""
