@@ -133,7 +133,7 @@ def test_samples_keep_their_type_and_what_is_about_them():
 def test_images_may_be_recognised_by_their_content():
     decoder = SampleDecoder(image_decode="rgb8", guess_content=True)
     assert decoder.decode("k.dat", jpeg(0)).shape == (8, 12, 3)
-    assert decoder.decode("k.dat", b"RIFFxxxxWAVE") == b"RIFFxxxxWAVE"
+    assert decoder.decode("k.dat", b"RIFFxxxxCDXA") == b"RIFFxxxxCDXA"
 
 
 def test_unknown_settings_are_refused():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,10 +69,10 @@ class AudioReader:
     def duration(self) -> float:
         """Seconds until the last sample, as far as headers know."""
         if self._stream.duration:
-            return float(self._stream.duration * self._tick)
+            return float(Fraction(self._stream.duration) * self._tick)
         if self._container.duration:
-            return self._container.duration / 1_000_000
-        return self.all().shape[1] / self.rate
+            return float(self._container.duration / 1_000_000)
+        return float(self.all().shape[1] / self.rate)
 
     @property
     def num_samples(self) -> int:
@@ -138,13 +138,15 @@ class AudioReader:
         self._grid = _Grid(lengths[0], lengths[1]) if regular else None
         times = [frame.pts or 0 for frame in frames] or [0]
         self._known_tick, self._known_place = times[0], 0
-        if regular and abs((times[1] - times[0]) * self._tick * self.rate - lengths[0]) > max(
-            1, self._tick * self.rate
-        ):
-            # Some files have a gap behind the first frame: what comes later counts.
+        if regular and self._has_gap(times[1] - times[0], lengths[0]):
+            # Some files have one behind the first frame, and what comes later counts.
             self._known_tick, self._known_place = times[1], lengths[0]
         start: Fraction = self._known_tick * self._tick - Fraction(self._known_place, self.rate)
         self._start = max(0.0, float(start) - self._origin)
+
+    def _has_gap(self, ticks: int, samples: int) -> bool:
+        between = ticks * self._tick * self.rate
+        return abs(float(between) - samples) > max(1.0, float(self._tick * self.rate))
 
     def _nothing(self) -> Samples:
         return np.empty((self.num_channels, 0), np.float32)
@@ -200,14 +202,13 @@ class AudioReader:
 
 def _to_floats(frame: AudioFrame) -> Samples:
     """Return the samples of a frame as (channels, samples), from -1 to 1."""
-    samples = frame.to_ndarray()
+    samples: NDArray[Any] = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T
     kind = samples.dtype
     if kind.kind == "u":
-        samples = samples.astype(np.float32) - 128
-        return samples / np.float32(128)
+        return (samples.astype(np.float32) - 128) / np.float32(128)
     if kind.kind == "i":
         # In double precision: 32-bit samples have more digits than float32.
-        return (samples / -float(np.iinfo(kind).min)).astype(np.float32)
+        return np.asarray(samples / 2.0 ** (8 * kind.itemsize - 1), np.float32)
     return np.ascontiguousarray(samples, np.float32)
