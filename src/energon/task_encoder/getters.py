@@ -184,7 +184,7 @@ class LeafDataset:
 
     Args:
         name: Name of the dataset folder.
-        paths: The dataset folder, as a list of one.
+        paths: The dataset folder, as a list of one; those of all datasets of a join.
         subflavors: Of the dataset and all documents that refer to it.
     """
 
@@ -234,7 +234,7 @@ def get_val_datasets(
             ),
             LeafDataset(
                 opened.source.path.name,
-                [str(opened.source.path)],
+                [str(path) for path in opened.source.paths],
                 opened.leaf.subflavors,
             ),
         )

@@ -44,10 +44,10 @@ def open_join(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> JoinedSource:
         EmptyDatasetError: If no sample is left.
     """
     digest = join_digest(leaf, sources)
-    path = find_index(leaf, digest)
+    index = find_index(leaf, digest)
     return JoinedSource(
         sources,
-        build_index(leaf, sources, digest) if path is None else JoinIndex.open(path),
+        build_index(leaf, sources, digest) if index is None else index,
         digest=digest,
         subsets=leaf.subsets,
     )
@@ -63,18 +63,12 @@ def join_digest(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def find_index(leaf: Leaf, digest: str) -> Path | None:
-    """Return where the index of a join is; None if it is not there, or damaged."""
+def find_index(leaf: Leaf, digest: str) -> JoinIndex | None:
+    """Return the index of a join; None if it is not there, or damaged."""
     for folder in cache_folders(leaf):
-        path = folder / index_name(digest)
-        try:
-            JoinIndex.open(path)
-        except FileNotFoundError:
-            continue
-        except (FormatError, OSError) as error:
-            log.warning("building a join index again: %s", error)
-            continue
-        return path
+        index = _load(folder / index_name(digest))
+        if index is not None:
+            return index
     return None
 
 
@@ -88,7 +82,7 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
             folder.mkdir(parents=True, exist_ok=True)
             # Processes of one machine build it once; whoever waited finds it there.
             with waiting_lock(folder / f".{digest}.lock"):
-                if not path.exists():
+                if _load(path) is None:
                     log.info("building the join index %s", path)
                     build_join_index(path, columns)
             return JoinIndex.open(path)
@@ -98,6 +92,16 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
         f"{leaf.origin}: the index of the join can be written nowhere ({'; '.join(problems)}); set "
         "ENERGON_STORAGE_CACHE_DIR to a folder that can be written"
     )
+
+
+def _load(path: Path) -> JoinIndex | None:
+    try:
+        return JoinIndex.open(path)
+    except FileNotFoundError:
+        return None
+    except (FormatError, OSError) as error:
+        log.warning("building a join index again: %s", error)
+        return None
 
 
 def index_name(digest: str) -> str:
