@@ -94,6 +94,11 @@ class ShardPool:
             )
         return shard
 
+    def close(self, path: str) -> None:
+        """Forget an open shard, so that it is opened and checked anew."""
+        with self._lock:
+            self._shards.pop(path, None)
+
     def open_together(
         self, open_one: Callable[[int], OpenShard], shards: Sequence[int]
     ) -> list[OpenShard | None]:

@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import DatasetNotFoundError, EmptyDatasetError, FormatError
+from energon.errors import (
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    FormatError,
+    ObjectChangedError,
+)
 from energon.formats.info import load_info
 from energon.formats.part_table import PartTable
 from energon.formats.split import load_split
@@ -184,7 +189,12 @@ class WebdatasetSource:
             if start < stop:
                 shard = int(shards[start])
                 local = raw[start:stop] - self.bounds[shard] + self.firsts[shard]
-                found += self._read_shard(shard, local, keys[start:stop], subflavors)
+                try:
+                    found += self._read_shard(shard, local, keys[start:stop], subflavors)
+                except ObjectChangedError:
+                    # Replaced since it was opened: if by the same, reading goes on.
+                    self._pool.close(self._shard_path(shard))
+                    found += self._read_shard(shard, local, keys[start:stop], subflavors)
         samples: list[Any] = [None] * len(found)
         for place, sample in zip(places, found, strict=True):
             samples[place] = sample
