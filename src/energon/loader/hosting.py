@@ -15,7 +15,7 @@ from energon.loader.order import DeliveryOrder
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
-from energon.stages.lane import Lane
+from energon.stages.lane import Lane, Present
 
 
 class Event(NamedTuple):
@@ -99,7 +99,7 @@ class LaneHost:
         if batch is _END:
             self._order.drop()
             return Event(lane, counts=dict(opened.counts), ended=True)
-        opened.batch += 1
+        opened.present.batch += 1
         self._order.advance()
         return Event(lane, batch, pickle.dumps(iterator.state_dict()), dict(opened.counts))
 
@@ -112,7 +112,7 @@ class LaneHost:
             skip_rows=frozenset(position.skip_rows),
             progress=None if self._watch is None else self._watch.row,
             counts=Counter(position.counts),
-            batch=position.batches,
+            present=Present(batch=position.batches),
         )
         iterator = self._pipeline.open_lane(lane, position.saved_state())
         self._open[number] = iterator, lane

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from energon.errors import ConfigError
 from energon.plan.rows import Plan
@@ -25,6 +25,19 @@ class Reading:
 
 
 @dataclass(eq=False)
+class Present:
+    """What a lane works on now; all stages see the same.
+
+    Args:
+        row: Row of the sample that user code gets, or with which its batch begins.
+        batch: How many batches the lane has yielded before.
+    """
+
+    row: int = 0
+    batch: int = 0
+
+
+@dataclass(eq=False)
 class Lane:
     """One lane, open in a worker.
 
@@ -37,8 +50,10 @@ class Lane:
             the first of several, and whether these are several; tells the loader that the
             worker lives, and where it was if it dies. None means nobody asks.
         counts: Statistics of the lane: samples, skipped, failed, by name.
-        row: Row of the sample that user code works on, or with which its batch begins.
-        batch: How many batches the lane has yielded.
+        present: What it works on.
+        pass_number: How often finite data have been read before, for stages that repeat them.
+        stride: What to multiply a row with, and
+        offset: what to add to it, to get the number by which it is known outside.
         reading: By which plan and how far the lane is read.
     """
 
@@ -48,25 +63,42 @@ class Lane:
     skip_rows: frozenset[int] = frozenset()
     progress: Callable[[int, bool], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    row: int = 0
-    batch: int = 0
+    present: Present = field(default_factory=Present)
+    pass_number: int = 0
+    stride: int = 1
+    offset: int = 0
     reading: Reading = field(default_factory=Reading)
 
     def enter(self, row: int, *, several: bool = False) -> None:
         """Note that user code gets the sample of this row, or several that begin with it."""
-        self.row = row
+        known = row * self.stride + self.offset
+        self.present.row = known
         if self.progress is not None:
-            self.progress(row, several)
+            self.progress(known, several)
+
+    def branch(self, number: int, count: int) -> Lane:
+        """Return the lane for one of `count` streams that are merged.
+
+        Each reads by a plan of its own, and its rows are told from those of the others: row r
+        of stream i is known as r·count + i outside.
+        """
+        return replace(
+            self,
+            skip_rows=frozenset(row // count for row in self.skip_rows if row % count == number),
+            stride=self.stride * count,
+            offset=self.offset + self.stride * number,
+            reading=Reading(),
+        )
 
     @property
     def sample_index(self) -> int:
         """Number of the present sample among those of all lanes."""
-        return self.row * self.lanes + self.number
+        return self.present.row * self.lanes + self.number
 
     @property
     def batch_index(self) -> int:
         """Number of the present batch among those of all lanes."""
-        return self.batch * self.lanes + self.number
+        return self.present.batch * self.lanes + self.number
 
 
 class _Active(threading.local):

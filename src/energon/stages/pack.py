@@ -263,7 +263,6 @@ class _PackIterator(ApplyIterator):
     def _read_ahead(self, count: int) -> None:
         """Read until `count` samples of the next window are there, or the stream ends."""
         inner, ahead = self.inner, self.ahead
-        self.inner_lane.batch = self.lane.batch
         while len(ahead) < count:
             sample = next(inner, SKIPPED)
             if sample is SKIPPED:
