@@ -36,6 +36,7 @@ class Unpacked:
         self._make = make
         self._origin = origin
         self._unpack = make()
+        self._is_over = False
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` bytes, none at the end only.
@@ -44,28 +45,35 @@ class Unpacked:
             TruncatedError: If the end is missing.
             FormatError: If the bytes are damaged.
         """
-        while True:
+        while not self._is_over:
+            if self._unpack.eof:
+                self._next_stream()
+                continue
             unpacked = self._unpack_some(size)
             if unpacked:
                 return unpacked
-            if self._unpack.eof:
-                rest = self._unpack.unused_data
-                self._packed = rest or self._stream.read(CHUNK_BYTES) or b""
-                # tar pads with zeros; so may who stores compressed archives.
-                if not self._packed.strip(b"\0"):
-                    return b""
-                self._unpack = self._make()
-                continue
-            self._packed = self._stream.read(CHUNK_BYTES) or b""
-            if not self._packed:
-                raise TruncatedError(
-                    f"{self._origin}: the compressed data end too early; restore the file or "
-                    "write it again"
-                )
+            if not self._unpack.eof:
+                self._packed = self._stream.read(CHUNK_BYTES) or b""
+                if not self._packed:
+                    raise TruncatedError(
+                        f"{self._origin}: the compressed data end too early; restore the file or "
+                        "write it again"
+                    )
+        return b""
 
     def close(self) -> None:
         """Close the compressed stream."""
         self._stream.close()
+
+    def _next_stream(self) -> None:
+        """Go on with what follows the end of a compressed stream: another one, or padding."""
+        rest = self._unpack.unused_data or self._stream.read(CHUNK_BYTES) or b""
+        # tar pads with zeros, and so may who stores compressed archives.
+        rest = rest.lstrip(b"\0") or (self._stream.read(CHUNK_BYTES) or b"").lstrip(b"\0")
+        if rest:
+            self._unpack, self._packed = self._make(), rest
+        else:
+            self._is_over = True
 
     def _unpack_some(self, size: int) -> bytes:
         packed, self._packed = self._packed, b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -185,13 +186,16 @@ def _chunks(opened: ShardStream) -> Iterable[bytes]:
         yield chunk
 
 
-class _Buffered:
-    """A stream that can say whether it has ended, and reads as much as is asked for."""
+class _Buffered(io.RawIOBase):
+    """A stream that can say whether it has ended, and gives exactly what is asked for."""
 
     def __init__(self, opened: ShardStream) -> None:
         self._chunks = iter(_chunks(opened))
         self._buffer = b""
         self._at = 0
+
+    def readable(self) -> bool:
+        return True
 
     def has_more(self) -> bool:
         while self._at >= len(self._buffer):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from energon.errors import StorageError
+from energon.io.address import redact
+from energon.io.forking import check_process
 from energon.io.registry import open_store
+
+_CHUNK_BYTES = 1 << 20
 
 
 class RemoteReader:
@@ -19,6 +26,7 @@ class RemoteReader:
     """
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._store, self._key = open_store(url)
         self._chunks: Iterator[bytes] = iter(())
         self._rest = b""
@@ -40,7 +48,7 @@ class RemoteReader:
     def seek(self, position: int) -> int:
         """Go on at byte `position`."""
         self.close()
-        self._chunks = iter(self._store.stream(self._key, position))
+        self._chunks = iter(self._stream(position))
         self._rest = next(self._chunks, b"")
         return position
 
@@ -55,6 +63,32 @@ class RemoteReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _stream(self, position: int) -> Iterator[bytes]:
+        try:
+            check_process(redact(self._url))
+        except StorageError:
+            return _from_another_process(self._url, position)
+        return self._store.stream(self._key, position)
+
+
+def _from_another_process(url: str, position: int) -> Iterator[bytes]:
+    """Yield the bytes of an object that this process, a fork, cannot ask for.
+
+    torch's DataLoader forks its workers, also from programs that have read from a store before.
+    """
+    command = [sys.executable, "-m", "energon.webdataset.remote_cat", url, str(position)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        if process.stdout is None or process.stderr is None:
+            return
+        try:
+            while chunk := process.stdout.read(_CHUNK_BYTES):
+                yield chunk
+            if process.wait():
+                said = process.stderr.read().decode(errors="replace").strip()
+                raise StorageError(said or f"{redact(url)}: the process that reads it has died")
+        finally:
+            process.kill()
 
 
 class RemoteWriter:
@@ -96,4 +130,7 @@ class RemoteWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.abort() if kind else self.close()
+        if kind is None:
+            self.close()
+        else:
+            self.abort()

@@ -100,8 +100,8 @@ def open_sink(
         raise DatasetNotFoundError(f"{path}: there is no such folder to write to")
     if os.path.exists(path) and not os.path.isfile(path):
         # A device or a named pipe has to be written to as it is.
-        stream: Any = open(path, "wb")  # noqa: SIM115 - the sink closes it
-        return Sink(stream, _packer(stream, compress, path, level))
+        device = open(path, "wb")  # noqa: SIM115 - the sink closes it
+        return Sink(device, _packer(device, compress, path, level))
     temporary = atomic_path(path)
     stream = temporary.__enter__().open("wb", buffering=1 << 20)
     packer = _packer(stream, compress, path, level)
