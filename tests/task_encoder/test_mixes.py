@@ -234,3 +234,68 @@ def test_batches_cannot_be_counted_where_samples_are_packed(folder):
     mix = document(folder, ("a", {"weight": {0: 1, 5: 2}}), "b", schedule_unit="batches")
     with pytest.raises(ConfigError, match="schedule them in samples"):
         train(mix, encoder=Packs(), packing_buffer_size=5)
+
+
+@pytest.mark.parametrize("by", ["argument", "document"])
+def test_whole_batches_may_be_drawn_from_one_dataset(folder, by):
+    settings = {"blend_unit": "batch"} if by == "argument" else {}
+    unit = {"unit": "batch"} if by == "document" else {}
+    mix = document(folder, ("a", {"weight": 3}), "b", **unit)
+    batches = list(islice(iter(get_loader(train(mix, **settings))), 200))
+    assert all(len(batch) == 5 and len(kinds([batch])) == 1 for batch in batches)
+    assert abs(kinds(batches)["a"] - 750) <= 20
+    drawn = [key for key in keys(batches) if key[0] == "a"]
+    assert Counter(drawn).most_common()[0][1] - Counter(drawn).most_common()[-1][1] <= 2
+
+
+def test_an_argument_goes_over_the_document(folder):
+    mix = document(folder, "a", "b", unit="batch")
+    batches = list(islice(iter(get_loader(train(mix, blend_unit="sample"))), 20))
+    assert any(len(kinds([batch])) > 1 for batch in batches)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 17, 30])
+def test_batches_stay_pure_when_samples_are_skipped_and_the_run_is_resumed(folder, stop):
+    mix = document(folder, ("a", {"weight": 3}), "b", unit="batch")
+
+    def open_loader():
+        return get_savable_loader(train(mix, encoder=SkipSome(), batch_size=2))
+
+    whole = list(islice(iter(open_loader()), 60))
+    assert all(len(kinds([batch])) == 1 for batch in whole)
+    assert {len(batch) for batch in whole} == {1, 2}
+    loader = open_loader()
+    first, state = save_after(loader, stop)
+    again = open_loader()
+    again.restore_state_rank(state)
+    assert first + list(islice(iter(again), 60 - stop)) == whole
+
+
+def test_batches_of_one_dataset_use_up_its_epochs_exactly(folder):
+    mix = document(folder, ("a", {"max_epochs": 2}), ("b", {"max_epochs": 1}), unit="batch")
+    batches = list(get_loader(train(mix, batch_size=4)))
+    found = Counter(keys(batches))
+    assert found == {**{f"a{n}": 2 for n in range(30)}, **{f"b{n}": 1 for n in range(17)}}
+    # Of each lane, the batch in which a dataset retires goes on with another.
+    assert sum(len(kinds([batch])) > 1 for batch in batches) <= 4
+
+
+def test_another_mix_of_whole_batches_begins_with_a_batch(folder):
+    first = document(folder, "a", "b", unit="batch")
+    second = document(folder, "a", "c", unit="batch")
+    loader = get_savable_loader(train(first, encoder=SkipSome()))
+    _, state = save_after(loader, 9)
+    again = get_savable_loader(train(second, encoder=SkipSome()))
+    again.restore_state_rank(state, strict=False)
+    assert all(len(kinds([batch])) == 1 for batch in islice(iter(again), 40))
+
+
+class Groups(Keys):
+    def batch_group_criterion(self, sample):
+        return 1, 3
+
+
+def test_groups_and_whole_batches_exclude_one_another(folder):
+    mix = document(folder, "a", "b", unit="batch")
+    with pytest.raises(ConfigError, match="batch_group_criterion decides"):
+        train(mix, encoder=Groups())

@@ -83,7 +83,8 @@ class BlendPlan:
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> BlendPlan:
         """Return the plan of a run in which `lane` took up the later mixes at `rows`."""
-        return replace(self, changes={**self.changes, lane: rows})
+        aligned = tuple(-(-row // self.unit) * self.unit for row in rows)
+        return replace(self, changes={**self.changes, lane: aligned})
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None if there is no end."""

@@ -22,6 +22,7 @@ from energon.stages.pack import PackDataset
 from energon.stages.random_state import may_draw
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
+from energon.stages.unit_batch import UnitBatchDataset
 from energon.task_encoder.augment import overrides
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
@@ -58,6 +59,11 @@ def build_pipeline(
     """
     _check_hooks(encoder, packing=bool(packing_buffer_size))
     grouping = overrides(encoder, "batch_group_criterion")
+    if grouping and plan.unit > 1:
+        raise ConfigError(
+            "the blend draws whole batches of one dataset, but batch_group_criterion decides "
+            "what goes into a batch; drop one of the two"
+        )
     hooks = HookMaker(
         encoder,
         reader,
@@ -87,7 +93,8 @@ def build_pipeline(
         criterion = hooks.method("batch_group_criterion")
         pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
     elif batch_size is not None:
-        pipeline = BatchDataset(pipeline, batch_size, batch_hooks, drop_last, unit)
+        batches = UnitBatchDataset if plan.unit > 1 else BatchDataset
+        pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit)
     users = hooks.overridden(*_SEEDED)
     if encoder.cookers or any(may_draw(hook.function) for hook in users):
         pipeline = SeedDataset(pipeline)

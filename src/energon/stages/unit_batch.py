@@ -1,0 +1,80 @@
+"""Make a batch of each unit of rows: the rows of a lane that a blend draws from one dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from energon.stages.base import DatasetIterator, State, unpack
+from energon.stages.batch import BatchDataset, BatchIterator
+from energon.stages.lane import Lane
+from energon.stages.map import row_of
+
+
+@dataclass(frozen=True)
+class UnitBatchDataset(BatchDataset):
+    """Make a batch of every `batch_size` rows, be it that hooks skip some of their samples.
+
+    So a batch never has samples of two units; it is smaller by what was skipped, and left out
+    if nothing remains. `drop_last` is about the end of the data only.
+    """
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _UnitBatchIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        items = self.dataset.num_items(lane, lanes)
+        return None if items is None else -(-items // self.batch_size)
+
+
+class _UnitBatchIterator(BatchIterator):
+    def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
+        super().__init__(stage.dataset, lane)
+        self.stage = stage
+        # The first item of the next batch, if it had to be drawn to know that it is one, and
+        # where it was drawn.
+        self.held: tuple[Any, State] | None = None
+
+    def _position(self) -> State:
+        return {"inner": self.inner.state_dict() if self.held is None else self.held[1]}
+
+    def _go_to(self, position: State) -> None:
+        (inner,) = unpack(position, "inner")
+        self.held = None
+        self.inner.load_state_dict(inner)
+
+    def _produce(self) -> Any:
+        stage, lane = self.stage, self.lane
+        items, ended = self._next_unit()
+        if not items or (ended and stage.drop_last and len(items) < stage.batch_size):
+            raise StopIteration
+        row = row_of(self.inner.place)
+        lane.counts[stage.unit] += len(items)
+        lane.enter(row)
+        return self._apply_to_batch(items, stage.hooks, row)
+
+    def _next_unit(self) -> tuple[list[Any], bool]:
+        """Return the items of the next unit that has any, and whether the data end with it."""
+        size = self.stage.batch_size
+        items: list[Any] = []
+        unit = -1
+        while True:
+            if self.held is None:
+                if items and self.inner.row >= (unit + 1) * size:
+                    return items, False
+                before = self.inner.state_dict()
+                item = next(self.inner, _END)
+                if item is _END:
+                    return items, True
+            else:
+                item, before = self.held
+                self.held = None
+            own = row_of(self.inner.place) // size
+            if items and own != unit:
+                self.held = (item, before)
+                return items, False
+            items.append(item)
+            unit = own
+
+
+_END = object()
