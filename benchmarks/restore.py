@@ -60,7 +60,8 @@ def moved(state: dict[str, Any], batches: int) -> dict[str, Any]:
     state = copy.deepcopy(state)
     for position in state["positions"].values():
         position["batches"] = position["epoch_batches"] = batches
-        position["state"]["inner"]["row"] = batches * 32
+        position["state"]["read"] = batches * 32
+        position["state"]["inner"]["inner"]["row"] = batches * 32
     return state
 
 
