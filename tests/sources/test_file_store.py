@@ -114,6 +114,21 @@ def test_a_missing_file_is_an_error_that_names_it(store, name):
         store.get_many(["a/x.txt", name])
 
 
+def test_a_file_can_be_read_in_parts(store):
+    for name, content in EXPECTED.items():
+        with store.open(name) as file:
+            file.seek(0, 2)
+            assert file.tell() == len(content)
+            file.seek(len(content) // 2)
+            assert file.read(10) == content[len(content) // 2 :][:10]
+            file.seek(0)
+            assert file.read() == content
+    with pytest.raises(NoSuchFileError):
+        store.open("a/absent.txt")
+    with PrimaryFileStore(store, "a/y").open(".txt") as file:
+        assert file.read() == b"text 1"
+
+
 def test_sources_are_noted_in_the_sample(store):
     sample = CrudeSample(__key__="mine")
     store.get("a/x.txt", sample)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 from energon.errors import ConfigError
 from energon.formats.media import MediaMetadata
@@ -44,6 +45,14 @@ class FileStore(ABC, Generic[T_co]):
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Return the same as `get_raw` for each of `names`, reading neighbours together."""
         return [self.get_raw(name) for name in names]
+
+    def open(self, name: str) -> IO[bytes]:
+        """Return a file to read parts of, as from a long video that only few frames are wanted of.
+
+        Raises:
+            NoSuchFileError: If there is no file of that name.
+        """
+        return io.BytesIO(self.get_raw(name)[0])
 
     def decode(self, name: str, data: bytes) -> T_co:
         """Return what `data`, the bytes of file `name`, become in this store."""
@@ -122,6 +131,9 @@ class _Wrapper(FileStore[T_co]):
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         return self.inner.get_many_raw(names)
 
+    def open(self, name: str) -> IO[bytes]:
+        return self.inner.open(name)
+
     def get_path(self) -> str:
         return self.inner.get_path()
 
@@ -186,6 +198,9 @@ class PrimaryFileStore(_Wrapper[T_co]):
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         return self.inner.get_many_raw([self.full_name(name) for name in names])
+
+    def open(self, name: str) -> IO[bytes]:
+        return self.inner.open(self.full_name(name))
 
     def decode(self, name: str, data: bytes) -> T_co:
         return super().decode(self.full_name(name), data)

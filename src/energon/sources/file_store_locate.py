@@ -16,11 +16,14 @@ import numpy as np
 
 from energon.errors import ConfigError, FormatError
 from energon.formats.info import META, load_info
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
 from energon.formats.tar import iter_members, split_name
 from energon.formats.tar_window import BLOCK
+from energon.io.address import is_remote
+from energon.io.disk_cache import disk_cache
+from energon.io.epath import AnyPath, EPath
 from energon.io.local import FilePool
-from energon.io.range_file import RangeFile
+from energon.io.range_file import RangeFile, RemoteFile
 from energon.sources.file_store_index import KeyIndex
 from energon.sources.shards import OpenShard, ShardPool
 
@@ -45,27 +48,38 @@ class Locator(Protocol):
         """Yield the names of all files, in the order of the dataset."""
 
 
-def open_locator(dataset: Path, pool: ShardPool) -> Locator:
+def open_locator(dataset: AnyPath, pool: ShardPool) -> Locator:
     """Return what finds the files of a dataset fastest.
 
     Part tables come first. Datasets that were prepared by other tools have none, but the SQL
     index; if that is missing, too, their shards are scanned once.
     """
-    shards = load_info(dataset).shard_counts
+    shards = list(load_info(dataset).shard_counts)
+    if isinstance(dataset, EPath):
+        shards = shards[:1]  # each takes a request, and all were indexed by the same tool
+    tables = [dataset / f"{shard}.parts" for shard in shards]
     index = dataset / META / "index.sqlite"
-    if index.is_file() and not all(part_table_path(dataset / shard).is_file() for shard in shards):
-        return SqliteLocator(dataset, index)
+    if index.is_file() and not all(table.is_file() for table in tables):
+        return SqliteLocator(dataset, local_copy(index))
     return TableLocator(dataset, pool)
+
+
+def local_copy(index: AnyPath) -> Path:
+    """Return the path of a file on this machine: itself, or a copy of this version of it."""
+    if isinstance(index, Path):
+        return index
+    about = index.stat()
+    return disk_cache().keep(str(index), f"{about.version} {about.size}", index.read_bytes)
 
 
 class TableLocator:
     """Finds files by the part tables of the shards, through an index of keys in memory."""
 
-    def __init__(self, dataset: Path, pool: ShardPool) -> None:
+    def __init__(self, dataset: AnyPath, pool: ShardPool) -> None:
         self.dataset = dataset
         self.counts = list(load_info(dataset).shard_counts.items())
         self.pool = pool
-        self.paths = [str(dataset / shard) for shard, _ in self.counts]
+        self.paths = [os.fspath(dataset / shard) for shard, _ in self.counts]
 
     def find(self, key: str, part: str) -> FilePlace | None:
         """Return where a part of a sample lies, or None."""
@@ -91,6 +105,8 @@ class TableLocator:
 
     @cached_property
     def _index(self) -> KeyIndex:
+        if isinstance(self.dataset, EPath):
+            self.pool.open_together(self._open, range(len(self.paths)))
         return KeyIndex(self._open(shard).table for shard in range(len(self.paths)))
 
     def _open(self, shard: int) -> OpenShard:
@@ -136,11 +152,12 @@ ORDER BY tar_file_id, sample_index, content_byte_offset
 class SqliteLocator:
     """Finds files by `index.sqlite`. Early ones know samples only, whose headers are then read."""
 
-    def __init__(self, dataset: Path, index: Path) -> None:
+    def __init__(self, dataset: AnyPath, index: Path) -> None:
         self.dataset = dataset
         self.index = index
         self.shards = list(load_info(dataset).shard_counts)
-        self.files = FilePool()
+        self._pool = FilePool()
+        self._remote: dict[str, RemoteFile] = {}
         self._threads = local()
         with closing(open_readonly(index)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
@@ -195,7 +212,10 @@ class SqliteLocator:
         return self.shards[number]
 
     def _file(self, shard: int) -> RangeFile:
-        return self.files.open(str(self.dataset / self._shard(shard)))
+        path = os.fspath(self.dataset / self._shard(shard))
+        if not is_remote(path):
+            return self._pool.open(path)
+        return self._remote.get(path) or self._remote.setdefault(path, RemoteFile(path))
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -220,13 +240,13 @@ def open_readonly(index: Path) -> sqlite3.Connection:
 class LazyLocator:
     """A locator that is opened with its first use, once for all threads. Copies begin closed."""
 
-    def __init__(self, dataset: Path, pool: ShardPool) -> None:
+    def __init__(self, dataset: AnyPath, pool: ShardPool) -> None:
         self.dataset = dataset
         self.pool = pool
         self._lock = Lock()
         self._opened: Locator | None = None
 
-    def __reduce__(self) -> tuple[type[LazyLocator], tuple[Path, ShardPool]]:
+    def __reduce__(self) -> tuple[type[LazyLocator], tuple[AnyPath, ShardPool]]:
         return LazyLocator, (self.dataset, self.pool)
 
     def get(self) -> Locator:

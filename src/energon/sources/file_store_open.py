@@ -13,6 +13,8 @@ from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.shards import ShardPool
 
 FOLDER_SCHEME = "filesystem://"
+REMOTE_FOLDER_SCHEME = "filesystem+"
+"""Goes before a URL: `filesystem+s3://bucket/images`."""
 
 
 def open_file_store(
@@ -21,7 +23,8 @@ def open_file_store(
     """Return the files at an address.
 
     Args:
-        address: Folder of a prepared dataset, or `filesystem://` and any folder.
+        address: Folder of a prepared dataset, here or in an object store; `filesystem://` and any
+            folder, or `filesystem+` and the URL of one.
         pool: Where shards are opened; None makes one for this store.
 
     Raises:
@@ -29,8 +32,9 @@ def open_file_store(
         ConfigError: If what is there gives no files by name.
     """
     address = os.fspath(address)
-    if address.startswith(FOLDER_SCHEME):
-        return SystemFileStore(address.removeprefix(FOLDER_SCHEME))
+    for prefix in (FOLDER_SCHEME, REMOTE_FOLDER_SCHEME):
+        if address.startswith(prefix):
+            return SystemFileStore(address.removeprefix(prefix))
     kind = dataset_kind(address)
     if kind == "webdataset":
         return WebdatasetFileStore(address, pool=pool)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from energon.errors import NoSuchFileError
 from energon.formats.tar import split_name
+from energon.io.epath import any_path
 from energon.io.range_file import RangeFile
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_locate import FilePlace, LazyLocator
+from energon.sources.range_stream import open_range
 from energon.sources.shards import ShardPool
 from energon.sources.spans import read_spans
 
@@ -32,7 +34,7 @@ class WebdatasetFileStore(FileStore[bytes]):
     def __init__(
         self, dataset_path: str | os.PathLike[str], *, pool: ShardPool | None = None
     ) -> None:
-        self.path = Path(dataset_path)
+        self.path = any_path(dataset_path)
         self._locator = LazyLocator(self.path, ShardPool() if pool is None else pool)
 
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
@@ -57,6 +59,10 @@ class WebdatasetFileStore(FileStore[bytes]):
             (content, self._source(name, place))
             for name, place, content in zip(names, places, contents, strict=True)
         ]
+
+    def open(self, name: str) -> IO[bytes]:
+        place = self._place(name)
+        return open_range(place.file, place.offset, place.size)
 
     def get_path(self) -> str:
         return str(self.path)
