@@ -299,3 +299,18 @@ def test_groups_and_whole_batches_exclude_one_another(folder):
     mix = document(folder, "a", "b", unit="batch")
     with pytest.raises(ConfigError, match="batch_group_criterion decides"):
         train(mix, encoder=Groups())
+
+
+def test_a_row_is_described_by_the_mix_of_its_time(folder):
+    first, second = document(folder, "a", "b"), document(folder, "a", "c", "b")
+    loader = get_savable_loader(train(first, lanes=1))
+    _, state = save_after(loader, 6)
+    again = get_savable_loader(train(second, lanes=1))
+    again.restore_state_rank(state, strict=False)
+    batches, later = save_after(again, 6)
+    lane_state = later["positions"]["0"]["state"]
+    for row, key in zip(range(30, 60), keys(batches), strict=True):
+        assert f"sample {key!r} of " in again.dataset.describe_row(0, 1, row, lane_state)
+        assert f"sample {key!r} of " in again.dataset.describe_row(
+            0, 1, row, state["positions"]["0"]["state"]
+        )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from energon.cache.pool import CachePool, activated
-from energon.loader.pipeline import Pipeline
+from energon.loader.pipeline import Continues, DescribesRows, Pipeline
 from energon.stages.base import DatasetIterator, State
 from energon.stages.lane import Lane
 
@@ -28,10 +29,17 @@ class CachedPipeline:
         with activated(self.pool):
             return self.pipeline.restore_sample(key)  # type: ignore[attr-defined]
 
-    def describe_row(self, lane: int, lanes: int, row: int) -> str:
+    def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
         """Return key, shard and offset of the sample at `row` of a lane, if that is known."""
-        describe = getattr(self.pipeline, "describe_row", None)
-        return "a sample of unknown origin" if describe is None else describe(lane, lanes, row)
+        if not isinstance(self.pipeline, DescribesRows):
+            return "a sample of unknown origin"
+        return self.pipeline.describe_row(lane, lanes, row, state)
+
+    def continuing(self, fingerprint: Mapping[str, Any]) -> Pipeline:
+        """Return the same for a run that was saved with `fingerprint`."""
+        if not isinstance(self.pipeline, Continues):
+            return self
+        return CachedPipeline(self.pipeline.continuing(fingerprint), self.pool)
 
     def __len__(self) -> int:
         return len(self.pipeline)  # type: ignore[arg-type]

@@ -39,8 +39,15 @@ class Pipeline(Protocol):
 class DescribesRows(Protocol):
     """A pipeline that can also say what is at a row, for messages about rows left out."""
 
-    def describe_row(self, lane: int, lanes: int, row: int) -> str:
-        """Return key, shard and offset of the sample at `row` of a lane."""
+    def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
+        """Return key, shard and offset of the sample at `row` of a lane.
+
+        Args:
+            lane: Which lane.
+            lanes: Of how many.
+            row: Which row.
+            state: Any state of the lane.
+        """
 
 
 @runtime_checkable

@@ -196,7 +196,8 @@ class ProcessWorker:
     def _describe_row(self, lane: int, row: int) -> str:
         if not isinstance(self._pipeline, DescribesRows):
             return ""
-        return f": {self._pipeline.describe_row(lane, self._lanes, row)}"
+        state = self._positions[lane].saved_state()
+        return f": {self._pipeline.describe_row(lane, self._lanes, row, state)}"
 
 
 def _describe_exit(code: int | None) -> str:

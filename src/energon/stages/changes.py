@@ -48,7 +48,7 @@ class _ChangesIterator(DatasetIterator[Any]):
     def __init__(self, stage: ChangesDataset, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
-        self._begin(())
+        self._begin(None)
         self.inner = stage.dataset.open(lane)
 
     @property
@@ -73,12 +73,25 @@ class _ChangesIterator(DatasetIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        inner, self.lane.reading.row, changes = unpack(state, "inner", "read", "changes")
-        self._begin(tuple(changes))
+        inner, self.lane.reading.row, _ = unpack(state, "inner", "read", "changes")
+        self._begin(state)
         self.inner.load_state_dict(inner)
 
-    def _begin(self, changes: tuple[int, ...]) -> None:
-        """Take up the mixes that have not begun yet with the next row that is read."""
-        missing = self.stage.changes - len(changes)
-        self.changes = (*changes, *[self.lane.reading.row] * missing)
+    def _begin(self, state: State | None) -> None:
+        self.changes = rows_of_changes(state, self.stage.changes)
         self.lane.reading.plan = self.stage.plan.with_changes(self.lane.number, self.changes)
+
+
+def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
+    """Return at which rows of a lane `count` changes took place.
+
+    Those that the state does not know yet do so now, with the next row that is read.
+
+    Args:
+        state: Of the lane; None if nothing was read.
+        count: How many changes the run has seen.
+    """
+    if state is None:
+        return (0,) * count
+    known = tuple(state["changes"])
+    return (*known, *[state["read"]] * (count - len(known)))

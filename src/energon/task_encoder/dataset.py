@@ -14,7 +14,7 @@ from energon.plan.seeds import ORDER_VERSION
 from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, State
-from energon.stages.changes import ChangesDataset
+from energon.stages.changes import ChangesDataset, rows_of_changes
 from energon.stages.lane import Lane
 from energon.worker import WorkerConfig
 
@@ -78,12 +78,21 @@ class SavableDataset:
         """Return how many batches a lane has at most; None means no end."""
         return self.stage.num_items(lane, lanes)
 
-    def describe_row(self, lane: int, lanes: int, row: int) -> str:
+    def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
         """Return which sample comes at a row of a lane: its key, shard and offset, in words.
 
         Never fails on account of the data, since messages about failures are made of this.
+
+        Args:
+            lane: Which lane.
+            lanes: Of how many.
+            row: Which row.
+            state: Any state of the lane, which tells where its mix was changed.
         """
-        found = self.plan(lanes).at(lane, np.array([row]))
+        plan = self.plan(lanes)
+        if self.plan.past:
+            plan = plan.with_changes(lane, rows_of_changes(state, len(self.plan.past)))
+        found = plan.at(lane, np.array([row]))
         leaf, epoch, ordinal = (int(column[0]) for column in found)
         (source,) = self.reader.locate((leaf, epoch, ordinal))
         return f"{source}, epoch {epoch}"

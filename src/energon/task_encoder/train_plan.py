@@ -10,6 +10,7 @@ from energon.errors import ConfigError
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import BlendMode, LeafList
 from energon.plan.build import choose_slice_samples
+from energon.plan.curve import Clock
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.task_encoder.leaves import OpenedLeaf
@@ -68,6 +69,7 @@ def train_plan(
             "repeat=False, but a blend by weights has no end; use blend_epochized, give its "
             "entries max_epochs, or set a virtual_epoch_length"
         )
+    plan = replace(plan, leaves=_weighted(plan))
     if plan.counts_batches and packing_buffer_size:
         raise ConfigError(
             "weights are scheduled in batches, but with packing nobody knows beforehand how many "
@@ -92,6 +94,21 @@ def _plan_leaf(
         parallel_slices=config.parallel_shard_iters or parallel_slices or PARALLEL_SLICES,
         shuffle_over_epochs=multiply_shuffle(leaf.plan_leaf.shuffle_over_epochs, multiplier),
     )
+
+
+def _weighted(plan: PlanRecipe) -> tuple[PlanLeaf, ...]:
+    """Return the leaves with their shares at the beginning, by which reading ahead is planned."""
+    shares = plan.blend_mix.shares(0, 1, Clock(1, 1), ()) if plan.kind == "blend" else None
+    if shares is None:
+        return plan.leaves
+    weights = {
+        leaf: share
+        * plan.leaves[leaf].num_samples
+        / sum(plan.leaves[n].num_samples for n in source)
+        for source, share in zip(plan.blend_sources, shares, strict=True)
+        for leaf in source
+    }
+    return tuple(replace(leaf, weight=weights[n]) for n, leaf in enumerate(plan.leaves))
 
 
 def _check_batches(
