@@ -1,0 +1,76 @@
+"""Yield the items of several datasets, one dataset after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.samples.restore_key import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.branch import open_branches, read_branches_again, restore_from_any
+from energon.stages.lane import Lane
+
+
+@dataclass(frozen=True)
+class Concat(Dataset[Any]):
+    """Yield the items of `datasets` in their order; the next one where the one before ends."""
+
+    datasets: tuple[Dataset[Any], ...]
+
+    def __post_init__(self) -> None:
+        if not self.datasets:
+            raise ConfigError("there is no dataset to concatenate; name at least one")
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _ConcatIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        total = 0
+        for dataset in self.datasets:
+            items = dataset.num_items(lane, lanes)
+            if items is None:
+                return None
+            total += items
+        return total
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        return read_branches_again(self.datasets, lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return restore_from_any(self.datasets, lane, key)
+
+
+class _ConcatIterator(DatasetIterator[Any]):
+    def __init__(self, stage: Concat, lane: Lane) -> None:
+        self.branches = open_branches(stage.datasets, lane)
+        self.present = 0
+
+    @property
+    def row(self) -> int:
+        return self.branches[self.present].row * len(self.branches) + self.present
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (self.present, *self.branches[self.present].address)
+
+    @property
+    def place(self) -> Place:
+        return [self.present, self.branches[self.present].place]
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                return next(self.branches[self.present])
+            except StopIteration:
+                if self.present + 1 == len(self.branches):
+                    raise
+                self.present += 1
+
+    def state_dict(self) -> State:
+        return {"present": self.present, "inner": self.branches[self.present].state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.present, inner = unpack(state, "present", "inner")
+        self.branches[self.present].load_state_dict(inner)

@@ -1,0 +1,91 @@
+"""Apply a function of the user to a whole stream.
+
+What such a function remembers is nowhere but on its call stack, so its position is where it
+began and how many outputs it has given since: resuming runs it again from there. A function
+whose outputs depend on nothing but the last input it took begins anew with every input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.hook import SKIPPED
+from energon.stages.lane import Lane
+
+
+@dataclass(frozen=True)
+class IterMap(Dataset[Any]):
+    """Yield what a function makes of the iterator of all items.
+
+    Args:
+        dataset: The items.
+        function: Takes an iterator of items, returns an iterator. What it raises ends the run.
+        num_outputs: Returns the number of outputs for a number of items.
+        remembers: Whether an output may depend on more than the last item that was taken.
+    """
+
+    dataset: Dataset[Any]
+    function: Callable[[Iterator[Any]], Iterable[Any]]
+    num_outputs: Callable[[int], int]
+    remembers: bool = True
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _IterMapIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        items = self.dataset.num_items(lane, lanes)
+        return None if items is None else self.num_outputs(items)
+
+
+class _IterMapIterator(DatasetIterator[Any]):
+    def __init__(self, stage: IterMap, lane: Lane) -> None:
+        self.stage = stage
+        self.inner = stage.dataset.open(lane)
+        self.outputs: Iterator[Any] | None = None
+        self.start = self.inner.state_dict()
+        self.given = 0
+        self.last: State | None = None
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (*self.inner.address, self.given)
+
+    @property
+    def place(self) -> Place:
+        return self.last
+
+    def __next__(self) -> Any:
+        if self.outputs is None:
+            self.outputs = iter(self.stage.function(self._inputs()))
+            # Nothing is taken from it before: a restore may have moved the stream.
+            given, self.given = self.given, 0
+            for _ in islice(self.outputs, given):
+                self.given += 1
+        self.last = self.state_dict()
+        output = next(self.outputs)
+        self.given += 1
+        return output
+
+    def _inputs(self) -> Iterator[Any]:
+        while True:
+            if not self.stage.remembers:
+                self.start, self.given = self.inner.state_dict(), 0
+            item = next(self.inner, SKIPPED)
+            if item is SKIPPED:
+                return
+            yield item
+
+    def state_dict(self) -> State:
+        return {"start": self.start, "given": self.given}
+
+    def load_state_dict(self, state: State) -> None:
+        self.start, self.given = unpack(state, "start", "given")
+        self.inner.load_state_dict(self.start)

@@ -1,0 +1,82 @@
+"""Read a leaf once: one pass of an endless plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon.plan.rows import Plan
+from energon.samples.restore_key import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Place, State
+from energon.stages.lane import Lane
+from energon.stages.read import ReadDataset, Reader
+
+
+@dataclass(frozen=True)
+class ReadPass(Dataset[Any]):
+    """Yield every sample of a leaf once, over all lanes together.
+
+    Which pass it is says the lane; every one has an order of its own.
+
+    Args:
+        plan: Returns the endless plan of the leaf for a number of lanes: row k of lane v is
+            draw k·V + v.
+        reader: Reads samples.
+        num_samples: How many samples the leaf has.
+    """
+
+    plan: Callable[[int], Plan]
+    reader: Reader
+    num_samples: int
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _PassIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return -(-self.num_samples // lanes)
+
+    def first_row(self, number: int, lane: int, lanes: int) -> int:
+        """Return the row with which a pass begins in a lane."""
+        return -(-(number * self.num_samples - lane) // lanes)
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        return self._endless.read_again(lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return self._endless.restore(lane, key)
+
+    @property
+    def _endless(self) -> ReadDataset:
+        return ReadDataset(self.plan, self.reader)
+
+
+class _PassIterator(DatasetIterator[Any]):
+    def __init__(self, stage: ReadPass, lane: Lane) -> None:
+        number = lane.pass_number
+        self.inner = stage._endless.open(
+            lane, {"row": stage.first_row(number, lane.number, lane.lanes)}
+        )
+        self.stop = stage.first_row(number + 1, lane.number, lane.lanes)
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    @property
+    def place(self) -> Place:
+        return self.inner.place
+
+    def __next__(self) -> Any:
+        if self.inner.row >= self.stop:
+            raise StopIteration
+        return next(self.inner)
+
+    def take(self, count: int) -> list[Any]:
+        return self.inner.take(min(count, self.stop - self.inner.row))
+
+    def state_dict(self) -> State:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.inner.load_state_dict(state)
