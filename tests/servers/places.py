@@ -85,6 +85,8 @@ def quick_retries(monkeypatch) -> None:
 def open_place(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     """Yield a place of a kind, with the environment that it needs."""
     monkeypatch = request.getfixturevalue("monkeypatch")
+    cache = request.getfixturevalue("tmp_path") / "cache"
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(cache))
     for place in _MAKERS[kind](request):
         for name, value in place.environment.items():
             monkeypatch.setenv(name, value)

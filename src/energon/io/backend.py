@@ -36,6 +36,8 @@ class Backend(Protocol):
     """The root for messages, without secrets."""
     can_range: bool
     """Whether it gives parts of objects. If not, only `stream` from 0 works."""
+    can_list: bool
+    """Whether it can say what it has, as web servers cannot."""
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         """Return bytes `start` to `stop`, fewer only where the object ends."""

@@ -27,6 +27,7 @@ class LocalBackend:
     """
 
     can_range = True
+    can_list = True
 
     def __init__(self, folder: str = "/") -> None:
         self.origin = self._folder = folder

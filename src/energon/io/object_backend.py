@@ -38,15 +38,22 @@ class ObjectBackend:
         origin: The root for messages, without secrets.
         connect: Makes the library's store. Called when it is first needed, and again after
             credentials were refused, since they may have been renewed meanwhile.
+        can_list: Whether it can say what it has.
         multipart: Whether large objects may be uploaded in parts.
     """
 
     can_range = True
 
     def __init__(
-        self, origin: str, connect: Callable[[], ObjectStore], *, multipart: bool = True
+        self,
+        origin: str,
+        connect: Callable[[], ObjectStore],
+        *,
+        can_list: bool = True,
+        multipart: bool = True,
     ) -> None:
         self.origin = origin
+        self.can_list = can_list
         self._connect = connect
         self._multipart = None if multipart else False
         self._store: ObjectStore | None = None

@@ -116,4 +116,4 @@ def web(parts: Address, headers: dict[str, str] | None = None) -> ObjectBackend:
             retry_config=no_retries(),  # type: ignore[arg-type]
         )
 
-    return ObjectBackend(origin, connect, multipart=False)
+    return ObjectBackend(origin, connect, can_list=False, multipart=False)

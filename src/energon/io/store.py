@@ -162,7 +162,16 @@ class Store:
                 self._failed(error, key, failures, begun if position == before else None)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """Return all objects below the folder `prefix`, sorted by key."""
+        """Return all objects below the folder `prefix`, sorted by key.
+
+        Raises:
+            StorageError: If the place cannot say what it has, as web servers cannot.
+        """
+        if not self.backend.can_list:
+            raise StorageError(
+                f"{self.place(prefix)}: web servers do not list what they have; name the files, "
+                "or use the address of the object store behind it"
+            )
         return self._try(lambda: sorted(self.backend.list(prefix)), prefix)
 
     def has_any(self, prefix: str = "") -> bool:

@@ -63,7 +63,7 @@ class LookAhead:
         self._held: deque[Span] = deque()
         self._queue: deque[Span] = deque()
         self._held_bytes = 0
-        self._first = self._settled = self._planned = 0
+        self._expected, self._settled, self._planned = -1, 0, 0
         self._pending = _Pending.none()
         self._ended = False
         self._step = FIRST_STEP_ROWS
@@ -72,31 +72,38 @@ class LookAhead:
 
     def move_to(self, row: int, count: int) -> None:
         """Note that rows `row` to `row + count` are read next, and fetch what is needed soon."""
-        if not self._first <= row <= self._settled:
+        if row != self._expected:
+            # The first samples come one by one: their slices would take longer.
             self._begin(row)
-        self._first = row
-        self._release(row)
+            self._plan(count, window=0)
+        else:
+            self._release(row)
+            self._plan_ahead(row, count)
+        self._fetch()
+        self._expected = row + count
+
+    def _plan_ahead(self, row: int, count: int) -> None:
+        """Make spans until memory is full, and in any case those of the next rows."""
         while not self._ended and (
             self._settled < row + count or (self._fetch() and self._settled < row + MAX_ROWS_AHEAD)
         ):
-            self._plan(max(self._step, row + count - self._settled))
+            self._plan(max(self._step, row + count - self._settled), window=self._window)
             self._step = min(2 * self._step, MAX_STEP_ROWS)
-        self._fetch()
 
     def _begin(self, row: int) -> None:
         """Forget all plans and begin at a row."""
         _drop(self._buffer, self._held)
         self._queue.clear()
         self._held_bytes = 0
-        self._first = self._settled = self._planned = row
+        self._settled = self._planned = row
         self._pending = _Pending.none()
         self._ended = False
         self._step = FIRST_STEP_ROWS
 
-    def _plan(self, step: int) -> None:
+    def _plan(self, step: int, *, window: int) -> None:
         """Make the spans whose first row is one of the next `step`."""
         target = self._settled + step
-        wanted = target + self._window - self._planned
+        wanted = target + window - self._planned
         if wanted > 0:
             rows = self._rows(self._planned, wanted)
             self._ended = len(rows.leaf) < wanted
