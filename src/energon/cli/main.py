@@ -14,6 +14,7 @@ from energon.version import __version__
 COMMANDS = {
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
+    "pack": "Make a dataset of files, tables or other datasets.",
     "prepare": "Index a folder of tar shards and describe it.",
     "repair": "Write anew what of an index is wrong.",
     "verify": "Check a dataset: sizes, offsets, checksums.",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.errors import ConfigError
 from energon.formats.info import META
@@ -108,7 +108,7 @@ def command(
         split_ratio = click.prompt("Split ratio (train,val,test)", default="8,1,1")
     if not skip_dataset_yaml and sample_type is None:
         sample_type = click.prompt("Sample type", default=CRUDE) if ask else CRUDE
-    mapping = _parse_field_map(field_map)
+    mapping = parse_field_map(field_map)
     if ask and mapping is None and sample_type not in (None, CRUDE):
         mapping = _ask_field_map(str(sample_type), path / shards[0])
     with open_indexing(sqlite=not no_sqlite, **indexing) as how:
@@ -135,18 +135,6 @@ def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
     with open_indexing(sqlite=sqlite, **indexing) as how:
         info = reindex_dataset(path, how)
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
-
-
-def _parse_field_map(text: str | None) -> dict[str, str] | None:
-    if text is None:
-        return None
-    try:
-        mapping = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--field-map {text}: {error}; wanted is JSON") from error
-    if not isinstance(mapping, dict):
-        raise ConfigError(f'--field-map {text}: wanted is {{"FIELD": "PART"}}')
-    return mapping
 
 
 def _ask_field_map(sample_type: str, shard: Path) -> dict[str, str]:

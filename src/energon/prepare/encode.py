@@ -7,9 +7,12 @@ import io
 import json
 import pickle
 from collections.abc import Callable
+from datetime import date, time
+from decimal import Decimal
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -71,7 +74,21 @@ def _integer(value: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    text = json.dumps(value, ensure_ascii=False, default=_plain)
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold for what tables have in their cells."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    raise TypeError(f"JSON has nothing for a {type(value).__name__}")
 
 
 def _npy(value: Any) -> bytes:

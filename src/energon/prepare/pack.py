@@ -1,0 +1,134 @@
+"""Make a prepared dataset of what is not one: files, tables, datasets of other libraries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.formats.info import META, DatasetInfo
+from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.files import write_files
+from energon.prepare.packing.source import PackSource
+from energon.prepare.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
+
+RECORD = "pack.json"
+"""What was packed: an interrupted run goes on only if that is the same."""
+
+
+@dataclass(frozen=True)
+class ShardSizes:
+    """How large shards are, see `ShardWriter`."""
+
+    maxcount: int = MAX_COUNT
+    maxsize: float = MAX_SIZE
+
+
+def pack_dataset(
+    source: PackSource,
+    target: str | Path,
+    *,
+    about: Mapping[str, Any],
+    sizes: ShardSizes = ShardSizes(),
+    overwrite: bool = False,
+    checksum: bool = True,
+    progress: Callable[[int], None] = lambda samples: None,
+    split_ratio: Mapping[str, float] | None = None,
+    sample_type: str | None = "CrudeWebdataset",
+    field_map: Mapping[str, str] | None = None,
+    indexing: Indexing | None = None,
+) -> DatasetInfo:
+    """Write the samples of a source to shards, and prepare them.
+
+    A run that was interrupted is taken up where it was: complete shards stay.
+
+    Args:
+        source: What to pack.
+        target: Folder for the dataset.
+        about: What tells the source and how it is read; a run goes on only if it is the same.
+        sizes: How large shards become.
+        overwrite: Whether to delete a dataset that is there.
+        checksum: Whether to keep a checksum of each part, for `energon verify`.
+        progress: Called with the number of samples that are written, now and then.
+        split_ratio: Ratio by name of the split, for sources without splits; None is all train.
+        sample_type: What samples become, see `prepare_dataset`.
+        field_map: How parts become the fields of the sample type.
+        indexing: How the shards are indexed, of which little is left to do.
+
+    Raises:
+        ConfigError: If there is another dataset already, or a sample cannot be written.
+        DuplicateSampleKeyError: If two samples have the same key.
+    """
+    folder = Path(target)
+    record = {**about, "maxcount": sizes.maxcount, "maxsize": int(sizes.maxsize)}
+    _begin(folder, record, overwrite=overwrite)
+    splits = source.split_names()
+    for split in splits:
+        pattern = folder / "shards" / split / "%05d.tar"
+        _write(source, split, pattern, sizes, overwrite, checksum, progress)
+    named = splits != [""]
+    return prepare_dataset(
+        folder,
+        split_ratio=None if named else split_ratio or {"train": 1},
+        split_by_folder=named,
+        sample_type=sample_type,
+        field_map=field_map,
+        indexing=indexing,
+    )
+
+
+def _write(
+    source: PackSource,
+    split: str,
+    pattern: Path,
+    sizes: ShardSizes,
+    overwrite: bool,
+    checksum: bool,
+    progress: Callable[[int], None],
+) -> None:
+    with ShardWriter(
+        pattern,
+        sizes.maxcount,
+        sizes.maxsize,
+        resume=not overwrite,
+        overwrite=overwrite,
+        checksum=checksum,
+    ) as writer:
+        done = writer.num_samples
+        samples = source.samples(split, max(0, done - 1))
+        if done:
+            last = next(iter(islice(samples, 1)), None)
+            if last is None or last["__key__"] != writer.last_key:
+                raise ConfigError(
+                    f"{pattern.parent}: sample {done} is {writer.last_key!r} in the shards, and no "
+                    "longer in the source; pass --overwrite to write all shards anew"
+                )
+        for sample in samples:
+            writer.write(sample)
+            if writer.num_samples % 100 == 0:
+                progress(writer.num_samples)
+        progress(writer.num_samples)
+
+
+def _begin(folder: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Note what is packed, and refuse to mix it with something else."""
+    meta = folder / META
+    path = meta / RECORD
+    text = json.dumps(record, indent=2, sort_keys=True, default=str)
+    if not overwrite and folder.exists():
+        present = path.read_text() if path.exists() else None
+        if present is None and any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder}: is not empty, and was not made by `energon pack`; choose a new folder"
+            )
+        if present is not None and present != text:
+            raise ConfigError(
+                f"{folder}: was packed from something else, or in another way, see {path}; choose "
+                "a new folder, or pass --overwrite"
+            )
+    meta.mkdir(parents=True, exist_ok=True)
+    write_files([(path, text.encode())])

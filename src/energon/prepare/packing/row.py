@@ -1,0 +1,168 @@
+"""Turn rows of a table into samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError, DatasetNotFoundError
+
+_MAGIC = {
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"GIF8": "gif",
+    b"BM": "bmp",
+    b"II*\0": "tiff",
+    b"MM\0*": "tiff",
+    b"fLaC": "flac",
+    b"OggS": "ogg",
+    b"ID3": "mp3",
+    b"\x1aE\xdf\xa3": "mkv",
+}
+_CONTAINERS = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
+KEY_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """How the columns of a table become the parts of samples.
+
+    Columns that no rule names become fields of a part `json`, all together; those that hold
+    media, bytes or arrays become parts of their own, called by the extension of what they hold,
+    with the name of the column before it if there are several such columns.
+
+    Args:
+        key_column: Column with the keys; None numbers the rows.
+        file_columns: Columns with paths of files; their contents become parts.
+        parts: Names of parts by column, for columns that are to be parts under these names.
+        leave_out: Columns that are not wanted.
+        root: Folder that paths are relative to, and below which all files have to be.
+        skip_missing: Whether rows whose files are missing are left out.
+    """
+
+    key_column: str | None = None
+    file_columns: tuple[str, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
+    leave_out: tuple[str, ...] = ()
+    root: Path = Path()
+    skip_missing: bool = False
+
+    def sample(self, row: Mapping[str, Any], number: int, origin: str) -> dict[str, Any] | None:
+        """Return the sample of a row, or None if it is left out because a file is missing.
+
+        Args:
+            row: Values by column.
+            number: Which row it is, from 0.
+            origin: What messages call the table.
+
+        Raises:
+            ConfigError: If a column is missing or cannot become a part.
+            DatasetNotFoundError: If a file is missing.
+        """
+        where = f"{origin}, row {number + 1}"
+        self._check(row, where)
+        sample: dict[str, Any] = {"__key__": self._key(row, number, where)}
+        fields: dict[str, Any] = {}
+        own: list[tuple[str, str | None, Any]] = []
+        for column, value in row.items():
+            if column in self.leave_out or column == self.key_column or value is None:
+                continue
+            if column in self.file_columns:
+                path = self._path(value, where)
+                if path is None:
+                    return None
+                own.append((column, path.suffix.lstrip(".").lower() or None, path))
+            elif column in self.parts:
+                own.append((column, None, _content(value)))
+            elif (extension := extension_of(value)) is not None:
+                own.append((column, extension, _content(value)))
+            else:
+                fields[column] = value
+        several = sum(column not in self.parts for column, _, _ in own) > 1
+        for column, extension, content in own:
+            name = self.parts.get(column) or _part_name(column, extension, several=several)
+            if name in sample:
+                raise ConfigError(
+                    f"{where}: two columns make a part {name!r}; name one with --part COLUMN:PART"
+                )
+            sample[name] = content
+        if fields:
+            if "json" in sample:
+                raise ConfigError(
+                    f"{where}: columns {sorted(fields)} make a part 'json', as another column "
+                    "does; name that one with --part COLUMN:PART"
+                )
+            sample["json"] = fields
+        return sample
+
+    def _check(self, row: Mapping[str, Any], where: str) -> None:
+        named = {*self.file_columns, *self.parts, *self.leave_out}
+        if self.key_column is not None:
+            named.add(self.key_column)
+        missing = sorted(named - set(row))
+        if missing:
+            raise ConfigError(f"{where}: no column {missing[0]!r}, there are {', '.join(row)}")
+
+    def _key(self, row: Mapping[str, Any], number: int, where: str) -> str:
+        if self.key_column is None:
+            return f"{number:0{KEY_DIGITS}}"
+        key = row[self.key_column]
+        if key is None or key == "":
+            raise ConfigError(f"{where}: column {self.key_column!r} has no key")
+        return str(key)
+
+    def _path(self, value: Any, where: str) -> Path | None:
+        root = self.root.resolve()
+        path = (root / str(value)).resolve()
+        if not path.is_relative_to(root):
+            raise ConfigError(
+                f"{where}: {value!r} is not below {root}; say with --root where files may be"
+            )
+        if path.is_file():
+            return path
+        if self.skip_missing:
+            return None
+        raise DatasetNotFoundError(
+            f"{where}: {path}: no such file; say with --root what paths are relative to, or leave "
+            "such rows out with --skip-missing"
+        )
+
+
+def extension_of(value: Any) -> str | None:
+    """Return the extension of a value that has to be a part of its own; None if JSON holds it."""
+    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
+        name = os.fspath(value["path"] or "")
+        return Path(name).suffix.lstrip(".").lower() or extension_of(value["bytes"] or b"")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _sniff(bytes(value[:16]))
+    kind = type(value).__module__.partition(".")[0]
+    if kind == "PIL":
+        return "png"
+    if kind in ("numpy", "torch") and getattr(value, "ndim", 0) > 0:
+        return "npy"
+    return None
+
+
+def _part_name(column: str, extension: str | None, *, several: bool) -> str:
+    column = column.replace("/", "_")
+    if extension is None:
+        return column
+    return f"{column}.{extension}" if several else extension
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
+        return value["bytes"] if value["bytes"] is not None else Path(value["path"])
+    return value
+
+
+def _sniff(head: bytes) -> str:
+    for magic, extension in _MAGIC.items():
+        if head.startswith(magic):
+            return extension
+    if head[:4] == b"RIFF":
+        return _CONTAINERS.get(head[8:12], "bin")
+    return "mp4" if head[4:8] == b"ftyp" else "bin"

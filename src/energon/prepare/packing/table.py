@@ -1,0 +1,107 @@
+"""Pack a table: CSV, TSV, JSON lines or Parquet, with columns of values and of files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from energon.errors import FormatError, MissingExtraError
+from energon.prepare.files import reporting
+from energon.prepare.packing.row import RowRules
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+BATCH_ROWS = 256
+MAX_FIELD_BYTES = 1 << 30
+
+
+class TableSource:
+    """The rows of a table, in their order.
+
+    Args:
+        path: The file, of a kind that its suffix tells.
+        rules: How rows become samples.
+    """
+
+    def __init__(self, path: Path, rules: RowRules) -> None:
+        self.path = path
+        self.rules = rules
+        self._left_out: list[str] = []
+
+    def split_names(self) -> list[str]:
+        return [""]
+
+    def samples(self, split: str, start: int) -> Iterator[Mapping[str, Any]]:
+        found = 0
+        for number, row in enumerate(self._rows()):
+            sample = self.rules.sample(row, number, str(self.path))
+            if sample is None:
+                self._left_out.append(f"{self.path}, row {number + 1}: a file is missing")
+                continue
+            found += 1
+            if found > start:
+                yield sample
+
+    def skipped(self) -> list[str]:
+        return self._left_out
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        suffix = self.path.suffix.lower()
+        with reporting(self.path):
+            if suffix == ".parquet":
+                yield from _parquet_rows(self.path)
+            elif suffix in (".csv", ".tsv"):
+                yield from _csv_rows(self.path, "," if suffix == ".csv" else "\t")
+            else:
+                yield from _json_rows(self.path)
+
+
+def _csv_rows(path: Path, delimiter: str) -> Iterator[Mapping[str, Any]]:
+    csv.field_size_limit(MAX_FIELD_BYTES)
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise FormatError(
+                        f"{path}:{reader.line_num}: has not {len(reader.fieldnames or [])} fields "
+                        "as the first line"
+                    )
+                yield row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise FormatError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise FormatError(
+                    f"{path}:{number}: {error}; wanted is JSON in each line"
+                ) from error
+            if not isinstance(row, dict):
+                raise FormatError(f"{path}:{number}: wanted are JSON objects")
+            yield row
+
+
+def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{path}: Parquet needs pyarrow: pip install 'energon-loader[parquet]'"
+        ) from error
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"{path}: {error}") from error
+    with file:
+        for batch in file.iter_batches(batch_size=BATCH_ROWS):
+            yield from batch.to_pylist()
