@@ -31,7 +31,10 @@ _MAKERS: Mapping[str, str] = {
 }
 """Where the maker of backends for a scheme is: file and function."""
 
+_COUNTED = ("requests", "bytes_read", "retries", "hedged", "changed", "failed")
+
 _stores: dict[str, Store] = {}
+_taken: dict[str, int] = {}
 _lock = Lock()
 
 
@@ -58,6 +61,19 @@ def all_statistics() -> dict[str, dict[str, float]]:
     return {store.origin: store.statistics.snapshot() for store in _stores.values()}
 
 
+def take_counts() -> dict[str, int]:
+    """Return what was counted since the last call, all stores together, for statistics."""
+    global _taken
+    totals = {
+        name: int(sum(counts.get(name, 0) for counts in all_statistics().values()))
+        for name in _COUNTED
+    }
+    with _lock:
+        news = {name: total - _taken.get(name, 0) for name, total in totals.items()}
+        _taken = totals
+    return {f"storage {name}": count for name, count in news.items() if count > 0}
+
+
 def _store(root: str, make: Callable[[], Backend]) -> Store:
     with _lock:
         if root not in _stores:
@@ -75,12 +91,14 @@ def forget_stores() -> None:
     """Make stores anew when they are next needed, with what the environment says then."""
     with _lock:
         _stores.clear()
+        _taken.clear()
 
 
 def _begin_anew() -> None:
     """Drop what belongs to the parent: threads and connections do not survive a fork."""
     global _lock
     _stores.clear()
+    _taken.clear()
     _lock = Lock()
 
 

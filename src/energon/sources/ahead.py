@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer, merge_ranges, span_buffer
+from energon.io.registry import take_counts
 from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows
@@ -81,6 +82,10 @@ class LookAhead:
             self._plan_ahead(row, count)
         self._fetch()
         self._expected = row + count
+
+    def take_counts(self) -> Mapping[str, int]:
+        """Return what stores were asked for since this was last called, in this process."""
+        return take_counts()
 
     def _plan_ahead(self, row: int, count: int) -> None:
         """Make spans until memory is full, and in any case those of the next rows."""

@@ -8,7 +8,7 @@ the row of the next sample, and reading can start at any.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +51,9 @@ class LookAhead(Protocol):
 
     def move_to(self, row: int, count: int) -> None:
         """Note that rows `row` to `row + count` are read next."""
+
+    def take_counts(self) -> Mapping[str, int]:
+        """Return what happened since this was last called, by name, for statistics."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,8 @@ class _ReadIterator(DatasetIterator[Any]):
         self._block = []
         with _uncollected():
             self._block = self.reader.read(rows)
+        if self._ahead is not None:
+            self.lane.counts.update(self._ahead.take_counts())
         self._block_start = self._row
 
     def _plan_rows(self, count: int) -> Rows:
