@@ -1,0 +1,166 @@
+"""What all wrappers are: a stage with a configuration, that a loader takes as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon.errors import ConfigError, StateError
+from energon.plan.seeds import ORDER_VERSION
+from energon.samples.restore_key import RestoreKey, to_tuple
+from energon.stages.base import Dataset, DatasetIterator, Place, State
+from energon.stages.hook import DEFAULT_TOLERANCE, Hook
+from energon.stages.lane import Lane
+from energon.stages.seed import SeedDataset
+from energon.worker import WorkerConfig
+
+Described = dict[str, Any]
+
+
+class WrapperDataset(Dataset[Any]):
+    """A stage that users put around datasets, to build a pipeline of their own.
+
+    Give the outermost one to a loader, or return it from `build_train_datasets`. It can be
+    saved, resumed and restored like any other pipeline.
+
+    Args:
+        stage: What it does.
+        datasets: What it reads.
+        worker_config: Who loads it.
+        settings: What decides its order beside its datasets, as plain data.
+    """
+
+    virtual_epoch_length: int = 0
+    """Items of each rank after which a `for` loop over a loader ends; 0 never ends it."""
+    restart: bool = False
+    """Whether each `for` loop starts from the beginning."""
+
+    def __init__(
+        self,
+        stage: Dataset[Any],
+        datasets: Sequence[Dataset[Any]],
+        *,
+        worker_config: WorkerConfig,
+        **settings: Any,
+    ) -> None:
+        self.stage = stage
+        self.datasets = tuple(datasets)
+        self.worker_config = worker_config
+        self.settings = settings
+        for dataset in self.datasets:
+            if getattr(dataset, "virtual_epoch_length", 0) and not self._passes_epochs:
+                raise ConfigError(
+                    f"{type(dataset).__name__} ends the loops of a loader, so it has to be around "
+                    f"{type(self).__name__}, not within"
+                )
+
+    _passes_epochs = False
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return self.stage.open(lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.stage.num_items(lane, lanes)
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        return self.stage.read_again(lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return self.stage.restore(lane, key)
+
+    def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
+        """Start or resume one lane, for a loader."""
+        lane.seed = self.worker_config.seed_offset
+        return SeedDataset(self.stage).open(lane, state)
+
+    def num_batches(self, lane: int, lanes: int) -> int | None:
+        """Return how many items a lane yields at most; None means no end."""
+        return self.num_items(lane, lanes)
+
+    def fingerprint(self, lanes: int) -> Described:
+        """Return what a saved state has to agree with, as JSON."""
+        return {
+            "order_version": ORDER_VERSION,
+            "seed": self.worker_config.seed_offset,
+            "lanes": lanes,
+            "pipeline": self.config(),
+        }
+
+    def config(self) -> Described:
+        """Return a description of the pipeline as plain data."""
+        inner = [
+            dataset.config() if hasattr(dataset, "config") else {"type": type(dataset).__name__}
+            for dataset in self.datasets
+        ]
+        return {"type": type(self).__name__, **self.settings, "datasets": inner}
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        """Return how many items a lane yields in a pass: that of a worker, or lane 0."""
+        return self.num_items(worker_idx or 0, self.worker_config.default_lanes) or 0
+
+    def len_rank(self) -> int:
+        """Return how many items this rank gets in a pass."""
+        return len(self)
+
+    def __len__(self) -> int:
+        if self.virtual_epoch_length:
+            return self.virtual_epoch_length
+        lanes = self.worker_config.default_lanes
+        counts = [self.num_items(lane, lanes) for lane in self.worker_config.rank_lanes(lanes)]
+        if None in counts:
+            raise TypeError(f"{type(self).__name__} has no end, so it has no length")
+        return sum(count or 0 for count in counts)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def can_restore_sample(self) -> bool:
+        """Return whether `restore_sample` works."""
+        return True
+
+    def restore_sample(self, key: RestoreKey) -> Any:
+        """Make again what has this restore key, see `SavableDataset.restore_sample`."""
+        if not isinstance(key, tuple | list):
+            raise StateError(f"{key!r} is not a restore key; pass the __restore_key__ of a batch")
+        lane = Lane(0, 1, seed=self.worker_config.seed_offset)
+        return SeedDataset(self.stage).restore(lane, to_tuple(key))[0]
+
+
+@dataclass(frozen=True)
+class Always:
+    """The hooks of a stage that treats all items alike."""
+
+    hooks: tuple[Hook, ...]
+
+    def __call__(self, item: Any) -> tuple[Hook, ...]:
+        """Return the hooks for an item."""
+        return self.hooks
+
+
+def make_hook(
+    name: str,
+    function: Callable[[Any], Any],
+    worker_config: WorkerConfig,
+    *,
+    tolerance: int = DEFAULT_TOLERANCE,
+) -> Hook:
+    """Return a function of the user as a hook, run as its marks say.
+
+    Random numbers are seeded for each call: what a stage above does is not known here, and it
+    may read single items again.
+    """
+    marked = getattr(function, "__failure_tolerance__", None)
+    return Hook(
+        name=name,
+        function=function,
+        tolerance=tolerance if marked is None else marked,
+        rate=getattr(function, "__failure_rate__", None),
+        restore_seeds=True,
+        handler=getattr(function, "__error_handler__", None) or worker_config.global_error_handler,
+    )
+
+
+def describe(given: Any) -> Any:
+    """Return what a user gave as description of a function: as it is, or what it returns."""
+    return given() if callable(given) else given

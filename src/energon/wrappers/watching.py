@@ -1,0 +1,211 @@
+"""Wrappers that hand items on and do something besides."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from energon.samples.restore_key import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Place, State
+from energon.stages.lane import Lane
+from energon.worker import WorkerConfig
+from energon.wrappers.base import WrapperDataset
+
+logger = logging.getLogger("energon")
+
+
+class _WatchingDataset(WrapperDataset):
+    """Hands on the items of a dataset, and the loops of a loader."""
+
+    _passes_epochs = True
+
+    def __init__(self, dataset: Dataset[Any], *, worker_config: WorkerConfig) -> None:
+        super().__init__(dataset, [dataset], worker_config=worker_config)
+        self.virtual_epoch_length = getattr(dataset, "virtual_epoch_length", 0)
+        self.restart = getattr(dataset, "restart", False)
+        self.stage = _Watched(dataset, self)
+
+    def config(self) -> dict[str, Any]:
+        # Who watches has no say in the order: states fit with and without.
+        inner: dict[str, Any] = super().config()["datasets"][0]
+        return inner
+
+    def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
+        """Return the next item of `inner`."""
+        raise NotImplementedError
+
+
+class _Watched(Dataset[Any]):
+    def __init__(self, dataset: Dataset[Any], watcher: _WatchingDataset) -> None:
+        self.dataset = dataset
+        self.watcher = watcher
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _WatchedIterator(self.dataset.open(lane), lane, self.watcher)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.dataset.num_items(lane, lanes)
+
+    def read_again(self, lane: Lane, places: Any) -> list[Any]:
+        return self.dataset.read_again(lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return self.dataset.restore(lane, key)
+
+
+class _WatchedIterator(DatasetIterator[Any]):
+    def __init__(self, inner: DatasetIterator[Any], lane: Lane, watcher: _WatchingDataset) -> None:
+        self.inner = inner
+        self.lane = lane
+        self.watcher = watcher
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return self.inner.address
+
+    @property
+    def place(self) -> Place:
+        return self.inner.place
+
+    def __next__(self) -> Any:
+        return self.watcher._next(self.inner, self.lane)
+
+    def state_dict(self) -> State:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.inner.load_state_dict(state)
+
+
+def default_get_keys(batch: Any) -> list[str] | None:
+    """Return the keys of a batch, if it has any."""
+    keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
+    return [keys] if isinstance(keys, str) else keys
+
+
+class LogSampleDataset(_WatchingDataset):
+    """Log the keys of every item.
+
+    A line of JSON for each goes to the file that `WorkerConfig.worker_debug_path` names (with
+    {worker_id} and {pid} in it replaced), or without one to the logger "energon", level DEBUG.
+
+    Args:
+        dataset: The items.
+        mode: What the lines say the data are for, "train" or "val".
+        worker_config: Who loads it.
+        get_keys_fn: Returns the keys of an item.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        mode: str,
+        worker_config: WorkerConfig,
+        get_keys_fn: Callable[[Any], list[str] | None] = default_get_keys,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self.mode = mode
+        self.get_keys_fn = get_keys_fn
+
+    def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
+        item = next(inner)
+        line: dict[str, Any] = {
+            "t": "yield_batch",
+            "r": self.worker_config.rank,
+            "w": lane.number,
+            "m": self.mode,
+            "idx": lane.present.batch,
+        }
+        keys = self.get_keys_fn(item)
+        if keys is not None:
+            line["keys"] = keys
+        self._write(json.dumps(line), lane.number)
+        return item
+
+    def _write(self, line: str, lane: int) -> None:
+        path = self.worker_config.worker_debug_path
+        if path is None:
+            logger.debug("%s", line)
+            return
+        file = Path(path.format(worker_id=lane, pid=os.getpid()))
+        with file.open("a") as log:
+            log.write(line + "\n")
+
+
+class GcDataset(_WatchingDataset):
+    """Collect garbage after every so many items.
+
+    Args:
+        dataset: The items.
+        worker_config: Who loads it.
+        every_n_iter: How many.
+        freeze: Accepted; the loader keeps what exists when a worker starts out of collections.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        worker_config: WorkerConfig,
+        every_n_iter: int = 10,
+        freeze: bool = True,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self.every_n_iter = every_n_iter
+
+    def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
+        item = next(inner)
+        if self.every_n_iter and (lane.present.batch + 1) % self.every_n_iter == 0:
+            gc.collect()
+        return item
+
+
+class WatchdogDataset(_WatchingDataset):
+    """Write the stacks of all threads to standard error when an item takes too long.
+
+    Loaders watch their worker processes by themselves, see `watchdog_timeout_seconds` there:
+    they replace one that hangs.
+
+    Args:
+        dataset: The items.
+        worker_config: Who loads it.
+        timeout_seconds: How long an item may take; None for ever.
+        initial_timeout_seconds: The same for the first item of a lane; None for the same.
+        fail_on_timeout: Whether to end the process then.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        worker_config: WorkerConfig,
+        timeout_seconds: float | None = 60,
+        initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self.timeout_seconds = timeout_seconds
+        self.initial_timeout_seconds = initial_timeout_seconds
+        self.fail_on_timeout = fail_on_timeout
+
+    def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
+        timeout = self.timeout_seconds
+        if not lane.present.batch and self.initial_timeout_seconds is not None:
+            timeout = self.initial_timeout_seconds
+        if timeout is None:
+            return next(inner)
+        faulthandler.dump_traceback_later(timeout, exit=self.fail_on_timeout)
+        try:
+            return next(inner)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
