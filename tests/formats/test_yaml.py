@@ -36,18 +36,18 @@ def test_an_empty_value_is_none():
     assert load("a:\nb:\n- c:\n-\n", origin="f.yaml") == {"a": None, "b": [{"c": None}, None]}
 
 
-def test_remembers_the_line_of_everything():
+def test_remembers_the_place_of_everything():
     document = load("# head\na: 1\nb:\n  - x\n  -\n    y: 2\n    z: 3\n", origin="f.yaml")
-    assert (document.line, document.lines) == (2, {"a": 2, "b": 3})
-    assert (document["b"].line, document["b"].lines) == (4, [4, 6])
-    assert where(document, "b") == "f.yaml:3"
-    assert where(document["b"], 1) == "f.yaml:6"
-    assert where(document["b"][1]) == "f.yaml:6"
-    assert where(document["b"][1], "z") == "f.yaml:7"
-    assert where(document["b"][1], "absent") == "f.yaml:6"
+    assert (document.mark, document.marks) == ((2, 1), {"a": (2, 1), "b": (3, 1)})
+    assert (document["b"].mark, document["b"].marks) == ((4, 3), [(4, 5), (6, 5)])
+    assert where(document, "b") == "f.yaml:3:1"
+    assert where(document["b"], 1) == "f.yaml:6:5"
+    assert where(document["b"][1]) == "f.yaml:6:5"
+    assert where(document["b"][1], "z") == "f.yaml:7:5"
+    assert where(document["b"][1], "absent") == "f.yaml:6:5"
 
 
-def test_what_was_not_loaded_has_no_line():
+def test_what_was_not_loaded_has_no_place():
     assert where({"a": 1}, "a") == "document"
 
 
@@ -55,7 +55,7 @@ def test_a_loaded_document_can_be_copied_and_pickled():
     document = load("a: [1, {b: 2}]", origin="f.yaml")
     for other in (copy.deepcopy(document), pickle.loads(pickle.dumps(document))):
         assert other == document
-        assert where(other["a"][1], "b") == "f.yaml:1"
+        assert where(other["a"][1], "b") == "f.yaml:1:9"
 
 
 def test_plain_makes_builtins():
@@ -79,8 +79,8 @@ def test_aliases_and_merge_keys_work():
     assert document["x"] == {"b": 0, "a": 1, "c": 4}
     assert document["y"] == {"a": 1, "b": 2}
     assert document["z"] == {"b": 3, "c": 4, "d": 5}
-    assert where(document["x"], "c") == "f.yaml:2"
-    assert where(document["x"], "b") == "f.yaml:4"
+    assert where(document["x"], "c") == "f.yaml:2:20"
+    assert where(document["x"], "b") == "f.yaml:4:3"
 
 
 def test_an_anchor_may_be_set_anew():

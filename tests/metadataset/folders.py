@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 
@@ -16,3 +17,8 @@ def write(path: Path, text: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return str(path)
+
+
+def without_columns(text: str) -> str:
+    """Messages with `file:line: `, for tests that are about what they say."""
+    return re.sub(r"(:\d+|^\d+):\d+(?=: )", r"\1", text, flags=re.MULTILINE)

@@ -4,7 +4,7 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.metadataset.document import read_metadataset
-from tests.metadataset.folders import write
+from tests.metadataset.folders import without_columns, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 
@@ -13,7 +13,7 @@ def problems(tmp_path, text: str) -> list[str]:
     path = write(tmp_path / "m.yaml", text)
     with pytest.raises(ConfigError) as info:
         read_metadataset(path)
-    return str(info.value).replace(f"{path}:", "").splitlines()
+    return without_columns(str(info.value)).replace(f"{path}:", "").splitlines()
 
 
 BROKEN = """\
@@ -130,3 +130,12 @@ def test_says_what_was_found_and_wanted(tmp_path, node, expected):
 def test_values_that_are_too_long_are_cut(tmp_path):
     (found,) = problems(tmp_path, f"splits: {{train: {{path: a, subflavors: {'x' * 99}}}}}")
     assert found == f"1: splits.train.subflavors is '{'x' * 56}..., wanted a mapping"
+
+
+def test_names_the_column_of_keys_and_items(tmp_path):
+    body = "splits:\n  train: {blend: [{path: a}, 3, {pat: b}]}\n"
+    path = write(tmp_path / "m.yaml", V2 + body)
+    with pytest.raises(ConfigError) as info:
+        read_metadataset(path)
+    lines = str(info.value).replace(f"{path}:", "").split("\n")
+    assert [line.partition(": ")[0] for line in lines] == ["4:30", "4:34"]

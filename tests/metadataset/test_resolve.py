@@ -15,7 +15,7 @@ from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError,
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import BlendMode, Leaf, TraversedDatasetReference
 from energon.metadataset.resolve import resolve, traverse_metadataset
-from tests.metadataset.folders import make_datasets, write
+from tests.metadataset.folders import make_datasets, without_columns, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
 
@@ -23,7 +23,7 @@ V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
 def message(kind: type[Exception], path, **arguments) -> str:
     with pytest.raises(kind) as info:
         resolve(path, **{"split_part": "train", **arguments})
-    return str(info.value)
+    return without_columns(str(info.value))
 
 
 def weights(path, **arguments) -> dict[str, float]:
@@ -89,7 +89,7 @@ def test_everything_that_a_reference_says_arrives_at_the_leaf(tmp_path):
             "bucket": "msc://bucket/aux",
             "bucket_folder": "filesystem+msc://bucket/images",
         },
-        origin=f"{path}:6",
+        origin=f"{path}:6:5",
     )
     assert type(leaf.subflavors["deep"]) is dict
     assert type(leaf.subflavors["deep"]["list"]) is list
@@ -111,9 +111,9 @@ def test_weights_are_normalised_at_each_level_and_multiplied(tmp_path):
     assert found.blend_mode is BlendMode.DATASET_WEIGHT
     assert [leaf.weight for leaf in found.leaves] == [0.75, 0.0625, 0.1875]
     assert [leaf.origin for leaf in found.leaves] == [
-        f"{tmp_path}/outer.yaml:6",
-        f"{tmp_path}/sub/inner.yaml:6",
-        f"{tmp_path}/sub/inner.yaml:7",
+        f"{tmp_path}/outer.yaml:6:10",
+        f"{tmp_path}/sub/inner.yaml:6:10",
+        f"{tmp_path}/sub/inner.yaml:7:10",
     ]
 
 
@@ -224,7 +224,7 @@ def test_a_nested_document_uses_the_same_split_unless_told_otherwise(tmp_path):
     assert resolve(path, split_part="train").leaves[0].path == str(tmp_path / "a")
     leaf = resolve(path, split_part="val").leaves[0]
     assert (leaf.path, leaf.split_part) == (str(tmp_path / "a"), "train")
-    assert f"no split 'test', which {path}:6 asks for" in message(
+    assert f"no split 'test', which {path}:6:10 asks for" in message(
         ConfigError, path, split_part="test"
     )
 
@@ -266,7 +266,7 @@ splits:
         assert found.leaves[0].subflavors == {"x": 1, "__subflavor__": "old"}
         assert found.leaves[1].split_part == "val"
         assert found.leaves[1].shuffle_over_epochs_multiplier is None
-        assert found.leaves[0].origin == f"{tmp_path}/m.yaml:6"
+        assert found.leaves[0].origin == f"{tmp_path}/m.yaml:6:9"
 
 
 def test_documents_of_both_versions_nest(tmp_path):
@@ -364,7 +364,7 @@ def test_errors_of_a_nested_document_name_that_document(tmp_path):
     path = write(tmp_path / "m.yaml", V2 + "  train: {path: inner.yaml}\n")
     assert message(ConfigError, path).startswith(f"{inner}:4: unknown key 'pth'")
     write(tmp_path / "inner.yaml", "splits: {a: 1, a: 2}")
-    assert message(FormatError, path).startswith(f"{inner}:1:16: duplicate key")
+    assert message(FormatError, path).startswith(f"{inner}:1: duplicate key")
 
 
 def test_traverse_lists_datasets_once_for_each_reference(tmp_path):

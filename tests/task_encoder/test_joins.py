@@ -360,10 +360,10 @@ def test_validation_per_dataset_names_the_join(root):
 @pytest.mark.parametrize(
     ("joined", "extra", "kind", "message"),
     [
-        ("[{path: captions}]", "", ConfigError, r"join.yaml:9: joins 1 datasets; wanted are two"),
+        ("[{path: captions}]", "", ConfigError, r"join.yaml:9:5: joins 1 datasets; wanted are two"),
         ("[{path: captions, nonmatch: skip}, {path: texts}]", "", ConfigError, "the first dataset"),
         ("[{path: captions}, {path: inner.yaml}]", "", ConfigError, "inner.yaml is a metadataset"),
-        ("[{path: captions}, {path: none}]", "", FileNotFoundError, r"join.yaml:9: .*none"),
+        ("[{path: captions}, {path: none}]", "", FileNotFoundError, r"join.yaml:9:31: .*none"),
         (
             "[{path: captions}, {path: texts, shuffle_over_epochs_multiplier: 2}]",
             "",
@@ -402,4 +402,4 @@ def test_refuses_joiners_with_their_place(root, joiner, kind, message):
     path.write_text(text)
     with pytest.raises(kind, match=message) as info:
         val(path)
-    assert str(info.value).startswith(f"{path}:10: ")
+    assert str(info.value).startswith(f"{path}:10:5: ")

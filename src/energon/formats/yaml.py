@@ -1,4 +1,4 @@
-"""YAML with line numbers: read documents so that every later complaint can name file and line.
+"""YAML with places: read documents so that every later complaint can name file, line and column.
 
 What scalars mean is said in `yaml_scalars.py`. Anchors, aliases and merge keys (`<<`) work.
 Refused, because they hide mistakes or do harm: duplicate keys, explicit tags, keys that are not
@@ -11,7 +11,7 @@ PyYAML (libyaml, where it was built with it) parses to events; what they mean is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from yaml.events import (
@@ -44,24 +44,31 @@ _HINTS = {
 }
 
 
-class Map(dict[Any, Any]):
-    """A mapping that knows its lines: `line` where it starts, `lines[key]` of each key.
+class Mark(NamedTuple):
+    """A place in a file, both numbers counted from 1."""
 
-    Line 0 means that it was not read from a file; then `origin` is its path in a document.
+    line: int
+    column: int
+
+
+class Map(dict[Any, Any]):
+    """A mapping that knows where it was written: where it starts, and `marks[key]` of each key.
+
+    No mark means that it was not read from a file; then `origin` is its path in a document.
     """
 
-    __slots__ = ("line", "lines", "origin")
-    line: int
-    lines: dict[Any, int]
+    __slots__ = ("mark", "marks", "origin")
+    mark: Mark | None
+    marks: dict[Any, Mark]
     origin: str
 
 
 class Seq(list[Any]):
-    """A sequence that knows its lines: `line` where it starts, `lines[index]` of each item."""
+    """A sequence that knows where it was written: where it starts, and `marks` of each item."""
 
-    __slots__ = ("line", "lines", "origin")
-    line: int
-    lines: list[int]
+    __slots__ = ("mark", "marks", "origin")
+    mark: Mark | None
+    marks: list[Mark]
     origin: str
 
 
@@ -94,14 +101,24 @@ def load(text: str | bytes, *, origin: str) -> Any:
 
 
 def where(node: Any, key: Any = None) -> str:
-    """Return `file:line` of a loaded `node`, or of its item `key`, for use in messages."""
+    """Return `file:line:column` of a loaded `node`, or of its item `key`, for use in messages."""
     if not isinstance(node, Map | Seq):
         return "document"
-    if not node.line:
+    if node.mark is None:
         return node.origin + ("" if key is None else f"[{key}]" if type(key) is int else f".{key}")
+    mark = node.mark
     if isinstance(node, Map):
-        return f"{node.origin}:{node.lines.get(key, node.line)}"
-    return f"{node.origin}:{node.line if key is None else node.lines[key]}"
+        mark = node.marks.get(key, mark)
+    elif key is not None:
+        mark = node.marks[key]
+    return f"{node.origin}:{mark.line}:{mark.column}"
+
+
+def marked_like(content: Map | Seq, node: Map | Seq) -> Any:
+    """Return `content` with the marks of `node`, which it is a changed copy of."""
+    content.origin, content.mark = node.origin, node.mark
+    content.marks = node.marks
+    return content
 
 
 def plain(value: Any) -> Any:
@@ -159,13 +176,13 @@ class _Composer:
 
     def mapping(self, event: Any, depth: int) -> Map:
         result, merges = Map(), []
-        result.origin, result.line = self.origin, event.start_mark.line + 1
-        lines = result.lines = {}
+        result.origin, result.mark = self.origin, _mark(event)
+        marks = result.marks = {}
         while type(key_event := self.next_event()) is not MappingEndEvent:
             key = self.key(key_event, depth)
-            if key in lines:
-                self.refuse(key_event, f"duplicate key {key!r}, first in line {lines[key]}")
-            lines[key] = key_event.start_mark.line + 1
+            if key in marks:
+                self.refuse(key_event, f"duplicate key {key!r}, first in line {marks[key].line}")
+            marks[key] = _mark(key_event)
             value = self.node(value_event := self.next_event(), depth + 1)
             if key == "<<" and type(key_event) is ScalarEvent and key_event.implicit[0]:
                 merges += self.merge_sources(value, value_event)
@@ -174,15 +191,15 @@ class _Composer:
         for source in merges:
             for key, value in source.items():
                 if key not in result:
-                    result[key], lines[key] = value, source.lines[key]
+                    result[key], marks[key] = value, source.marks[key]
         return result
 
     def sequence(self, event: Any, depth: int) -> Seq:
         result = Seq()
-        result.origin, result.line = self.origin, event.start_mark.line + 1
-        lines = result.lines = []
+        result.origin, result.mark = self.origin, _mark(event)
+        marks = result.marks = []
         while type(item := self.next_event()) is not SequenceEndEvent:
-            lines.append(item.start_mark.line + 1)
+            marks.append(_mark(item))
             result.append(self.node(item, depth + 1))
         return result
 
@@ -229,6 +246,10 @@ class _Composer:
     def refuse(self, event: Any, problem: str) -> NoReturn:
         mark = event.start_mark
         raise FormatError(f"{self.origin}:{mark.line + 1}:{mark.column + 1}: {problem}")
+
+
+def _mark(event: Any) -> Mark:
+    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 def _explain(exc: yaml.MarkedYAMLError, origin: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
-from energon.formats.yaml import Map, Seq, load
+from energon.formats.yaml import Map, Seq, load, marked_like
 from energon.io.address import parent_address, redact
 from energon.io.files import read_bytes
 from energon.metadataset.variables import substitute
@@ -108,8 +108,7 @@ def _without_extensions(raw: Map) -> Map:
     kept = {key: value for key, value in raw.items() if not str(key).startswith("x-")}
     if len(kept) == len(raw):
         return raw
-    document = Map(kept)
-    document.origin, document.line, document.lines = raw.origin, raw.line, raw.lines
+    document: Map = marked_like(Map(kept), raw)
     return document
 
 
@@ -118,11 +117,11 @@ def _mark(value: Any, path: str) -> Any:
     marked: Map | Seq
     if isinstance(value, Mapping):
         marked = Map({key: _mark(item, f"{path}.{key}") for key, item in value.items()})
-        marked.lines = {}
+        marked.marks = {}
     elif isinstance(value, list | tuple):
         marked = Seq(_mark(item, f"{path}[{index}]") for index, item in enumerate(value))
-        marked.lines = []
+        marked.marks = []
     else:
         return value
-    marked.origin, marked.line = path, 0
+    marked.origin, marked.mark = path, None
     return marked

@@ -60,7 +60,7 @@ class Node(BaseModel):
         return node
 
     def where(self, key: str | None = None) -> str:
-        """Return `file:line` of this mapping, or of one of its keys."""
+        """Return `file:line:column` of this mapping, or of one of its keys."""
         return where(self._raw, key)
 
 

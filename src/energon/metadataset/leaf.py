@@ -78,7 +78,7 @@ class Leaf:
             absolute, also behind `filesystem://`.
         dataset_config: File below `.nv-meta` that describes its samples.
         split_config: File below `.nv-meta` that lists its splits.
-        origin: Where the leaf was written, as `file:line`.
+        origin: Where the leaf was written, as `file:line:column`.
         join: The datasets that are joined; none for a single dataset.
         joiner: What puts their samples together.
     """

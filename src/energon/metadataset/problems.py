@@ -1,7 +1,7 @@
-"""Word what is wrong with a document: all of it at once, with file and line.
+"""Word what is wrong with a document: all of it at once, with file, line and column.
 
 Validation says where in the document something is (`("splits", "train", "<blend>", "blend", 0)`)
-and what rule it breaks; the marks of the loaded YAML say in which line that is. Steps in angle
+and what rule it breaks; the marks of the loaded YAML say where that is in the file. Steps in angle
 brackets name the kind of a node and are not part of the document.
 """
 
@@ -36,7 +36,7 @@ _WANTED = {
 
 
 def explain(exc: ValidationError, model: Model, raw: Any) -> str:
-    """Return one line for each problem of the document `raw`, in the order of its lines."""
+    """Return one line for each problem of the document `raw`, in the order of the file."""
     errors: list[Any] = [*exc.errors(include_url=False)]
     unknown = {error["loc"] for error in errors if error["type"] == "extra_forbidden"}
     # A misspelled key is missing as well; saying it once is enough.
@@ -50,7 +50,7 @@ def explain(exc: ValidationError, model: Model, raw: Any) -> str:
         for error in errors
         if error["type"] != "missing" or error["loc"] not in respelled
     ]
-    return "\n".join(sorted(problems, key=_line))
+    return "\n".join(sorted(problems, key=_position))
 
 
 def _describe(error: Any, model: Model, raw: Any) -> str:
@@ -116,7 +116,7 @@ def _at(address: Address, raw: Any) -> Any:
 
 
 def _place(address: Address, raw: Any) -> str:
-    """Return `file:line` of the key or item at `address`; where there is none, of its parent."""
+    """Return where the key or item at `address` is; where there is none, its parent."""
     steps = [*_steps(address)]
     if not steps:
         return where(raw)
@@ -125,9 +125,9 @@ def _place(address: Address, raw: Any) -> str:
     return where(parent, steps[-1]) if present else where(parent)
 
 
-def _line(problem: str) -> int:
-    number = problem.partition(": ")[0].rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
+def _position(problem: str) -> tuple[int, ...]:
+    numbers = problem.partition(": ")[0].split(":")[-2:]
+    return tuple(int(number) for number in numbers if number.isdigit())
 
 
 def _model_at(model: Model, address: Address) -> Model:

@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from energon.errors import ConfigError, SecurityError
-from energon.formats.yaml import Map, Seq, where
+from energon.formats.yaml import Map, Seq, marked_like, where
 from energon.formats.yaml_scalars import scalar
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^}:]*)(?::-(?P<default>[^}]*))?\}")
@@ -66,16 +66,12 @@ class _Scope:
             items = {key: self.item(value, key, item, depth) for key, item in value.items()}
             if all(items[key] is item for key, item in value.items()):
                 return value
-            changed = Map(items)
-            changed.origin, changed.line, changed.lines = value.origin, value.line, value.lines
-            return changed
+            return marked_like(Map(items), value)
         if isinstance(value, Seq):
             entries = [self.item(value, i, item, depth) for i, item in enumerate(value)]
             if all(new is old for new, old in zip(entries, value, strict=True)):
                 return value
-            sequence = Seq(entries)
-            sequence.origin, sequence.line, sequence.lines = value.origin, value.line, value.lines
-            return sequence
+            return marked_like(Seq(entries), value)
         return value
 
     def item(self, parent: Map | Seq, key: Any, value: Any, depth: int) -> Any:
