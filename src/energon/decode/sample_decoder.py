@@ -20,26 +20,12 @@ from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.decode.images import decode_image, image_spec
 from energon.decode.tenbin import decode_tenbin
 from energon.errors import DecodeError, EnergonError, MissingExtraError, SecurityError
+from energon.formats.signature import guess_extension
 
 MAX_UNPACKED_BYTES = 1 << 30
 """What a compressed part may grow to."""
 _PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
-_SIGNATURES = {
-    b"\xff\xd8\xff": "jpg",
-    b"\x89PNG\r\n\x1a\n": "png",
-    b"GIF8": "gif",
-    b"BM": "bmp",
-    b"II*\0": "tiff",
-    b"MM\0*": "tiff",
-    b"\x1aE\xdf\xa3": "mkv",
-    b"FLV\x01": "flv",
-    b"fLaC": "flac",
-    b"OggS": "ogg",
-    b"ID3": "mp3",
-    b"\xff\xfb": "mp3",
-}
-_BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": None, b"heix": None, b"mif1": None}
-_RIFF = {b"WEBP": "webp", b"AVI ": "avi", b"WAVE": "wav"}
+
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ class SampleDecoder:
             if extension == "gz":
                 return self.decode(fname[:-3], _gunzip(data))
             if self.guess_content:
-                extension = _guess(data) or extension
+                extension = guess_extension(data) or extension
             if extension in IMAGE_EXTENSIONS:
                 return decode_image(data, image_spec(self._image_decode))
             if extension in AV_EXTENSIONS:
@@ -202,14 +188,6 @@ def _gunzip(data: bytes) -> bytes:
     if len(unpacked) > MAX_UNPACKED_BYTES:
         raise DecodeError(f"unpacks to more than {MAX_UNPACKED_BYTES} bytes")
     return unpacked
-
-
-def _guess(data: bytes) -> str | None:
-    if data[:4] == b"RIFF":
-        return _RIFF.get(bytes(data[8:12]))
-    if data[4:8] == b"ftyp":
-        return _BRANDS.get(bytes(data[8:12]), "mp4")
-    return next((name for start, name in _SIGNATURES.items() if data.startswith(start)), None)
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
