@@ -15,8 +15,10 @@ COMMANDS = {
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
     "pack": "Make a dataset of files, tables or other datasets.",
+    "mount": "Show a dataset as files in a folder.",
     "prepare": "Index a folder of tar shards and describe it.",
     "repair": "Write anew what of an index is wrong.",
+    "tar": "Make, join, cut, sort, change and check plain tar files.",
     "verify": "Check a dataset: sizes, offsets, checksums.",
 }
 

@@ -1,0 +1,72 @@
+"""Datasets as trees of folders and files, to look into them like into a file system.
+
+What a folder holds is asked for when somebody looks: nothing is listed in advance, and memory
+does not grow with the number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from energon.io.range_file import RangeFile
+
+
+class Entry(NamedTuple):
+    """What a folder lists."""
+
+    name: str
+    is_folder: bool
+
+
+@dataclass(frozen=True)
+class BrowsedFile:
+    """A file: a range of another one."""
+
+    file: RangeFile
+    offset: int
+    size: int
+    mtime_ns: int = 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return the bytes from `offset`; fewer at the end of the file."""
+        size = min(size, self.size - offset)
+        return self.file.pread(self.offset + offset, size) if size > 0 else b""
+
+
+class Folder(Protocol):
+    """A folder. May be used by many threads."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield what it holds, each name once."""
+
+    def find(self, name: str) -> Folder | BrowsedFile | None:
+        """Return what has this name, or None."""
+
+
+@dataclass(frozen=True)
+class NamedFolders:
+    """A folder of folders that are known."""
+
+    folders: Mapping[str, Folder]
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the names of the folders."""
+        return (Entry(name, True) for name in self.folders)
+
+    def find(self, name: str) -> Folder | BrowsedFile | None:
+        """Return a folder by name."""
+        return self.folders.get(name)
+
+
+def find_path(root: Folder, path: str) -> Folder | BrowsedFile | None:
+    """Return what lies at a path below a folder, as `a/b/c`; None if nothing does."""
+    found: Folder | BrowsedFile | None = root
+    for name in path.split("/"):
+        if not name:
+            continue
+        if found is None or isinstance(found, BrowsedFile):
+            return None
+        found = found.find(name)
+    return found
