@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -58,16 +59,16 @@ def encode_field(field: str, value: Any) -> Content:
 
 
 def bytes_only(field: str, value: Any) -> Content:
-    """Return the bytes that a field has to be.
+    """Return the bytes that a field has to be, or the path of a file with them.
 
     Raises:
         ConfigError: If it is something else.
     """
-    if not isinstance(value, bytes | bytearray | memoryview):
+    if not isinstance(value, bytes | bytearray | memoryview | PathLike):
         raise ConfigError(
             f"field {field!r} is a {type(value).__name__}; with encoder=False, fields are bytes"
         )
-    return bytes(value)
+    return encode_part(field, value)
 
 
 def table_encoder(handlers: Mapping[str, Callable[[Any], Any]]) -> Encoder:

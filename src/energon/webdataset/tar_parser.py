@@ -52,6 +52,7 @@ class TarParser:
         select: Says by name, after renaming, which members are wanted; None wants all.
         rename: Gives members other names; None keeps them.
         split: Gives key and field of a name, or None; None means the rule above.
+        lowercase: Whether fields are in lower case.
         position: Where in the archive the first window begins.
     """
 
@@ -63,6 +64,7 @@ class TarParser:
         select: Callable[[str], Any] | None = None,
         rename: Callable[[str], str] | None = None,
         split: Callable[[str], tuple[str, str] | None] | None = None,
+        lowercase: bool = True,
         position: int = 0,
     ) -> None:
         self.origin = origin
@@ -84,6 +86,7 @@ class TarParser:
         self._select = select
         self._rename = rename
         self._split = split
+        self._lowercase = lowercase
         self._slowly = any(each is not None for each in (select, rename, split))
         self._key: bytes | None = None
         self._sample: Sample = {}
@@ -249,7 +252,9 @@ class TarParser:
         if self._split is not None:
             return self._split(name)
         parts = split_name(name)
-        return None if parts is None else (parts[0], parts[1].lower())
+        if parts is None:
+            return None
+        return parts[0], parts[1].lower() if self._lowercase else parts[1]
 
     def _begin_sample(self, key: str) -> None:
         """Begin a sample, unless the present one has this key."""
@@ -271,7 +276,8 @@ class TarParser:
             self._key = None
 
     def _field(self, suffix: bytes) -> str:
-        field = suffix.decode("utf-8", "surrogateescape").lower()
+        field = suffix.decode("utf-8", "surrogateescape")
+        field = field.lower() if self._lowercase else field
         self._fields[suffix] = field
         return field
 

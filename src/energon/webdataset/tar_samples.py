@@ -43,6 +43,7 @@ class TarSamples(Stage):
         rename_files: Gives members other names; None keeps them.
         local_path: Whether samples of local files say so in `__local_path__`.
         verbose: Whether to log each file as it is opened.
+        lowercase: Whether names of fields are in lower case.
         opening: How files are opened.
     """
 
@@ -51,6 +52,7 @@ class TarSamples(Stage):
     rename_files: Callable[[str], str] | None = None
     local_path: bool = False
     verbose: bool = False
+    lowercase: bool = True
     opening: Opening = field(default_factory=Opening)
 
     @classmethod
@@ -62,6 +64,7 @@ class TarSamples(Stage):
         rename_files: Callable[[str], str] | None = None,
         local_path: bool = False,
         verbose: bool = False,
+        lowercase: bool = True,
         allow: Collection[str] = (),
         **cache: Any,
     ) -> TarSamples:
@@ -78,7 +81,15 @@ class TarSamples(Stage):
                     f"{name}={function!r}: wanted is a function of the name of a member"
                 )
         opening = Opening(allowed=security.resolve(allow), cache=cache_of(**cache))
-        return cls(handler, select_files, rename_files, local_path, verbose, opening)
+        return cls(
+            handler=handler,
+            select_files=select_files,
+            rename_files=rename_files,
+            local_path=local_path,
+            verbose=verbose,
+            lowercase=lowercase,
+            opening=opening,
+        )
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _TarSamplesIterator(self, source)
@@ -230,6 +241,7 @@ class _TarSamplesIterator(StageIterator):
             about=about,
             select=select,
             rename=stage.rename_files,
+            lowercase=stage.lowercase,
             position=self._position,
         )
         return TarReader(opened.stream, parser, head=opened.head)

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _RECORD = 10_240
+_COPY_BYTES = 4 << 20
 _SET_BY_READERS = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
 
 logger = logging.getLogger("energon")
@@ -58,6 +59,7 @@ class TarWriter:
         format: Accepted for compatibility: headers are ustar, extended where that does not do.
         index: Whether to write the index of a local, uncompressed file beside it.
         level: Level of the compression; None means that of the library.
+        sort_fields: Whether fields are written in the order of their names; else as they come.
         allow: "shell" lets the address be a command.
 
     Example:
@@ -82,6 +84,7 @@ class TarWriter:
         *,
         index: bool = False,
         level: int | None = None,
+        sort_fields: bool = True,
         allow: Collection[str] = (),
     ) -> None:
         self.num_samples = 0
@@ -91,6 +94,7 @@ class TarWriter:
         self._encode = make_encoder(encoder)
         self._transform: Callable[[Any], Any] | None = encoder if self._encode is None else None
         self._keep_meta = keep_meta
+        self._sort_fields = sort_fields
         self._sink: Sink | None = open_sink(
             fileobj, compress=compress, level=level, allowed=security.resolve(allow)
         )
@@ -113,7 +117,8 @@ class TarWriter:
             obj = self._transform(obj)
         if not isinstance(obj, Mapping):
             raise ConfigError(f"a sample is a dict, got {type(obj).__name__}")
-        return encode_sample(_writable(obj, self._keep_meta), self._encode or bytes_only)
+        fields = _writable(obj, self._keep_meta, self._sort_fields)
+        return encode_sample(fields, self._encode or bytes_only)
 
     def write_encoded(self, sample: EncodedSample) -> int:
         """Append a sample that is encoded already."""
@@ -123,7 +128,7 @@ class TarWriter:
         try:
             for part in sample.parts:
                 self._sink.write(self._header.applied_to(part.header))
-                self._sink.write(_content(part.content))
+                _copy(part.content, part.size, self._sink)
                 self._sink.write(bytes(-part.size % 512))
                 payload += part.size
         except BaseException:
@@ -315,15 +320,30 @@ def torch_dumps(data: Any) -> bytes:
     return _content(encode_field("data.pth", data))
 
 
-def _writable(sample: Mapping[str, Any], keep_meta: bool) -> dict[str, Any]:
-    """Return the fields to write in the order of their names, `__key__` first."""
+def _writable(sample: Mapping[str, Any], keep_meta: bool, is_sorted: bool) -> dict[str, Any]:
+    """Return the fields to write, `__key__` first."""
     if "__key__" not in sample:
         raise ConfigError(f'a sample needs a "__key__"; this one has {", ".join(map(str, sample))}')
     fields = {"__key__": sample["__key__"]}
-    for name in sorted(name for name in sample if name not in _SET_BY_READERS):
+    names = [name for name in sample if name not in _SET_BY_READERS]
+    for name in sorted(names) if is_sorted else names:
         if not name.startswith("_") or keep_meta:
             fields[name] = sample[name]
     return fields
+
+
+def _copy(content: Content, size: int, sink: Sink) -> None:
+    """Write the content of a field; that of a file without holding it in memory."""
+    if isinstance(content, bytes):
+        sink.write(content)
+        return
+    left = size
+    with content.open("rb") as file:
+        while left and (data := file.read(min(left, _COPY_BYTES))):
+            sink.write(data)
+            left -= len(data)
+        if left or file.read(1):
+            raise ConfigError(f"{content}: had {size} bytes, and changed while it was copied")
 
 
 def _content(content: Content) -> bytes:

@@ -1,0 +1,52 @@
+"""`energon tar`: commands for plain tar files, here or elsewhere."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+COMMANDS = {
+    "cat": "Join shards: shuffled, sliced, with other fields or keys.",
+    "create": "Make a tar file by a recipe, or of a folder.",
+    "index": "Write the index of shards: how many samples, and where.",
+    "ls": "List the samples of shards.",
+    "proc": "Change every sample with a command or a function.",
+    "sort": "Sort samples by key, by a field, or at random.",
+    "split": "Cut shards into shards of a number of samples or bytes.",
+    "stat": "Count samples, fields and bytes.",
+    "verify": "Check that shards are whole, and what else may be wrong.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command only to run it or to show its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"energon.cli.tar_{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
+
+
+@click.group("tar", cls=_LazyGroup)
+def command() -> None:
+    """Work with plain tar files of samples, on this machine or in object stores.
+
+    Inputs are paths, addresses, patterns with {000..127} or *, folders, @LIST for a file with
+    one of these to a line, and - for standard input. Outputs are paths, addresses, and - for
+    standard output; with a number in them, like x-%06d.tar, as many shards as are needed.
+
+    \b
+    Example:
+      energon tar create photos/ -o photos.tar
+      energon tar cat 's3://bucket/train-{000..127}.tar' --shuffle 10000 -o mixed-%06d.tar
+      energon tar verify mixed-*.tar
+    """

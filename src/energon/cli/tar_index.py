@@ -1,0 +1,78 @@
+"""`energon tar index`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from energon.cli import tar_options as options
+
+
+@click.command("index")
+@options.inputs
+@click.option("--wids", metavar="FILE", help="Write a list of the shards as JSON, with counts.")
+@click.option("--name", help="Name of the dataset in that list.")
+@click.option("--base", help="What relative addresses in that list start from.")
+@click.option("--info", metavar="FILE", help="JSON to keep in that list.")
+@click.option("--checksum", is_flag=True, help="Read all of the shards, for checksums.")
+@click.option("--dali", is_flag=True, help="Write indexes for NVIDIA DALI, too.")
+@options.allow
+@options.progress
+def command(
+    inputs: tuple[str, ...],
+    wids: str | None,
+    name: str | None,
+    base: str | None,
+    info: str | None,
+    checksum: bool,
+    dali: bool,
+    allow: tuple[str, ...],
+    progress: bool,
+) -> None:
+    """Write the index of local shards beside them: how many samples they have, and where.
+
+    With an index, lengths are known, samples are read by number, and distant shards in parts.
+
+    \b
+    Example:
+      energon tar index 'train-*.tar'
+      energon tar index 'train-*.tar' --wids train.json --name train
+    """
+    from energon.errors import ConfigError
+    from energon.io.address import is_remote, local_path
+    from energon.io.files import read_text
+    from energon.prepare.index import index_shard
+    from energon.webdataset.tools.dali import write_dali_index
+    from energon.webdataset.tools.streams import expand_inputs
+    from energon.webdataset.wids import create_descriptor, save_descriptor
+
+    urls = expand_inputs(inputs)
+    if wids is None and all(map(is_remote, urls)):
+        raise ConfigError(
+            "indexes are written beside shards on this machine; for distant ones, which have "
+            "indexes, list them with --wids FILE"
+        )
+    samples = 0
+    with options.progress_bar(progress, "indexing", "shards") as advance:
+        for number, url in enumerate(urls, 1):
+            if not is_remote(url):
+                samples += index_shard(local_path(url)).num_samples
+                if dali:
+                    write_dali_index(local_path(url))
+            advance(number, len(urls))
+    if wids is not None:
+        about = None if info is None else json.loads(read_text(info))
+        with options.progress_bar(progress, "listing", "shards") as advance:
+            done = iter(range(1, len(urls) + 1))
+            found = create_descriptor(
+                urls,
+                name=name,
+                base=base,
+                info=about,
+                checksum=checksum,
+                progress=lambda: advance(next(done), len(urls)),
+            )
+        save_descriptor(found, wids)
+        samples = sum(shard.nsamples for shard in found.shards)
+    options.report(f"{samples} samples in {len(urls)} shards")

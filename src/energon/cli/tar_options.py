@@ -1,0 +1,87 @@
+"""Options that the commands for tar files share, and how they show how far they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+UPDATE_ITEMS = 512
+
+
+def inputs(function: F) -> F:
+    """Take shards to read."""
+    return click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")(function)
+
+
+def allow(function: F) -> F:
+    """Take what is allowed."""
+    return click.option(
+        "--allow",
+        multiple=True,
+        type=click.Choice(["shell", "pickle"]),
+        help="Let addresses be commands (pipe:...), or let pickles be decoded.",
+    )(function)
+
+
+def output(function: F) -> F:
+    """Take where samples go."""
+    for option in (
+        click.option("--index/--no-index", default=False, help="Write indexes beside local files."),
+        click.option("--maxsize", type=float, help="Most bytes of an output shard."),
+        click.option("--maxcount", type=int, help="Most samples of an output shard."),
+        click.option(
+            "-o",
+            "--output",
+            required=True,
+            metavar="OUTPUT",
+            help="Path or address, - for standard output, or one with %06d for several.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def progress(function: F) -> F:
+    """Take whether to show how far it is."""
+    return click.option(
+        "--progress/--no-progress", default=True, help="Show how far it is, on a terminal."
+    )(function)
+
+
+@contextmanager
+def progress_bar(
+    wanted: bool, title: str, unit: str
+) -> Iterator[Callable[[int, int | None], None]]:
+    """Give a function of how many are done of how many, which shows it on a terminal."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (title, BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def counted(items: Iterable[T], advance: Callable[[int, int | None], None]) -> Iterator[T]:
+    """Yield items, and tell how many now and then."""
+    number = 0
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % UPDATE_ITEMS:
+            advance(number, None)
+    advance(number, None)
+
+
+def report(text: str) -> None:
+    """Write a line to standard error, where it is in nobody's way."""
+    click.echo(text, err=True)

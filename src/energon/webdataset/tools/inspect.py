@@ -1,0 +1,164 @@
+"""Look at tar files: what is in them, how much of it, and what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon.errors import EnergonError
+from energon.formats.tar import split_name
+from energon.webdataset.autodecode import Decoder
+from energon.webdataset.shard_stream import Opening
+from energon.webdataset.tar_parser import TarParser
+from energon.webdataset.tar_reader import TarReader
+from energon.webdataset.tools.streams import read_samples
+
+Sample = dict[str, Any]
+
+MAX_EXAMPLES = 20
+"""How many problems of a kind are told for a shard."""
+
+
+@dataclass
+class FieldStatistics:
+    """The contents of one field."""
+
+    count: int = 0
+    total: int = 0
+    smallest: int | None = None
+    largest: int = 0
+
+    def add(self, size: int) -> None:
+        """Count a content."""
+        self.count += 1
+        self.total += size
+        self.smallest = size if self.smallest is None else min(self.smallest, size)
+        self.largest = max(self.largest, size)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers."""
+        return {
+            "count": self.count,
+            "bytes": self.total,
+            "smallest": self.smallest or 0,
+            "mean": self.total / self.count if self.count else 0,
+            "largest": self.largest,
+        }
+
+
+@dataclass
+class Statistics:
+    """What some shards hold."""
+
+    shards: int = 0
+    samples: int = 0
+    fields: dict[str, FieldStatistics] = field(default_factory=dict)
+    layouts: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """How many samples have which fields."""
+
+    def add(self, sample: Sample) -> None:
+        """Count a sample."""
+        self.samples += 1
+        names = tuple(name for name in sample if not name.startswith("__"))
+        self.layouts[names] += 1
+        for name in names:
+            self.fields.setdefault(name, FieldStatistics()).add(len(sample[name]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers."""
+        return {
+            "shards": self.shards,
+            "samples": self.samples,
+            "bytes": sum(each.total for each in self.fields.values()),
+            "fields": {name: each.to_json() for name, each in sorted(self.fields.items())},
+            "layouts": [
+                {"fields": list(names), "samples": count}
+                for names, count in self.layouts.most_common(MAX_EXAMPLES)
+            ],
+        }
+
+
+def iter_members(url: str, allowed: Collection[str] = ()) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of every regular file in an archive, samples or not."""
+    opened = Opening(frozenset(allowed)).open(url)
+    parser = TarParser(opened.url, split=lambda name: (name, "content"))
+    reader = TarReader(opened.stream, parser, head=opened.head)
+    try:
+        while (members := reader.next_block()) is not None:
+            for member in members:
+                yield member["__key__"], member["content"]
+    finally:
+        reader.close()
+
+
+def count(urls: Collection[str], allow: Collection[str] = ()) -> Iterator[Statistics]:
+    """Yield what shards hold, one number more of them each time."""
+    found = Statistics()
+    for url in urls:
+        for sample in read_samples([url], allow=allow):
+            found.add(sample)
+        found.shards += 1
+        yield found
+
+
+class Verifier:
+    """Finds what is wrong with shards, over all of them.
+
+    Args:
+        decode: Whether to decode all fields, too.
+        allow: "shell" lets addresses be commands, "pickle" lets pickles be decoded.
+    """
+
+    def __init__(self, *, decode: bool = False, allow: Collection[str] = ()) -> None:
+        self.samples = 0
+        self._decoder = Decoder("pil", allow=allow) if decode else None
+        self._allow = allow
+        self._seen: dict[str, str] = {}
+        self._key: str | None = None
+        self._fields: set[str] = set()
+
+    def check(self, url: str) -> list[str]:
+        """Return what is wrong with one more shard, in words."""
+        problems: list[str] = []
+        known = Counter[str]()
+        self._key, self._fields = None, set()
+        try:
+            for name, content in iter_members(url, self._allow):
+                for kind, problem in self._problems(url, name, content):
+                    known[kind] += 1
+                    if known[kind] <= MAX_EXAMPLES:
+                        problems.append(f"{url}: {problem}")
+        except EnergonError as error:
+            problems.append(str(error))
+        for kind, number in known.items():
+            if number > MAX_EXAMPLES:
+                problems.append(f"{url}: {number - MAX_EXAMPLES} more of this kind: {kind}")
+        return problems
+
+    def _problems(self, url: str, name: str, content: bytes) -> Iterator[tuple[str, str]]:
+        if name.startswith("/") or ".." in name.split("/"):
+            yield "unsafe name", f"{name!r} leads out of the folder it is unpacked to"
+        parts = split_name(name)
+        if parts is None:
+            if not name.startswith("__"):
+                yield "no sample", f"{name!r} belongs to no sample: it has no extension, or no key"
+            return
+        key, part = parts[0], parts[1].lower()
+        if key != self._key:
+            self._key, self._fields = key, set()
+            self.samples += 1
+            if key in self._seen:
+                yield "key twice", f"sample {key!r} was in {self._seen[key]} before"
+            self._seen.setdefault(key, url)
+        if part in self._fields:
+            yield "field twice", f"sample {key!r} has {part!r} twice"
+        self._fields.add(part)
+        if part.startswith("__"):
+            yield "reserved name", f"{name!r} has a name that readers use for themselves"
+        if self._decoder is not None:
+            try:
+                self._decoder.decode({"__key__": key, part: content})
+            except EnergonError as error:
+                yield "damaged content", str(error)

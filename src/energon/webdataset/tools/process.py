@@ -1,0 +1,182 @@
+"""Change samples with a command or a function of Python: shard by shard, resumable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from energon.errors import ConfigError, SampleError
+from energon.webdataset.tools.choose import parse_fields, with_fields
+from energon.webdataset.tools.streams import Output, read_samples, write_all
+
+Sample = dict[str, Any]
+OnError = Literal["stop", "skip", "keep"]
+
+PREFIX = "sample"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of the samples of a shard. Can be sent to other processes.
+
+    Args:
+        command: Run for each sample, in a folder that holds its fields as files
+            `sample.FIELD`, and its key as `sample.__key__`. What is there afterwards is the new
+            sample.
+        function: "module:name" of a function that takes a sample, and returns one, several, or
+            None. In place of a command.
+        many: Whether the command makes several samples, `sample-000000.FIELD` and so on.
+        on_error: What to do about a sample that fails: "stop", "skip" it, or "keep" it as it was.
+        threads: How many commands run at the same time for a shard.
+        fields: See `parse_fields`; applied first.
+        index: Whether to write indexes beside local files.
+        allow: "shell" lets addresses be commands.
+    """
+
+    command: str | None = None
+    function: str | None = None
+    many: bool = False
+    on_error: OnError = "stop"
+    threads: int = 1
+    fields: str | None = None
+    index: bool = False
+    allow: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.function is None):
+            raise ConfigError("give either a command or a function, one of them")
+        if self.threads < 1:
+            raise ConfigError(f"threads must be 1 or more, got {self.threads}")
+
+    def __call__(self, source: str, target: str) -> int:
+        """Change the samples of a shard; return how many the new one has."""
+        samples: Iterator[Sample] = read_samples([source], allow=self.allow)
+        fields = parse_fields(self.fields)
+        if fields is not None:
+            samples = with_fields(samples, fields)
+        output = Output(target, index=self.index, allow=self.allow)
+        return write_all(self.changed(samples), output)
+
+    def changed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield the new samples, in the order of the old ones."""
+        change = self._change()
+        for old, result in _mapped(change, samples, self.threads):
+            try:
+                yield from result()
+            except Exception as error:
+                if self.on_error == "stop":
+                    raise SampleError(f"sample {old['__key__']!r}: {error}") from error
+                if self.on_error == "keep":
+                    yield old
+
+    def _change(self) -> Callable[[Sample], list[Sample]]:
+        if self.command is not None:
+            command, many = self.command, self.many
+            return lambda sample: run_command(command, sample, many=many)
+        function = load_function(self.function or "")
+        return lambda sample: _as_list(function(dict(sample)), sample)
+
+
+def run_command(command: str, sample: Sample, *, many: bool = False) -> list[Sample]:
+    """Run a command of the user in a folder with the fields of a sample; return what it makes.
+
+    Raises:
+        SampleError: If it fails, or leaves no sample.
+    """
+    with tempfile.TemporaryDirectory(prefix="energon-proc-") as name:
+        folder = Path(name)
+        _write_fields(folder, sample)
+        done = subprocess.run(
+            command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True
+        )
+        if done.returncode:
+            said = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise SampleError(f"the command ended with status {done.returncode}: {said[-500:]}")
+        return _read_many(folder, sample) if many else [_read_fields(folder, PREFIX, sample)]
+
+
+def load_function(name: str) -> Callable[[Any], Any]:
+    """Return the function that "module:name" stands for.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"function {name!r}: {error}; wanted is MODULE:NAME") from error
+    if not callable(function):
+        raise ConfigError(f"function {name!r} is no function")
+    return function  # type: ignore[no-any-return]
+
+
+def _mapped(
+    change: Callable[[Sample], list[Sample]], samples: Iterable[Sample], threads: int
+) -> Iterator[tuple[Sample, Callable[[], list[Sample]]]]:
+    """Yield each sample and what gives its result, in order, some of them ahead of time."""
+    if threads == 1:
+        for sample in samples:
+            yield sample, lambda sample=sample: change(sample)  # type: ignore[misc]
+        return
+    items = iter(samples)
+    with ThreadPoolExecutor(threads, "energon-proc") as pool:
+
+        def begin(sample: Sample) -> tuple[Sample, Future[list[Sample]]]:
+            return sample, pool.submit(change, sample)
+
+        running = deque(map(begin, islice(items, 2 * threads)))
+        while running:
+            sample, future = running.popleft()
+            running.extend(map(begin, islice(items, 1)))
+            yield sample, future.result
+
+
+def _as_list(result: Any, old: Sample) -> list[Sample]:
+    """Return the samples that a function has made."""
+    if result is None:
+        return []
+    if isinstance(result, dict):
+        return [{"__key__": old["__key__"], **result}]
+    found = list(result)
+    if not all(isinstance(each, dict) for each in found):
+        raise SampleError("the function has to return a sample (a dict), several, or None")
+    return [{"__key__": f"{old['__key__']}/{n:06}", **each} for n, each in enumerate(found)]
+
+
+def _write_fields(folder: Path, sample: Sample) -> None:
+    (folder / f"{PREFIX}.__key__").write_bytes(os.fsencode(sample["__key__"]))
+    for name, content in sample.items():
+        if not name.startswith("__"):
+            # A field has no slash in it, so the file is in the folder.
+            (folder / f"{PREFIX}.{name}").write_bytes(content)
+
+
+def _read_fields(folder: Path, prefix: str, old: Sample, key: str | None = None) -> Sample:
+    fields = {
+        path.name[len(prefix) + 1 :]: path.read_bytes()
+        for path in sorted(folder.glob(f"{prefix}.*"))
+    }
+    named = fields.pop("__key__", None)
+    if not fields:
+        raise SampleError(f"the command left no files {prefix}.*")
+    if named is not None and (key is None or prefix != PREFIX):
+        key = os.fsdecode(named).strip()
+    return {"__key__": key or old["__key__"], **fields}
+
+
+def _read_many(folder: Path, old: Sample) -> list[Sample]:
+    prefixes = sorted({path.name.partition(".")[0] for path in folder.glob(f"{PREFIX}-*.*")})
+    return [
+        _read_fields(folder, prefix, old, f"{old['__key__']}/{prefix[len(PREFIX) + 1 :]}")
+        for prefix in prefixes
+    ]

@@ -1,0 +1,145 @@
+"""Sort samples, however many there are: stable, with bounded memory, without losing any."""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from energon.errors import ConfigError, FieldAccessError
+from energon.plan.seeds import derive_seed
+
+Sample = dict[str, Any]
+Kind = Literal["text", "int", "float"]
+Record = tuple[Any, int, Sample]
+"""Sort value, number in the input, sample."""
+
+MAX_RUNS = 64
+"""So many files are merged at a time."""
+MEMORY_BYTES = 1 << 30
+
+
+def sort_value(field: str, kind: Kind) -> Callable[[Sample], Any]:
+    """Return a function that gives what a sample is sorted by.
+
+    Args:
+        field: A field, `__key__`, or `__random__` for a random order.
+        kind: How it is compared.
+
+    Raises:
+        ConfigError: If there is no such kind.
+    """
+    if field == "__key__":
+        return lambda sample: sample["__key__"].encode("utf-8", "surrogateescape")
+    convert: dict[str, Callable[[bytes], Any]] = {"text": bytes, "int": int, "float": float}
+    if kind not in convert:
+        raise ConfigError(f"sort by {kind!r}: wanted is one of {', '.join(convert)}")
+
+    def value(sample: Sample) -> Any:
+        if field not in sample:
+            raise FieldAccessError(f"sample {sample['__key__']!r} has no {field!r} to sort by")
+        try:
+            return convert[kind](sample[field])
+        except ValueError as error:
+            raise FieldAccessError(
+                f"sample {sample['__key__']!r}: {field} is {sample[field][:40]!r}, wanted {kind}"
+            ) from error
+
+    return value
+
+
+def random_value(seed: int) -> Callable[[Sample], int]:
+    """Return a function that gives each call another random number."""
+    numbers = count()
+    return lambda sample: derive_seed(seed, "sort", next(numbers))
+
+
+def sorted_samples(
+    samples: Iterable[Sample],
+    value: Callable[[Sample], Any],
+    *,
+    reverse: bool = False,
+    memory_bytes: int = MEMORY_BYTES,
+    folder: str | None = None,
+) -> Iterator[Sample]:
+    """Yield all samples in order; those with equal values stay in the order they came in.
+
+    Args:
+        samples: What to sort.
+        value: What they are sorted by.
+        reverse: Whether the highest comes first.
+        memory_bytes: How much content is held at a time; the rest waits in files.
+        folder: Where these are; None means the system's folder for such files.
+    """
+    with tempfile.TemporaryDirectory(prefix="energon-sort-", dir=folder) as name:
+        runs = _Runs(Path(name), reverse)
+        held: list[Record] = []
+        size = 0
+        for number, sample in enumerate(samples):
+            held.append((value(sample), -number if reverse else number, sample))
+            size += _size(sample)
+            if size > memory_bytes:
+                runs.add(_ordered(held, reverse))
+                held, size = [], 0
+        for _, _, sample in runs.merged(_ordered(held, reverse)):
+            yield sample
+
+
+class _Runs:
+    """Sorted records in files."""
+
+    def __init__(self, folder: Path, reverse: bool) -> None:
+        self._folder = folder
+        self._reverse = reverse
+        self._numbers = count()
+        self._files: list[Path] = []
+
+    def add(self, records: Iterable[Record]) -> None:
+        self._files.append(self._written(records))
+        if len(self._files) >= MAX_RUNS:
+            merged = self._written(self._merge(self._files, []))
+            for file in self._files:
+                file.unlink()
+            self._files = [merged]
+
+    def merged(self, held: list[Record]) -> Iterator[Record]:
+        return self._merge(self._files, held)
+
+    def _merge(self, files: list[Path], held: list[Record]) -> Iterator[Record]:
+        runs: list[Iterable[Record]] = [*map(_records, files), held]
+        return heapq.merge(*runs, key=_order, reverse=self._reverse)
+
+    def _written(self, records: Iterable[Record]) -> Path:
+        path = self._folder / f"{next(self._numbers):06}"
+        with path.open("wb") as file:
+            for record in records:
+                pickle.dump(record, file, protocol=5)
+        return path
+
+
+def _ordered(records: list[Record], reverse: bool) -> list[Record]:
+    return sorted(records, key=_order, reverse=reverse)
+
+
+def _order(record: Record) -> tuple[Any, int]:
+    # Numbers are different, so samples are never compared.
+    return record[0], record[1]
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """Yield the records of a file that this process has written to a folder of its own."""
+    with path.open("rb") as file:
+        while True:
+            try:
+                yield pickle.load(file)
+            except EOFError:
+                return
+
+
+def _size(sample: Sample) -> int:
+    return sum(map(sys.getsizeof, sample.values())) + 500

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from click.testing import CliRunner
+
+from energon.cli.main import main
+from energon.cli.tar import COMMANDS
+from tests.servers.web import web_server
+from tests.webdataset.shards import make_shards, members_of, tar_bytes
+
+
+def run(*arguments, stdin=None):
+    result = CliRunner().invoke(main, ["tar", *map(str, arguments)], input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def ok(*arguments, stdin=None):
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def members(path):
+    with tarfile.open(path) as tar:
+        return [(member.name, tar.extractfile(member).read()) for member in tar]
+
+
+def names(path):
+    return [name for name, _ in members(path)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command):
+    result = ok(command, "--help")
+    assert f"energon tar {command}" in result.output
+    assert "Example" in result.output
+
+
+def test_help_comes_without_anything_heavy():
+    program = (
+        "import sys\nfrom click.testing import CliRunner\nfrom energon.cli.main import main\n"
+        "assert CliRunner().invoke(main, ['tar', '--help']).exit_code == 0\n"
+        "heavy = {'torch', 'PIL', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# create
+
+
+def test_creates_by_a_recipe(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"content")
+    recipe = f"# two samples\n1.jpg {tmp_path}/a.bin\n1.txt text:two words\n\n2.txt text:\n"
+    ok("create", "--recipe", "-", "-o", tmp_path / "x.tar", stdin=recipe)
+    assert members(tmp_path / "x.tar") == [
+        ("1.jpg", b"content"),
+        ("1.txt", b"two words"),
+        ("2.txt", b""),
+    ]
+
+
+def test_creates_of_a_folder_the_same_bytes_each_time(tmp_path):
+    folder = tmp_path / "in"
+    for name in ("b.txt", "a.txt", "a.jpg", "sub/c.txt", "a-1.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    ok("create", folder, "-o", tmp_path / "1.tar")
+    (folder / "a.txt").touch()
+    ok("create", folder, "-o", tmp_path / "2.tar")
+    assert names(tmp_path / "1.tar") == ["a.jpg", "a.txt", "a-1.txt", "b.txt", "sub/c.txt"]
+    assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
+
+
+def test_commands_in_recipes_have_to_be_allowed(tmp_path):
+    recipe = "1.txt pipe:echo hello\n"
+    refused = run("create", "--recipe", "-", "-o", tmp_path / "x.tar", stdin=recipe)
+    assert refused.exit_code == 1
+    assert "ENERGON_ALLOW=shell" in refused.output
+    assert not (tmp_path / "x.tar").exists()
+    ok("create", "--recipe", "-", "-o", tmp_path / "x.tar", "--allow", "shell", stdin=recipe)
+    assert members(tmp_path / "x.tar") == [("1.txt", b"hello\n")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("1.txt\n", "standard input:1"),
+        ("1.txt text:a\n2.txt text:b\n1.cls text:c\n", "sort the recipe"),
+        ("1.txt text:a\n1.txt text:b\n", "there twice"),
+        ("noext text:a\n", "KEY.FIELD"),
+        ("1.txt /no/such/file\n", "no such file"),
+    ],
+)
+def test_wrong_recipes_are_errors_and_leave_nothing(tmp_path, recipe, message):
+    result = run("create", "--recipe", "-", "-o", tmp_path / "x.tar", stdin=recipe)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scattered_recipes_can_be_sorted(tmp_path):
+    recipe = "1.txt text:a\n2.txt text:b\n1.cls text:c\n"
+    ok("create", "--recipe", "-", "--sort", "-o", tmp_path / "x.tar", stdin=recipe)
+    assert names(tmp_path / "x.tar") == ["1.cls", "1.txt", "2.txt"]
+
+
+# cat
+
+
+def test_joins_shards_and_keeps_names_and_order(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("A.TXT", b"1"), ("A.JPG", b"2")]))
+    (tmp_path / "b.tar.gz").write_bytes(b"")
+    ok("cat", tmp_path / "a.tar", "-o", tmp_path / "b.tar.gz")
+    ok(
+        "cat",
+        tmp_path / "a.tar",
+        tmp_path / "b.tar.gz",
+        "--rekey",
+        "{key}x",
+        "-o",
+        tmp_path / "c.tar",
+    )
+    assert names(tmp_path / "c.tar") == ["Ax.TXT", "Ax.JPG"] * 2
+
+
+def test_shuffles_slices_selects_and_renames(tmp_path):
+    make_shards(tmp_path, [10, 10])
+    pattern = f"{tmp_path}/shard-{{000000..000001}}.tar"
+    ok("cat", pattern, "--slice", "2:14:3", "-f", "text:md,txt", "-o", tmp_path / "x.tar")
+    assert names(tmp_path / "x.tar") == [f"{n:06}.text" for n in (2, 5, 8, 11)]
+    ok("cat", pattern, "--shuffle", "100", "-o", tmp_path / "y.tar")
+    shuffled = [int(name[:6]) for name in names(tmp_path / "y.tar")[::2]]
+    assert sorted(shuffled) == list(range(20)) != shuffled
+    ok("cat", pattern, "--shard-slice", "0:2", "--rekey", "#", "-o", tmp_path / "z.tar")
+    assert names(tmp_path / "z.tar")[::2] == [f"{n:09}.json" for n in range(4)]
+    ok("cat", pattern, "--mix", "2", "--slice", ":4", "-f", "txt", "-o", tmp_path / "m.tar")
+    assert [int(name[:6]) for name in names(tmp_path / "m.tar")] == [0, 10, 1, 11]
+
+
+def test_writes_as_many_shards_as_are_needed(tmp_path):
+    make_shards(tmp_path, [7])
+    ok("cat", tmp_path / "shard-000000.tar", "-o", f"{tmp_path}/x-%03d.tar", "--maxcount", 3)
+    assert [len(names(tmp_path / f"x-{n:03}.tar")) for n in range(3)] == [6, 6, 2]
+
+
+def test_reads_and_writes_other_places(tmp_path):
+    make_shards(tmp_path, [3])
+    with web_server(tmp_path) as server:
+        ok("cat", f"{server.url}/shard-000000.tar", "-o", f"{server.url}/copied.tar")
+    assert names(tmp_path / "copied.tar") == names(tmp_path / "shard-000000.tar")
+
+
+def test_standard_input_and_output(tmp_path):
+    make_shards(tmp_path, [2])
+    data = (tmp_path / "shard-000000.tar").read_bytes()
+    command = [sys.executable, "-m", "energon.cli.main", "tar", "cat", "-", "-o", "-"]
+    done = subprocess.run(command, input=data, capture_output=True, check=True)
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
+        assert len(tar.getnames()) == 4
+
+
+def test_damaged_shards_are_errors_unless_some_are_tolerated(tmp_path):
+    make_shards(tmp_path, [4, 4])
+    damaged = tmp_path / "shard-000000.tar"
+    damaged.write_bytes(damaged.read_bytes()[:4608])
+    pattern = f"{tmp_path}/shard-*.tar"
+    refused = run("cat", pattern, "-o", tmp_path / "x.tar")
+    assert refused.exit_code == 1
+    assert "cut off" in refused.output
+    assert not (tmp_path / "x.tar").exists()
+    ok("cat", pattern, "--max-errors", 1, "-o", tmp_path / "x.tar")
+    assert "000007.json" in names(tmp_path / "x.tar")
+
+
+# split
+
+
+def test_splits_by_count_and_bytes(tmp_path):
+    make_shards(tmp_path, [10])
+    source = tmp_path / "shard-000000.tar"
+    ok("split", source, "--count", 4, "-o", f"{tmp_path}/c-%d.tar", "--start", 1)
+    assert [len(names(tmp_path / f"c-{n}.tar")) for n in (1, 2, 3)] == [8, 8, 4]
+    ok("split", source, "--size", 20480, "-o", f"{tmp_path}/s-%d.tar")
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("s-*.tar"))]
+    assert max(sizes) <= 20480
+    assert sum(len(names(path)) for path in tmp_path.glob("s-*.tar")) == 20
+
+
+def test_runs_a_command_for_each_shard_and_notices_if_it_fails(tmp_path):
+    make_shards(tmp_path, [4])
+    source, log = tmp_path / "shard-000000.tar", tmp_path / "log"
+    output = f"{tmp_path}/x-%d.tar"
+    ok("split", source, "--count", 2, "-o", output, "--post", f"echo %s {{}} >>{log}", "--delete")
+    assert log.read_text().split() == [f"{tmp_path}/x-{n}.tar" for n in (0, 0, 1, 1)]
+    assert not list(tmp_path.glob("x-*.tar"))
+    result = run("split", source, "--count", 2, "-o", output, "--post", "false")
+    assert result.exit_code == 1
+    assert "status 1" in result.output
+
+
+# sort
+
+
+def test_sorts_more_than_fits_into_memory_and_loses_nothing(tmp_path):
+    classes = [(f"{n:04}", {"cls": b"%d" % (n * 7 % 5)}) for n in range(200)]
+    (tmp_path / "in.tar").write_bytes(tar_bytes(members_of(classes)))
+    source = tmp_path / "in.tar"
+    ok("sort", source, "--by", "cls", "--as", "int", "--memory", 2000, "-o", tmp_path / "x.tar")
+    found = [(int(content), name) for name, content in members(tmp_path / "x.tar")]
+    # Samples with equal values keep their order.
+    assert found == sorted(found)
+    assert len(found) == 200
+    ok("sort", source, "--by", "__random__", "--memory", 2000, "-o", tmp_path / "y.tar")
+    mixed = names(tmp_path / "y.tar")
+    assert sorted(mixed) == [f"{n:04}.cls" for n in range(200)] != mixed
+    ok("sort", tmp_path / "y.tar", "--memory", 2000, "-o", tmp_path / "z.tar")
+    assert (tmp_path / "z.tar").read_bytes() != (tmp_path / "y.tar").read_bytes()
+    assert names(tmp_path / "z.tar") == sorted(mixed)
+
+
+def test_a_value_that_cannot_be_compared_is_an_error(tmp_path):
+    (tmp_path / "in.tar").write_bytes(tar_bytes([("a.cls", b"x"), ("b.txt", b"")]))
+    number = run(
+        "sort", tmp_path / "in.tar", "--by", "cls", "--as", "int", "-o", tmp_path / "x.tar"
+    )
+    assert "'a': cls is b'x', wanted int" in number.output
+    missing = run("sort", tmp_path / "in.tar", "--by", "cls", "-o", tmp_path / "x.tar")
+    assert "'b' has no 'cls'" in missing.output
+
+
+# proc
+
+
+def upper(sample):
+    """Function for `--function`."""
+    if sample["__key__"] == "000002":
+        return None
+    return {"txt": sample["txt"].upper()}
+
+
+def test_changes_samples_with_a_command(tmp_path):
+    make_shards(tmp_path / "in", [3, 2])
+    command = "tr a-z A-Z <sample.txt >sample.up && rm sample.json && cat sample.__key__ >sample.k"
+    ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "-c", command, "-j", 3)
+    found = dict(members(tmp_path / "out/shard-000001.tar"))
+    assert found["000003.up"] == b"TEXT 3"
+    assert found["000003.k"] == b"000003"
+    assert "000003.json" not in found
+
+
+def test_a_command_may_make_several_samples(tmp_path):
+    make_shards(tmp_path / "in", [1])
+    command = "for i in 000000 000001; do echo $i >sample-$i.n; done"
+    ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "-m", command)
+    assert names(tmp_path / "out/shard-000000.tar") == [
+        "000000/000000.n",
+        "000000/000001.n",
+    ]
+
+
+def test_changes_samples_with_a_function_and_goes_on_where_it_was(tmp_path):
+    make_shards(tmp_path / "in", [3, 2])
+    function = "tests.cli.test_tar:upper"
+    first = ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "--function", function)
+    assert "2 shards made, 0 were there" in first.output
+    assert members(tmp_path / "out/shard-000000.tar") == [
+        ("000000.txt", b"TEXT 0"),
+        ("000001.txt", b"TEXT 1"),
+    ]
+    (tmp_path / "out/shard-000001.tar").unlink()
+    again = ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "--function", function)
+    assert "1 shards made, 1 were there" in again.output
+
+
+@pytest.mark.parametrize(("on_error", "left"), [("skip", 2), ("keep", 3)])
+def test_samples_that_fail(tmp_path, on_error, left):
+    make_shards(tmp_path / "in", [3])
+    command = "grep -q 'text 1' sample.txt && exit 3; exit 0"
+    arguments = ("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "-c", command)
+    stopped = run(*arguments)
+    assert stopped.exit_code == 1
+    assert "sample '000001': the command ended with status 3" in stopped.output
+    assert not list((tmp_path / "out").glob("*.tar"))
+    ok(*arguments, "--on-error", on_error)
+    assert len(names(tmp_path / "out/shard-000000.tar")) == 2 * left
+
+
+# index, verify, ls, stat
+
+
+def test_indexes_shards_and_lists_them(tmp_path):
+    make_shards(tmp_path, [3, 2])
+    ok("index", f"{tmp_path}/*.tar", "--wids", tmp_path / "all.json", "--name", "all", "--dali")
+    assert (tmp_path / "shard-000000.tar.idx").stat().st_size == 4 * 8
+    listed = json.loads((tmp_path / "all.json").read_text())
+    assert listed["wids_version"] == 1
+    assert [(s["url"], s["nsamples"]) for s in listed["shardlist"]] == [
+        ("shard-000000.tar", 3),
+        ("shard-000001.tar", 2),
+    ]
+    dali = (tmp_path / "shard-000000.idx").read_text().splitlines()
+    assert dali[0] == "v1.2 3"
+    assert dali[1] == "json 512 8 000000.json txt 1536 6 000000.txt"
+
+
+def test_verify_finds_what_is_wrong(tmp_path):
+    make_shards(tmp_path / "good", [3])
+    good = ok("verify", tmp_path / "good")
+    assert "3 samples in 1 shards, 0 problems" in good.output
+    wrong = [
+        ("../a.txt", b""),
+        ("1.txt", b""),
+        ("2.txt", b""),
+        ("1.cls", b"x"),
+        ("noext", b""),
+        ("1.__key__", b""),
+        ("1.CLS", b"5"),
+    ]
+    (tmp_path / "wrong.tar").write_bytes(tar_bytes(wrong))
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(tar_bytes(wrong)[:1024])
+    result = run("verify", tmp_path / "wrong.tar", cut, "--decode", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    text = "\n".join(found["problems"])
+    for words in (
+        "leads out",
+        "'1' was in",
+        "'noext' belongs to no sample",
+        "readers use for themselves",
+        "'1' has 'cls' twice",
+        "field 'cls' of sample '1' cannot be decoded",
+        "cut off",
+    ):
+        assert words in text, (words, text)
+
+
+def test_lists_samples(tmp_path):
+    make_shards(tmp_path, [3])
+    path = tmp_path / "shard-000000.tar"
+    assert ok("ls", path, "-n", 1).stdout == "000000 json:8 txt:6\n"
+    listed = [json.loads(line) for line in ok("ls", path, "--json").stdout.splitlines()]
+    assert listed[2] == {"key": "000002", "shard": str(path), "fields": {"json": 8, "txt": 6}}
+    assert ok("ls", path, "--members").stdout.splitlines()[0].split() == ["8", "000000.json"]
+
+
+def test_counts_samples_and_fields(tmp_path):
+    (tmp_path / "x.tar").write_bytes(
+        tar_bytes([("1.txt", b"ab"), ("1.cls", b"1"), ("2.txt", b"abcd")])
+    )
+    found = json.loads(ok("stat", tmp_path / "x.tar", "--json").stdout)
+    assert (found["shards"], found["samples"], found["bytes"]) == (1, 2, 7)
+    assert found["fields"]["txt"] == {
+        "count": 2,
+        "bytes": 6,
+        "smallest": 2,
+        "mean": 3.0,
+        "largest": 4,
+    }
+    assert "1 samples with txt cls" in ok("stat", tmp_path / "x.tar").stdout
+
+
+def test_lists_of_inputs(tmp_path):
+    make_shards(tmp_path, [3, 2])
+    (tmp_path / "list.txt").write_text(f"# mine\n{tmp_path}/shard-000001.tar\n")
+    assert "2 samples in 1 shards" in ok("verify", f"@{tmp_path}/list.txt").output
