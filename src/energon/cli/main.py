@@ -17,6 +17,7 @@ COMMANDS = {
     "pack": "Make a dataset of files, tables or other datasets.",
     "mount": "Show a dataset as files in a folder.",
     "prepare": "Index a folder of tar shards and describe it.",
+    "prepare-media": "Note sizes and durations of media files.",
     "repair": "Write anew what of an index is wrong.",
     "tar": "Make, join, cut, sort, change and check plain tar files.",
     "verify": "Check a dataset: sizes, offsets, checksums.",
@@ -32,7 +33,9 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"energon.cli.{cmd_name}").command
+        command: click.Command = import_module(
+            f"energon.cli.{cmd_name.replace('-', '_')}"
+        ).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
