@@ -131,3 +131,20 @@ def test_the_sql_index_may_be_left_out_and_made_later(tmp_path):
     index.unlink()
     assert run("prepare", tmp_path, "--tar-index-only").exit_code == 0
     assert index.exists()
+
+
+def test_a_table_is_packed_to_a_prepared_dataset(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"jpeg")
+    (tmp_path / "table.csv").write_text("image,caption\na.jpg,one\nb.jpg,two\n")
+    arguments = ("pack", tmp_path / "table.csv", tmp_path / "out", "--file-column", "image")
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert "row 2" in result.output
+    assert "--skip-missing" in result.output
+    result = run(*arguments, "--skip-missing", "--part", "caption:txt", "--overwrite")
+    assert result.exit_code == 0, result.output
+    assert "left out" in result.output
+    shown = json.loads(run("info", tmp_path / "out", "--json").stdout)
+    assert (shown["samples"], shown["sample_type"]) == (1, "CrudeWebdataset")
+    assert run("verify", tmp_path / "out", "--content").exit_code == 0
+    assert "wanted is COLUMN:PART" in run(*arguments, "--part", "x").output

@@ -28,6 +28,16 @@ def read_chunk(path: Path, *, compression: str | None) -> bytes:
         data = path.read_bytes()
     if not compression:
         return data
+    return unpack(data, path, compression)
+
+
+def unpack(data: bytes | memoryview, path: Path, compression: str) -> bytes:
+    """Return what was compressed.
+
+    Raises:
+        FormatError: If it is packed in an unknown way, or damaged.
+        MissingExtraError: If zstandard is not installed.
+    """
     name = compression.partition(":")[0]
     if name not in ("zstd", "zstandard"):
         raise FormatError(f"{path}: is packed with {compression!r}; only zstd is known here")
@@ -38,7 +48,7 @@ def read_chunk(path: Path, *, compression: str | None) -> bytes:
             f"{path}: zst needs zstandard: pip install 'energon-loader[formats]'"
         ) from error
     try:
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=1 << 33)
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
     except zstandard.ZstdError as error:
         raise FormatError(f"{path}: {error}") from error
 

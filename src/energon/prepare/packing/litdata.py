@@ -12,7 +12,8 @@ import numpy as np
 
 from energon.errors import ConfigError, FormatError, MissingExtraError
 from energon.prepare.files import reporting
-from energon.prepare.packing.chunks import fields, read_chunk, records, stored_picture
+from energon.prepare.packing.chunks import fields, stored_picture
+from energon.prepare.packing.litdata_chunks import litdata_items
 from energon.prepare.packing.row import RowRules
 
 _CONTAINERS = ("builtins.dict", "builtins.list", "builtins.tuple")
@@ -41,6 +42,7 @@ class LitDataSource:
             config = index["config"]
             self._chunks = [(folder / c["filename"], int(c["chunk_size"])) for c in index["chunks"]]
             self._compression = config["compression"]
+            self._level = config.get("compression_level")
             self._shape = _shape(json.loads(config["data_spec"])[1])
             formats = list(config["data_format"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -59,8 +61,9 @@ class LitDataSource:
             number += skip
             if skip == count:
                 continue
-            data = read_chunk(path, compression=self._compression)
-            for record in records(data, path, skip):
+            for record in litdata_items(
+                path, compression=self._compression, level=self._level, start=skip
+            ):
                 sample = self.rules.sample(self._row(record, path), number, str(path))
                 number += 1
                 if sample is not None:

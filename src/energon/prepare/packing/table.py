@@ -82,9 +82,7 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise FormatError(
-                    f"{path}:{number}: {error}; wanted is JSON in each line"
-                ) from error
+                raise FormatError(f"{path}:{number}: {error}; wanted are JSON lines") from error
             if not isinstance(row, dict):
                 raise FormatError(f"{path}:{number}: wanted are JSON objects")
             yield row

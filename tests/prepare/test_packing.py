@@ -1,0 +1,382 @@
+"""What is packed from each kind of source; those of other libraries were written by them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib.util
+import io
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError, MissingExtraError
+from energon.formats.info import load_info
+from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.split import load_split
+from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.pack import ShardSizes, pack_dataset
+from energon.prepare.packing.detect import detect_kind, open_source
+from energon.prepare.packing.row import RowRules
+from energon.sources.webdataset import WebdatasetSource
+from tests.datasets import jpeg, write_shard
+
+DATA = Path(__file__).parents[1] / "data"
+META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
+
+
+def pack(address, target, *, rules=None, maxcount=4, prefix_keys=False, **settings):
+    rules = rules or RowRules(root=Path(address).parent)
+    kind = detect_kind(str(address))
+    return pack_dataset(
+        open_source(str(address), kind, rules, prefix_keys=prefix_keys),
+        target,
+        about={"source": str(address)},
+        sizes=ShardSizes(maxcount),
+        indexing=Indexing(Engine(num_workers=1)),
+        **settings,
+    )
+
+
+def samples_of(root, split="train"):
+    source = WebdatasetSource(root, split_part=split)
+    found = source.read(np.arange(len(source)))
+    return {
+        sample["__key__"]: {part: data for part, data in sample.items() if part not in META}
+        for sample in found
+    }
+
+
+def test_files_with_equal_names_are_a_sample(tmp_path):
+    files = {
+        "cats/1.jpg": b"1",
+        "cats/1.txt": b"one",
+        "cats/1.seg.png": b"s",
+        "cats/2.jpg": b"2",
+        "b.c/3.jpg": b"3",
+        "README": b"",
+        ".hidden.txt": b"",
+    }
+    for name, content in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(content)
+    source = open_source(str(tmp_path / "in"), "folder", RowRules())
+    assert [reason.partition(":")[0] for reason in source.skipped()] == [".hidden.txt", "README"]
+    info = pack(tmp_path / "in", tmp_path / "out", maxcount=2)
+    assert info.shard_counts == {"shards/00000.tar": 2, "shards/00001.tar": 1}
+    assert samples_of(tmp_path / "out") == {
+        "b.c/3": {"jpg": b"3"},
+        "cats/1": {"jpg": b"1", "seg.png": b"s", "txt": b"one"},
+        "cats/2": {"jpg": b"2"},
+    }
+    table = PartTable.open(part_table_path(tmp_path / "out/shards/00000.tar"))
+    assert table.part_crc32 is not None
+
+
+def write_table(folder, suffix, rows):
+    path = folder / f"table{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    elif suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        separator = "\t" if suffix == ".tsv" else ","
+        lines = [separator.join(rows[0])]
+        lines += [separator.join(f'"{value}"' for value in row.values()) for row in rows]
+        path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_tables_become_samples_with_their_files(tmp_path, suffix):
+    (tmp_path / "images").mkdir()
+    for n in range(6):
+        (tmp_path / f"images/{n}.jpg").write_bytes(jpeg(n))
+    rows = [{"image": f"images/{n}.jpg", "caption": f"c {n}, ä", "size": n} for n in range(6)]
+    path = write_table(tmp_path, suffix, rows)
+    rules = RowRules(file_columns=("image",), parts={"caption": "txt"}, root=tmp_path)
+    pack(
+        path,
+        tmp_path / "out",
+        rules=rules,
+        sample_type="CaptioningSample",
+        field_map={"image": "jpg", "caption": "txt"},
+        split_ratio={"train": 2, "val": 1},
+    )
+    found = samples_of(tmp_path / "out") | samples_of(tmp_path / "out", "val")
+    assert list(found) == [f"{n:09}" for n in range(6)]
+    third = found["000000003"]
+    assert third["jpg"] == jpeg(3)
+    assert third["txt"] == "c 3, ä".encode()
+    assert json.loads(third["json"]) == {"size": 3 if suffix in (".jsonl", ".parquet") else "3"}
+
+
+def test_keys_may_come_from_a_column_and_columns_be_left_out(tmp_path):
+    path = write_table(tmp_path, ".jsonl", [{"id": f"k{n}", "a": n, "b": None} for n in range(3)])
+    pack(path, tmp_path / "out", rules=RowRules(key_column="id", leave_out=("b",)))
+    found = {key: json.loads(parts["json"]) for key, parts in samples_of(tmp_path / "out").items()}
+    assert found == {f"k{n}": {"a": n} for n in range(3)}
+
+
+def test_bytes_in_a_table_are_called_by_what_they_hold(tmp_path):
+    png = io.BytesIO()
+    Image.new("L", (2, 2)).save(png, "PNG")
+    rows = [{"image": {"bytes": jpeg(1), "path": None}, "mask": png.getvalue(), "raw": b"?"}]
+    pack(write_table(tmp_path, ".parquet", rows), tmp_path / "out")
+    (found,) = samples_of(tmp_path / "out").values()
+    assert found == {"image.jpg": jpeg(1), "mask.png": png.getvalue(), "raw.bin": b"?"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "rules", "error", "message"),
+    [
+        ([{"f": "no.jpg"}], {"file_columns": ("f",)}, DatasetNotFoundError, r"row 1: .*no\.jpg"),
+        ([{"f": "../x.jpg"}], {"file_columns": ("f",)}, ConfigError, "is not below"),
+        ([{"f": "/etc/passwd"}], {"file_columns": ("f",)}, ConfigError, "is not below"),
+        ([{"a": 1}], {"file_columns": ("f",)}, ConfigError, "no column 'f', there are a"),
+        ([{"a": 1}], {"key_column": "id"}, ConfigError, "no column 'id'"),
+        ([{"a": None, "b": 1}], {"key_column": "a"}, ConfigError, "has no key"),
+        ([{"a": "x", "b": "y"}], {"parts": {"a": "txt", "b": "txt"}}, ConfigError, "two columns"),
+        ([{"a": "x", "b": "y"}], {"parts": {"a": "json"}}, ConfigError, "make a part 'json'"),
+        ([{"id": "a.b", "x": 1}], {"key_column": "id"}, ConfigError, "replace dots in keys"),
+    ],
+)
+def test_rows_that_make_no_sample_are_refused(tmp_path, rows, rules, error, message):
+    path = write_table(tmp_path, ".jsonl", rows)
+    with pytest.raises(error, match=message):
+        pack(path, tmp_path / "out", rules=RowRules(**rules, root=tmp_path))
+    assert not list((tmp_path / "out").rglob("*.tar"))
+
+
+def test_rows_without_their_file_are_left_out_where_that_is_wanted(tmp_path):
+    (tmp_path / "b.jpg").write_bytes(b"b")
+    path = write_table(tmp_path, ".jsonl", [{"f": "a.jpg"}, {"f": "b.jpg"}])
+    rules = RowRules(file_columns=("f",), root=tmp_path, skip_missing=True)
+    source = open_source(str(path), "table", rules)
+    assert [sample["__key__"] for sample in source.samples("", 0)] == ["000000001"]
+    assert source.skipped() == [f"{path}, row 1: a file is missing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "x,y\n1,2\n3", "has not 2 fields"),
+        ("a.csv", 'x\n"1', "unexpected end"),
+        ("a.jsonl", '{"a": 1}\n{', "wanted are JSON lines"),
+        ("a.jsonl", "[1]", "wanted are JSON objects"),
+        ("a.parquet", "PAR1", "a.parquet"),
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(FormatError, match=message):
+        list(open_source(str(tmp_path / name), "table", RowRules()).samples("", 0))
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"])
+def test_archives_become_shards_of_another_size(tmp_path, suffix):
+    folder = tmp_path / "in"
+    expected = {}
+    for shard in range(2):
+        samples = [(f"{shard}_{n}", {"txt": b"x" * n, "jpg": jpeg(n)}) for n in range(5)]
+        expected |= dict(samples)
+        write_shard(folder / f"{shard}.tar", samples)
+        compress(folder / f"{shard}.tar", suffix)
+    if suffix != ".tar":
+        with pytest.raises(ConfigError, match=r"2 shards are compressed.*\n\n *energon pack "):
+            prepare_dataset(folder, split_parts=["train:.*"])
+    info = pack(folder, tmp_path / "out", maxcount=3)
+    assert list(info.shard_counts.values()) == [3, 3, 3, 1]
+    assert samples_of(tmp_path / "out") == expected
+
+
+def compress(path, suffix):
+    data = path.read_bytes()
+    target = path.with_name(path.stem + suffix)
+    match suffix:
+        case ".tgz" | ".tar.gz":
+            packed = gzip.compress(data)
+        case ".tar.bz2":
+            packed = bz2.compress(data)
+        case ".tar.xz":
+            packed = lzma.compress(data)
+        case ".tar.zst":
+            import zstandard
+
+            packed = zstandard.ZstdCompressor().compress(data)
+        case _:
+            packed = data
+    path.unlink()
+    target.write_bytes(packed)
+
+
+def test_keys_that_shards_share_are_told_apart_by_their_shard(tmp_path):
+    for name in ("a", "sub/b"):
+        write_shard(tmp_path / "in" / f"{name}.tar", [("0", {"txt": name.encode()})])
+    pack(tmp_path / "in", tmp_path / "out", prefix_keys=True)
+    assert samples_of(tmp_path / "out") == {"a/0": {"txt": b"a"}, "sub/b/0": {"txt": b"sub/b"}}
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.zst"])
+def test_archives_that_are_cut_off_are_refused(tmp_path, suffix):
+    path = tmp_path / "in/a.tar"
+    write_shard(path, [(f"{n}", {"bin": np.random.default_rng(n).bytes(9000)}) for n in range(5)])
+    compress(path, suffix)
+    path = next((tmp_path / "in").iterdir())
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(FormatError, match="restore the archive"):
+        pack(tmp_path / "in", tmp_path / "out")
+
+
+def check_rows(found, *, count):
+    """The samples of the datasets in tests/data, which other libraries have written."""
+    assert list(found) == [f"{n:09}" for n in range(count)]
+    for n, parts in enumerate(found.values()):
+        about = json.loads(parts["json"])
+        assert (about["id"], about["text"], about["score"]) == (n, f"text {n} ä", n / 4)
+        assert parts["raw.bin"] == b"\0" * n + b"r"
+        picture = Image.open(io.BytesIO(parts["image.jpg"]))
+        assert (picture.format, picture.size) == ("JPEG", (6, 4))
+        pixels = np.asarray(Image.open(io.BytesIO(parts["pixels.png"])))
+        assert pixels.tolist() == [[[n, 1, 2]] * 3] * 2
+
+
+@pytest.mark.parametrize("name", ["mds", "mds_zstd"])
+def test_datasets_of_streaming_are_packed_without_encoding_pictures_again(tmp_path, name):
+    assert detect_kind(str(DATA / name)) == "mds"
+    pack(DATA / name, tmp_path / "out", maxcount=3)
+    found = samples_of(tmp_path / "out")
+    check_rows(found, count=7)
+    last = found["000000006"]
+    assert json.loads(last["json"])["tags"] == {"n": 6, "x": ["a"]}
+    assert json.loads(last["json"])["small"] == 6
+    assert np.asarray(Image.open(io.BytesIO(last["mask.png"]))).tolist() == [[6] * 6] * 4
+
+
+@pytest.mark.parametrize("name", ["litdata", "litdata_zstd"])
+def test_datasets_of_litdata_are_packed_without_encoding_pictures_again(tmp_path, name):
+    assert detect_kind(str(DATA / name)) == "litdata"
+    pack(DATA / name, tmp_path / "out", maxcount=3)
+    found = samples_of(tmp_path / "out")
+    check_rows(found, count=7)
+    about = json.loads(found["000000005"]["json"])
+    assert (about["ok"], about["meta"]) == (False, {"n": 5, "s": "x"})
+
+
+def test_what_only_litdata_can_read_needs_it(tmp_path):
+    if importlib.util.find_spec("litdata"):
+        pytest.skip("litdata is installed")
+    for file in (DATA / "litdata").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    index = tmp_path / "index.json"
+    index.write_text(index.read_text().replace('"float"', '"tensor"', 1))
+    with pytest.raises(MissingExtraError, match="'tensor', which only LitData itself can read"):
+        open_source(str(tmp_path), "litdata", RowRules())
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+@pytest.mark.parametrize("start", [0, 2, 3, 6, 7])
+def test_chunks_are_read_from_any_sample_on(name, start):
+    source = open_source(str(DATA / name), detect_kind(str(DATA / name)), RowRules())
+    keys = [sample["__key__"] for sample in source.samples("", start)]
+    assert keys == [f"{n:09}" for n in range(start, 7)]
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+def test_damaged_chunks_are_refused(tmp_path, name):
+    for file in (DATA / name).iterdir():
+        content = file.read_bytes()
+        (tmp_path / file.name).write_bytes(content[:400] if file.suffix != ".json" else content)
+    with pytest.raises(FormatError, match=r"(offsets|do not fit|its fields)"):
+        list(open_source(str(tmp_path), name, RowRules()).samples("", 0))
+    (tmp_path / "index.json").write_text('{"shards": [{}], "chunks": [{}]}')
+    with pytest.raises(FormatError, match="no index of"):
+        open_source(str(tmp_path), name, RowRules())
+
+
+def test_datasets_of_hugging_face_keep_their_splits(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "text": datasets.Value("string"),
+            "label": datasets.ClassLabel(names=["a", "b"]),
+        }
+    )
+
+    def rows(split, count):
+        return datasets.Dataset.from_list(
+            [
+                {"image": {"bytes": jpeg(n), "path": None}, "text": f"{split} {n}", "label": n % 2}
+                for n in range(count)
+            ],
+            features=features,
+        )
+
+    saved = datasets.DatasetDict({"train": rows("train", 5), "test": rows("test", 3)})
+    saved.save_to_disk(str(tmp_path / "in"))
+    assert detect_kind(str(tmp_path / "in")) == "huggingface"
+    pack(tmp_path / "in", tmp_path / "out")
+    assert set(load_split(tmp_path / "out").split_parts) == {"train", "test"}
+    found = samples_of(tmp_path / "out", "test")
+    assert list(found) == [f"test/{n:09}" for n in range(3)]
+    assert found["test/000000001"]["jpg"] == jpeg(1)
+    assert json.loads(found["test/000000001"]["json"]) == {"text": "test 1", "label": 1}
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    rows = [{"id": f"k{n:02}", "n": n} for n in range(10)]
+    path = write_table(tmp_path, ".jsonl", rows)
+    rules = RowRules(key_column="id")
+    pack(path, tmp_path / "whole", rules=rules, maxcount=3)
+    broken = [*rows[:8], {"id": "a.b", "n": 0}]
+    write_table(tmp_path, ".jsonl", broken)
+    with pytest.raises(ConfigError, match="replace dots"):
+        pack(path, tmp_path / "cut", rules=rules, maxcount=3)
+    assert len(list((tmp_path / "cut").rglob("*.tar"))) == 2
+    write_table(tmp_path, ".jsonl", rows)
+    pack(path, tmp_path / "cut", rules=rules, maxcount=3)
+    for shard in load_info(tmp_path / "whole").shard_counts:
+        assert (tmp_path / "cut" / shard).read_bytes() == (tmp_path / "whole" / shard).read_bytes()
+
+
+def test_going_on_with_another_source_is_refused(tmp_path):
+    path = write_table(tmp_path, ".jsonl", [{"n": n} for n in range(5)])
+    pack(path, tmp_path / "out")
+    with pytest.raises(ConfigError, match="was packed from something else"):
+        pack(path, tmp_path / "out", maxcount=3)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        pack(path, tmp_path / "other")
+    rules = RowRules(key_column="n")
+    write_table(tmp_path, ".jsonl", [{"n": n, "m": 1} for n in range(3)])
+    with pytest.raises(ConfigError, match="no longer in the source.*--overwrite"):
+        pack(path, tmp_path / "out", rules=rules)
+    assert pack(path, tmp_path / "out", rules=rules, overwrite=True).num_samples == 3
+
+
+def test_kinds_are_found_out(tmp_path):
+    write_shard(tmp_path / "shards/a.tar", [("a", {"txt": b"x"})])
+    (tmp_path / "a.xyz").touch()
+    assert detect_kind(str(tmp_path / "shards")) == "shards"
+    assert detect_kind(str(tmp_path)) == "shards"
+    assert detect_kind("hf://mnist") == "huggingface"
+    with pytest.raises(ConfigError, match="wanted is a folder, or a table"):
+        detect_kind(str(tmp_path / "a.xyz"))
+    with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
+        detect_kind(str(tmp_path / "nothing"))
+
+
+def test_folders_without_files_are_refused(tmp_path):
+    (tmp_path / "README").touch()
+    with pytest.raises(DatasetNotFoundError, match="no file with an extension"):
+        open_source(str(tmp_path), "folder", RowRules())
