@@ -78,6 +78,13 @@ if TYPE_CHECKING:
     from energon.task_encoder.dataset import SavableDataset
     from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
     from energon.task_encoder.getters import get_train_dataset, get_val_dataset, get_val_datasets
+    from energon.task_encoder.load_dataset import (
+        DatasetLoader,
+        LoadedDataset,
+        LoadedDatasetList,
+        load_dataset,
+        prepare_metadataset,
+    )
     from energon.version import __version__
     from energon.worker import WorkerConfig
 
@@ -142,6 +149,13 @@ _ROOMS = {
     "task_encoder.dataset": ["SavableDataset"],
     "task_encoder.encoder": ["DefaultTaskEncoder", "TaskEncoder"],
     "task_encoder.getters": ["get_train_dataset", "get_val_dataset", "get_val_datasets"],
+    "task_encoder.load_dataset": [
+        "DatasetLoader",
+        "LoadedDataset",
+        "LoadedDatasetList",
+        "load_dataset",
+        "prepare_metadataset",
+    ],
     "version": ["__version__"],
     "worker": ["WorkerConfig"],
 }
@@ -156,6 +170,7 @@ __all__ = [
     "Cooker",
     "CrudeSample",
     "DatasetBusyError",
+    "DatasetLoader",
     "DatasetNotFoundError",
     "DecodeError",
     "DefaultTaskEncoder",
@@ -168,6 +183,8 @@ __all__ = [
     "ImageClassificationSample",
     "ImageSample",
     "InterleavedSample",
+    "LoadedDataset",
+    "LoadedDatasetList",
     "MissingExtraError",
     "MultiChoiceVQASample",
     "OCRSample",
@@ -209,7 +226,9 @@ __all__ = [
     "get_val_dataset",
     "get_val_datasets",
     "homogeneous_concat_mix",
+    "load_dataset",
     "log_exception",
+    "prepare_metadataset",
     "reraise_exception",
     "stateless",
     "traverse_metadataset",

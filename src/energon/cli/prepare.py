@@ -80,11 +80,16 @@ def command(
     PATH/.nv-meta; the shards themselves are not changed. Shards that have not changed since
     they were indexed are not read again. Asks for what no option says, unless told not to.
 
+    If PATH is a metadataset (.yaml), the indexes of its joins are built, and no option counts.
+
     \b
     Example:
       energon prepare ./coco --split-ratio train:9,val:1 --non-interactive \\
           --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
+    if path.suffix in (".yaml", ".yml"):
+        _prepare_metadataset(path)
+        return
     from energon.prepare.dataset import prepare_dataset
     from energon.prepare.shards import find_shards
     from energon.prepare.splits import parse_ratio
@@ -127,6 +132,15 @@ def command(
             indexing=how,
         )
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
+
+
+def _prepare_metadataset(path: Path) -> None:
+    from energon.task_encoder.load_dataset import prepare_metadataset
+
+    indexes = prepare_metadataset(path)
+    for index in indexes:
+        click.echo(index)
+    click.echo(f"{len(indexes)} join indexes are up to date", err=True)
 
 
 def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:

@@ -100,6 +100,11 @@ def _open_leaf(
     )
 
 
+def open_members(leaf: Leaf, pool: ShardPool) -> list[WebdatasetSource]:
+    """Open the datasets of a join, for reading their keys."""
+    return [_open_dataset(member.leaf, pool).source for member in leaf.join]
+
+
 @dataclass(frozen=True)
 class _Dataset:
     """A dataset, open, with what its samples become."""
