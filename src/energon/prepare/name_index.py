@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from energon.formats.info import META
+from energon.formats.media_table import copy_media
 from energon.formats.part_table import PartTable, part_table_path
 from energon.formats.sqlite_index import (
     IndexedShard as SqlShard,
@@ -56,6 +57,8 @@ def write_name_index(
     following = iter(shards)
     if not known or known != wanted[: len(known)]:
         write_sqlite_index(target, _tables(dataset, following))
+        if sqlite_path(dataset).is_file():
+            copy_media(sqlite_path(dataset), target)
         return True
     for _ in islice(following, len(known)):
         pass  # indexed, and in the SQL index already
