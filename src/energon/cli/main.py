@@ -15,6 +15,7 @@ COMMANDS = {
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
     "pack": "Make a dataset of files, tables or other datasets.",
+    "lint": "Decode samples, and report those that fail.",
     "mount": "Show a dataset as files in a folder.",
     "prepare": "Index a folder of tar shards and describe it.",
     "prepare-media": "Note sizes and durations of media files.",
@@ -33,9 +34,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(
-            f"energon.cli.{cmd_name.replace('-', '_')}"
-        ).command
+        command: click.Command = import_module(f"energon.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

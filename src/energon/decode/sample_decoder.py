@@ -27,7 +27,6 @@ MAX_UNPACKED_BYTES = 1 << 30
 _PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
 
 
-
 @dataclass(frozen=True)
 class SampleDecoder:
     """Turns the bytes of parts into what their names say they are.

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import IO, cast
 
 from energon.errors import DatasetNotFoundError, NoSuchFileError, StorageError
+from energon.formats.media import MediaMetadata
 from energon.io.address import is_remote, redact
 from energon.io.epath import EPath, any_path
 from energon.io.files import has_files
 from energon.io.registry import open_store
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
+from energon.sources.file_store_media import MediaLookup
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -32,6 +34,7 @@ class SystemFileStore(FileStore[bytes]):
 
     def __init__(self, base_dir: str | os.PathLike[str] | None = None) -> None:
         self.base_dir = None if base_dir is None else any_path(base_dir)
+        self._media = None if self.base_dir is None else MediaLookup(self.base_dir)
         if isinstance(self.base_dir, Path) and not self.base_dir.is_dir():
             raise DatasetNotFoundError(
                 f"{self.base_dir}: no such folder; wanted is one with the files that samples name"
@@ -61,6 +64,9 @@ class SystemFileStore(FileStore[bytes]):
             return cast(IO[bytes], path.open("rb"))
         except _MISSING as error:
             raise self._missing(name) from error
+
+    def get_media_metadata(self, name: str) -> MediaMetadata:
+        return super().get_media_metadata(name) if self._media is None else self._media.get(name)
 
     def get_path(self) -> str:
         return "" if self.base_dir is None else str(self.base_dir)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from threading import Lock, local
+from threading import Lock
 from typing import NamedTuple, Protocol
-from urllib.parse import quote
 
 import numpy as np
 
 from energon.errors import ConfigError, FormatError
 from energon.formats.info import META, load_info
 from energon.formats.part_table import PartTable
+from energon.formats.sqlite_file import ThreadConnections, open_readonly, table_names
 from energon.formats.tar import iter_members, split_name
 from energon.formats.tar_window import BLOCK
 from energon.io.address import is_remote
@@ -158,9 +157,9 @@ class SqliteLocator:
         self.shards = list(load_info(dataset).shard_counts)
         self._pool = FilePool()
         self._remote: dict[str, RemoteFile] = {}
-        self._threads = local()
+        self._connections = ThreadConnections(index)
         with closing(open_readonly(index)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+            tables = table_names(connection)
         if "samples" not in tables:
             raise ConfigError(
                 f"{index}: has no table of samples; run `energon prepare {dataset}` again"
@@ -171,7 +170,7 @@ class SqliteLocator:
         """Return where a part of a sample lies, or None."""
         if not self.has_parts:
             return next((p for name, p in self._members(key) if name == (key, part)), None)
-        found = self._connection.execute(_PART, (key, part)).fetchone()
+        found = self._connections.fetch_one(_PART, (key, part))
         if found is None:
             return None
         shard, offset, size = found
@@ -188,7 +187,7 @@ class SqliteLocator:
             yield from (".".join(name) for name, _ in self._members(key))
 
     def _members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
-        found = self._connection.execute(_SAMPLE, (key,)).fetchone()
+        found = self._connections.fetch_one(_SAMPLE, (key,))
         if found is None:
             return
         shard, begin, length = found
@@ -216,25 +215,6 @@ class SqliteLocator:
         if not is_remote(path):
             return self._pool.open(path)
         return self._remote.get(path) or self._remote.setdefault(path, RemoteFile(path))
-
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        # SQLite connections belong to one thread, and to one process.
-        threads = self._threads
-        if getattr(threads, "pid", None) != os.getpid():
-            threads.connection = open_readonly(self.index)
-            threads.pid = os.getpid()
-        connection: sqlite3.Connection = threads.connection
-        return connection
-
-
-def open_readonly(index: Path) -> sqlite3.Connection:
-    """Open an index for reading. It is taken to stay as it is: no lock is made beside it."""
-    address = f"file:{quote(str(index.resolve()))}?mode=ro&immutable=1"
-    try:
-        return sqlite3.connect(address, uri=True)
-    except sqlite3.Error as error:
-        raise FormatError(f"{index}: {error}; run `energon prepare` again") from error
 
 
 class LazyLocator:

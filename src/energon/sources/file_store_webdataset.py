@@ -10,13 +10,15 @@ from typing import IO
 import numpy as np
 
 from energon.errors import NoSuchFileError
+from energon.formats.media import MediaMetadata
 from energon.formats.tar import split_name
 from energon.io.epath import any_path
 from energon.io.range_file import RangeFile
+from energon.io.range_stream import open_range
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_locate import FilePlace, LazyLocator
-from energon.sources.range_stream import open_range
+from energon.sources.file_store_media import MediaLookup
 from energon.sources.shards import ShardPool
 from energon.sources.spans import read_spans
 
@@ -35,6 +37,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         self, dataset_path: str | os.PathLike[str], *, pool: ShardPool | None = None
     ) -> None:
         self.path = any_path(dataset_path)
+        self._media = MediaLookup(self.path)
         self._locator = LazyLocator(self.path, ShardPool() if pool is None else pool)
 
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
@@ -63,6 +66,9 @@ class WebdatasetFileStore(FileStore[bytes]):
     def open(self, name: str) -> IO[bytes]:
         place = self._place(name)
         return open_range(place.file, place.offset, place.size)
+
+    def get_media_metadata(self, name: str) -> MediaMetadata:
+        return self._media.get(name)
 
     def get_path(self) -> str:
         return str(self.path)

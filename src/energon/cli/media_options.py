@@ -1,0 +1,79 @@
+"""The options that say which files are looked at for media metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from energon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon.prepare.media import MediaReport
+    from energon.prepare.media_filter import MediaFilter
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--media-metadata-by-extension",
+        "by_extension",
+        is_flag=True,
+        help="Note sizes and durations of files whose names end like images, audio or video.",
+    ),
+    click.option(
+        "--media-metadata-by-header",
+        "by_header",
+        is_flag=True,
+        help="The same for files whose first bytes are those of images, audio or video.",
+    ),
+    click.option(
+        "--media-metadata-by-glob",
+        "by_glob",
+        metavar="PATTERNS",
+        help='The same for files whose names match, as in "*.left.jpg,*.mp4".',
+    ),
+)
+SHOWN_FAILURES = 5
+
+
+def media_options(command: Command) -> Command:
+    """Add the options to a command; `media_filter` takes what they say."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> MediaFilter | None:
+    """Return which files are to be looked at; None if no option says so.
+
+    Raises:
+        ConfigError: If more than one does.
+    """
+    from energon.prepare.media_filter import MediaFilter
+
+    chosen = [
+        filter_
+        for filter_, wanted in (
+            (("EXTENSION", None), by_extension),
+            (("HEADER", None), by_header),
+            (("GLOB", by_glob), by_glob is not None),
+        )
+        if wanted
+    ]
+    if len(chosen) > 1:
+        raise ConfigError(
+            "--media-metadata-by-extension, -by-header and -by-glob exclude one another"
+        )
+    return MediaFilter(*chosen[0]) if chosen else None  # type: ignore[arg-type]
+
+
+def show_report(report: MediaReport) -> None:
+    """Say what a run has done."""
+    click.echo(f"media metadata of {report.stored} files", err=True)
+    for name, reason in report.failed[:SHOWN_FAILURES]:
+        click.echo(f"  left out {name}: {reason}", err=True)
+    if len(report.failed) > SHOWN_FAILURES:
+        rest = len(report.failed) - SHOWN_FAILURES
+        click.echo(f"  and {rest} more damaged files; `energon lint` lists them", err=True)

@@ -1,0 +1,51 @@
+"""`energon prepare-media`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon.cli.indexing_options import open_indexing, reading_options
+from energon.cli.media_options import media_filter, media_options, show_report
+from energon.errors import ConfigError
+
+
+@click.command("prepare-media")
+@click.argument("path", type=click.Path(path_type=Path))
+@media_options
+@click.option("--wait", is_flag=True, help="Wait for another process that prepares the dataset.")
+@click.option("--tmp-path", type=click.Path(path_type=Path), hidden=True)
+@reading_options
+def command(
+    path: Path,
+    by_extension: bool,
+    by_header: bool,
+    by_glob: str | None,
+    wait: bool,
+    tmp_path: Path | None,
+    **reading: Any,
+) -> None:
+    """Note sizes and durations of media files, for file stores to look up.
+
+    PATH is a prepared dataset, or any folder of files that samples name. Files are not decoded;
+    only their headers are read. Shards (and files of a folder) that have not changed since the
+    last time are not looked at again, and a run that was interrupted goes on.
+
+    \b
+    Example:
+      energon prepare-media ./videos --media-metadata-by-extension
+    """
+    from energon.prepare.media import prepare_media
+
+    chosen = media_filter(by_extension, by_header, by_glob)
+    if chosen is None:
+        raise ConfigError(
+            "say which files are media files: --media-metadata-by-extension, -by-header or -by-glob"
+        )
+    with open_indexing(wait=wait, **reading) as how:
+        report = prepare_media(
+            path, chosen, engine=how.engine, wait=how.wait, progress=how.progress
+        )
+    show_report(report)
