@@ -10,6 +10,7 @@ import click
 
 from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import indexing_options, open_indexing
+from energon.cli.media_options import media_filter, media_options, show_report
 from energon.errors import ConfigError
 from energon.formats.info import META
 
@@ -53,6 +54,7 @@ CRUDE = "CrudeWebdataset"
 )
 @click.option("--non-interactive", is_flag=True, help="Never ask.")
 @click.option("--force-overwrite", is_flag=True, help="Prepare again without asking.")
+@media_options
 @indexing_options
 def command(
     path: Path,
@@ -71,6 +73,9 @@ def command(
     tar_index_only: bool,
     non_interactive: bool,
     force_overwrite: bool,
+    by_extension: bool,
+    by_header: bool,
+    by_glob: str | None,
     **indexing: Any,
 ) -> None:
     """Make a folder of tar shards a dataset.
@@ -94,6 +99,12 @@ def command(
     from energon.prepare.shards import find_shards
     from energon.prepare.splits import parse_ratio
 
+    media = media_filter(by_extension, by_header, by_glob)
+    if media is not None and (no_sqlite or tar_index_only):
+        raise ConfigError(
+            "media metadata are kept in index.sqlite, and go with neither --no-sqlite nor "
+            "--tar-index-only; see `energon prepare-media`"
+        )
     if tar_index_only:
         _index_only(path, sqlite=not no_sqlite, **indexing)
         return
@@ -131,6 +142,10 @@ def command(
             dataset_yaml_name=dataset_yaml_name,
             indexing=how,
         )
+        if media is not None:
+            from energon.prepare.media import prepare_media
+
+            show_report(prepare_media(path, media, engine=how.engine, progress=how.progress))
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
 
 
