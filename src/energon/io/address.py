@@ -109,6 +109,8 @@ def join_address(folder: str | os.PathLike[str], path: str) -> str:
     Example:
         >>> join_address("s3://bucket/a/b", "../c.yaml")
         's3://bucket/a/c.yaml'
+        >>> join_address("s3://bucket/a/b", "/mnt/c.yaml")
+        '/mnt/c.yaml'
         >>> join_address("https://host/a?sig=x", "b")
         'https://host/a/b?sig=x'
 
@@ -116,14 +118,14 @@ def join_address(folder: str | os.PathLike[str], path: str) -> str:
         ConfigError: If it leads out of the bucket.
     """
     base = os.fspath(folder)
-    if scheme_of(path):
+    if scheme_of(path) or (path.startswith("/") and is_remote(base)):
         return path
     if not is_remote(base):
         return os.path.normpath(os.path.join(local_path(base), path))
     scheme, root, key = _cut_root(base)
     rest, query = _cut_query(key, scheme)
     joined = posixpath.normpath(posixpath.join("/" + rest, path)).lstrip("/")
-    if path.startswith("/") or posixpath.normpath(posixpath.join(rest, path)).startswith(".."):
+    if posixpath.normpath(posixpath.join(rest, path)).startswith(".."):
         raise ConfigError(
             f"{path!r} leads out of {redact(root)}; wanted is a path below it, or a URL"
         )

@@ -44,6 +44,8 @@ def translate(error: Exception, place: str) -> EnergonError:
         error: What was raised.
         place: The address for the message, without secrets.
     """
+    if isinstance(error, EnergonError):
+        return error
     text = str(error)
     name = type(error).__name__
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
