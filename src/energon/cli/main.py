@@ -14,9 +14,9 @@ from energon.version import __version__
 COMMANDS = {
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
-    "pack": "Make a dataset of files, tables or other datasets.",
     "lint": "Decode samples, and report those that fail.",
     "mount": "Show a dataset as files in a folder.",
+    "pack": "Make a dataset of files, tables or other datasets.",
     "prepare": "Index a folder of tar shards and describe it.",
     "prepare-media": "Note sizes and durations of media files.",
     "repair": "Write anew what of an index is wrong.",

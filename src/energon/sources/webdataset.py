@@ -232,6 +232,11 @@ class WebdatasetSource:
             parts=tuple(name for name, _, _ in table.sample_parts(index)),
         )
 
+    def shard_of(self, ordinal: int) -> str:
+        """Return the shard of a sample, without opening it."""
+        raw = self._raw_indices(np.array([ordinal]))[0]
+        return self.shards[int(np.searchsorted(self.bounds, raw, side="right")) - 1]
+
     def _raw_indices(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
         outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
         if len(outside):

@@ -1,0 +1,102 @@
+"""`energon lint`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon.cli.indexing_options import open_indexing, reading_options
+from energon.errors import EnergonError
+
+if TYPE_CHECKING:
+    from energon.inspect.lint import LintReport
+
+MAX_SHOWN = 50
+
+
+class _NotCheckedError(click.ClickException):
+    exit_code = 2
+
+
+@click.command("lint")
+@click.argument("path")
+@click.option("--split", "splits", metavar="NAME", multiple=True, help="Only this split. Repeat.")
+@click.option(
+    "--max-samples",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Look at N samples of each dataset, spread over it. None: at all.",
+)
+@click.option("--dataset-config", metavar="NAME", help="Default: dataset.yaml")
+@click.option("--split-config", metavar="NAME", help="Default: split.yaml")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["code", "pickle"]),
+    help="Decode also what can run code.",
+)
+@click.option(
+    "--quarantine",
+    metavar="FILE",
+    help="List what fails in FILE, for `energon prepare --exclude-from`.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@reading_options
+def command(
+    path: str,
+    splits: tuple[str, ...],
+    max_samples: int | None,
+    dataset_config: str | None,
+    split_config: str | None,
+    allow: tuple[str, ...],
+    quarantine: str | None,
+    as_json: bool,
+    **indexing: Any,
+) -> None:
+    """Decode the samples of the dataset or metadataset at PATH, and report those that fail.
+
+    Exits with 0 if nothing fails, 1 if something does, 2 if nothing could be looked at.
+
+    \b
+    Example:
+      energon lint ./coco --quarantine bad.jsonl
+      energon lint ./blend.yaml --split train --max-samples 1000 --json | jq '.problems[].reason'
+    """
+    from energon.inspect import lint
+
+    try:
+        with open_indexing(**indexing) as how:
+            report = lint.lint_dataset(
+                path,
+                splits=splits,
+                max_samples=max_samples,
+                dataset_config=dataset_config,
+                split_config=split_config,
+                allow=allow,
+                engine=how.engine,
+                progress=how.progress,
+            )
+        if quarantine is not None:
+            lint.quarantine(report, quarantine)
+    except EnergonError as error:
+        raise _NotCheckedError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        _show(report)
+    sys.exit(0 if report.ok else 1)
+
+
+def _show(report: LintReport) -> None:
+    for finding in report.findings[:MAX_SHOWN]:
+        place = [finding.dataset, finding.shard, finding.key]
+        click.echo(f"{'/'.join(step for step in place if step)}: {finding.reason}")
+    if len(report.findings) > MAX_SHOWN:
+        click.echo(f"… and {len(report.findings) - MAX_SHOWN} problems more; --json shows all")
+    for part, count in report.unchecked.items():
+        click.echo(f"note: {count} {part} parts were not decoded, see --allow")
+    total = sum(report.num_samples.values())
+    click.echo(f"{total} samples: {len(report.findings) or 'no'} problems")

@@ -1,0 +1,94 @@
+"""The datasets that a path stands for, split by split, with all that is wrong on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from energon.errors import ConfigError, EnergonError
+from energon.formats.split import load_split
+from energon.io.address import is_remote, redact
+from energon.metadataset.document import read_metadataset
+from energon.metadataset.kind import dataset_kind
+from energon.metadataset.leaf import Leaf
+from energon.metadataset.resolve import resolve
+
+
+@dataclass(frozen=True)
+class FoundLeaves:
+    """What a path stands for.
+
+    Args:
+        kind: Of what lies there.
+        splits: Datasets by split, those of joins one by one.
+        problems: By split, why there are none, each as one line.
+    """
+
+    kind: str
+    splits: dict[str, list[Leaf]] = field(default_factory=dict)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+
+def find_leaves(
+    path: str | os.PathLike[str],
+    *,
+    splits: Sequence[str] = (),
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+) -> FoundLeaves:
+    """Return the datasets of a dataset or metadataset.
+
+    Args:
+        path: Where it is.
+        splits: Which of its splits; none for all.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: The same for splits; None for split.yaml.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing.
+        ConfigError: If there is no such split, or the document breaks the grammar.
+    """
+    address = os.fspath(path)
+    if not is_remote(address):
+        address = os.path.abspath(address)
+    found = FoundLeaves(dataset_kind(address))
+    names = split_names(address, found.kind, split_config)
+    for name in splits or names:
+        if name not in names:
+            raise ConfigError(
+                f"{redact(address)}: there is no split {name!r}, only {', '.join(names) or 'none'}"
+            )
+        try:
+            leaves = resolve(
+                address,
+                split_part=name,
+                training=False,
+                dataset_config=dataset_config,
+                split_config=split_config,
+            ).leaves
+        except EnergonError as error:
+            found.problems.extend((name, line) for line in str(error).splitlines())
+        else:
+            found.splits[name] = list(_single(leaves))
+    return found
+
+
+def split_names(address: str, kind: str, split_config: str | None = None) -> list[str]:
+    """Return the splits of a dataset or metadataset."""
+    if kind == "metadataset":
+        return list(read_metadataset(address).content.splits)
+    if kind == "jsonl":
+        return ["train"]
+    if kind == "filesystem":
+        return []
+    return list(load_split(address, split_config or "split.yaml").split_parts)
+
+
+def _single(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
+    seen = []
+    for leaf in leaves:
+        for each, _ in leaf.datasets:
+            if each not in seen:
+                seen.append(each)
+                yield each

@@ -1,0 +1,133 @@
+"""Decode some samples of a dataset, and say which fail and why. Runs in worker processes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import EnergonError, SecurityError
+from energon.metadataset.leaf import Leaf
+from energon.sources.webdataset import WebdatasetSource
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.load import LoadSample
+
+READ_TOGETHER = 32
+
+
+class Finding(NamedTuple):
+    """What is wrong with a sample, a shard, a dataset or a document."""
+
+    dataset: str
+    split: str
+    reason: str
+    shard: str | None = None
+    """None if it concerns more than a shard."""
+    key: str | None = None
+    """None if it concerns more than a sample."""
+    part: str | None = None
+    """None if it concerns more than a part."""
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What came out of a batch.
+
+    Args:
+        num_samples: How many were looked at.
+        findings: What is wrong.
+        unchecked: Extensions of parts that are only decoded if the user allows it, and how many
+            parts there are.
+    """
+
+    num_samples: int
+    findings: tuple[Finding, ...] = ()
+    unchecked: tuple[tuple[str, int], ...] = ()
+
+
+def lint_batch(leaf: bytes, ordinals: range, allow: tuple[str, ...]) -> BatchReport:
+    """Decode the samples of a dataset that have these numbers.
+
+    Args:
+        leaf: A pickled leaf.
+        ordinals: Numbers of samples.
+        allow: What the user allows.
+    """
+    check = _Check(pickle.loads(leaf), _opened(leaf), SampleDecoder("rgb8", allow=allow))
+    findings: list[Finding] = []
+    for start in range(0, len(ordinals), READ_TOGETHER):
+        findings += check(ordinals[start : start + READ_TOGETHER])
+    return BatchReport(len(ordinals), tuple(findings), tuple(check.unchecked.items()))
+
+
+@lru_cache(maxsize=8)
+def _opened(leaf: bytes) -> OpenedLeaf:
+    return open_leaves([pickle.loads(leaf)], None)[0]
+
+
+class _Check:
+    """Looks at samples of a leaf."""
+
+    def __init__(self, leaf: Leaf, opened: OpenedLeaf, decoder: SampleDecoder) -> None:
+        self.leaf = leaf
+        self.opened = opened
+        self.decoder = decoder
+        self.unchecked: dict[str, int] = {}
+
+    def __call__(self, ordinals: range) -> Iterator[Finding]:
+        """Yield what is wrong with some samples, which are read together if they can be."""
+        try:
+            samples = self.opened.source.read(
+                np.array(ordinals), restore_keys=[(0, 0, ordinal) for ordinal in ordinals]
+            )
+        except EnergonError as error:
+            if len(ordinals) > 1:
+                for ordinal in ordinals:
+                    yield from self(range(ordinal, ordinal + 1))
+            else:
+                yield self._unreadable(ordinals[0], error)
+            return
+        for sample in samples:
+            yield from self._sample(sample)
+
+    def _unreadable(self, ordinal: int, error: EnergonError) -> Finding:
+        try:
+            place = self.opened.source.locate(ordinal)
+        except EnergonError:
+            return self._finding(str(error), shard=self._shard(ordinal))
+        return self._finding(str(error), shard=place.shard, key=place.key)
+
+    def _shard(self, ordinal: int) -> str | None:
+        source = self.opened.source
+        return source.shard_of(ordinal) if isinstance(source, WebdatasetSource) else None
+
+    def _sample(self, sample: Any) -> Iterator[Finding]:
+        place = {"shard": sample["__shard__"], "key": sample["__key__"]}
+        decoded = dict(sample)
+        failed = False
+        for part, data in sample.items():
+            if part.startswith("__"):
+                continue
+            try:
+                decoded[part] = self.decoder.decode(f"{sample['__key__']}.{part}", data)
+            except SecurityError:
+                self.unchecked[part] = self.unchecked.get(part, 0) + 1
+            except EnergonError as error:
+                failed = True
+                yield self._finding(str(error), part=part, **place)
+        leaf = self.opened.leaf
+        if failed or leaf.sample_type is None or leaf.field_map is None:
+            return
+        try:
+            sample = type(sample)(decoded)
+            LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, None)(sample)
+        except Exception as error:
+            yield self._finding(f"{type(error).__name__}: {error}", **place)
+
+    def _finding(self, reason: str, **place: Any) -> Finding:
+        return Finding(self.leaf.path, self.leaf.split_part, reason, **place)
