@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import io
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from energon.cli.main import main
+from energon.errors import ConfigError, FormatError, NoSuchFileError
+from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
+from energon.formats.media_table import copy_media
+from energon.prepare.dataset import prepare_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.media import WORK_NAME, prepare_media
+from energon.prepare.media_filter import MediaFilter
+from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
+from energon.sources.file_store_folder import SystemFileStore
+from energon.sources.file_store_webdataset import WebdatasetFileStore
+from tests.datasets import jpeg, write_shard
+from tests.decode.videos import KINDS, encode_video
+
+BY_EXTENSION = MediaFilter("EXTENSION")
+INLINE = Engine(num_workers=1)
+VIDEO = encode_video(KINDS[0])
+
+
+def sound():
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros((8000, 1)), 16000, format="FLAC")
+    return buffer.getvalue()
+
+
+def png(width, height):
+    buffer = io.BytesIO()
+    Image.new("LA", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+FILES = {
+    "a/1.jpg": jpeg(1),
+    "a/1.txt": b"text",
+    "a/2.left.png": png(30, 20),
+    "a/2.json": b"{}",
+    "b/3.mp4": VIDEO,
+    "b/3.flac": sound(),
+    "b/4.bin": jpeg(4, size=(9, 7)),
+    "b/5.jpg": b"\xff\xd8\xff damaged",
+}
+JPEG_1 = ImageMetadata(width=12, height=8, format="JPEG", mode="RGB")
+PNG_2 = ImageMetadata(width=30, height=20, format="PNG", mode="LA")
+JPEG_4 = ImageMetadata(width=9, height=7, format="JPEG", mode="RGB")
+FLAC_3 = AVMetadata(
+    audio_duration=0.5, audio_channels=1, audio_sample_rate=16000, audio_num_samples=8000
+)
+
+
+def make_shards(root):
+    samples: dict[str, dict[str, bytes]] = {}
+    for name, content in FILES.items():
+        key, _, part = name.partition("/")[2].partition(".")
+        samples.setdefault(f"{name[0]}/{key}", {})[part] = content
+    write_shard(root / "0.tar", list(samples.items())[:2])
+    write_shard(root / "1.tar", list(samples.items())[2:])
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    make_shards(tmp_path / "ds")
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    return tmp_path / "ds"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, content in FILES.items():
+        path = tmp_path / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tmp_path / "files"
+
+
+@pytest.fixture(params=["dataset", "folder"])
+def place(request):
+    path = request.getfixturevalue(request.param)
+    kind = WebdatasetFileStore if request.param == "dataset" else SystemFileStore
+    return path, lambda: kind(path)
+
+
+def known(store):
+    found = {}
+    for name in FILES:
+        try:
+            found[name] = store.get_media_metadata(name)
+        except NoSuchFileError:
+            continue
+    return found
+
+
+def test_headers_are_noted_by_file_name(place):
+    path, open_store = place
+    report = prepare_media(path, BY_EXTENSION, engine=INLINE)
+    found = known(open_store())
+    video = found.pop("b/3.mp4")
+    assert found == {"a/1.jpg": JPEG_1, "a/2.left.png": PNG_2, "b/3.flac": FLAC_3}
+    assert (video.video_width, video.video_height, video.video_num_frames) == (48, 32, 45)
+    assert (video.video_duration, video.audio_sample_rate) == (4.5, 16000)
+    assert report.stored == 4
+    ((name, reason),) = report.failed
+    assert name == "b/5.jpg"
+    assert "UnidentifiedImageError" in reason
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        (MediaFilter("GLOB", "*.jpg, b/*.flac"), ["a/1.jpg", "b/3.flac"]),
+        (MediaFilter("GLOB", "b/4*"), ["b/4.bin"]),
+        (
+            MediaFilter("HEADER"),
+            ["a/1.jpg", "a/2.left.png", "b/3.mp4", "b/3.flac", "b/4.bin"],
+        ),
+    ],
+)
+def test_files_are_chosen_by_pattern_or_by_content(place, chosen, names):
+    path, open_store = place
+    prepare_media(path, chosen, engine=INLINE)
+    found = known(open_store())
+    assert list(found) == names
+    assert found.get("b/4.bin", JPEG_4) == JPEG_4
+
+
+def test_stores_made_of_stores_know_the_same(dataset):
+    prepare_media(dataset, BY_EXTENSION, engine=INLINE)
+    store = DecodeFileStore(WebdatasetFileStore(dataset), decoder=None)
+    assert store.get_media_metadata("a/1.jpg") == JPEG_1
+    assert PrimaryFileStore(store, "a/2").get_media_metadata(".left.png") == PNG_2
+
+
+def test_only_what_has_changed_is_looked_at_again(place):
+    path, open_store = place
+    assert prepare_media(path, BY_EXTENSION, engine=INLINE).looked_at == (
+        2 if path.name == "ds" else 5
+    )
+    assert prepare_media(path, BY_EXTENSION, engine=INLINE).looked_at == 0
+    if path.name == "ds":
+        write_shard(path / "1.tar", [("b/3", {"png": png(5, 6)})])
+        prepare_dataset(path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    else:
+        for name in ("b/3.mp4", "b/3.flac", "b/5.jpg"):
+            (path / name).unlink()
+        (path / "b/3.png").write_bytes(png(5, 6))
+    assert prepare_media(path, BY_EXTENSION, engine=INLINE).looked_at == 1
+    store = open_store()
+    assert known(store) == {"a/1.jpg": JPEG_1, "a/2.left.png": PNG_2}
+    assert store.get_media_metadata("b/3.png").width == 5
+
+
+def test_preparing_again_keeps_what_is_known_of_shards_that_did_not_change(dataset):
+    prepare_media(dataset, BY_EXTENSION, engine=INLINE)
+    write_shard(dataset / "0.tar", [("a/1", {"jpg": jpeg(1, size=(3, 3)), "txt": b""})])
+    prepare_dataset(dataset, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    store = WebdatasetFileStore(dataset)
+    assert set(known(store)) == {"b/3.mp4", "b/3.flac"}
+    assert prepare_media(dataset, BY_EXTENSION, engine=INLINE).looked_at == 1
+    assert store.get_media_metadata("b/3.flac") == FLAC_3
+    assert WebdatasetFileStore(dataset).get_media_metadata("a/1.jpg").width == 3
+
+
+def test_two_filters_add_up(dataset):
+    prepare_media(dataset, MediaFilter("GLOB", "*.flac"), engine=INLINE)
+    report = prepare_media(dataset, MediaFilter("GLOB", "*.png"), engine=INLINE)
+    assert (report.looked_at, report.stored) == (2, 2)
+    with sqlite3.connect(dataset / ".nv-meta" / "index.sqlite") as connection:
+        rows = connection.execute("SELECT strategy, patterns FROM media_filters").fetchall()
+    connection.close()
+    assert rows == [("GLOB", "*.flac"), ("GLOB", "*.png")]
+
+
+def test_tables_are_those_of_the_format(dataset):
+    prepare_media(dataset, BY_EXTENSION, engine=INLINE)
+    connection = sqlite3.connect(dataset / ".nv-meta" / "index.sqlite")
+    rows = connection.execute(
+        "SELECT entry_key, metadata_type, metadata_json FROM media_metadata ORDER BY 1"
+    ).fetchall()
+    connection.close()
+    assert rows[0] == ("a/1.jpg", "image", '{"width":12,"height":8,"format":"JPEG","mode":"RGB"}')
+    assert rows[2][:2] == ("b/3.flac", "av")
+    assert "video" not in rows[2][2]
+
+
+def test_without_metadata_the_error_says_what_to_run(dataset, folder, tmp_path):
+    for store in (WebdatasetFileStore(dataset), SystemFileStore(folder)):
+        with pytest.raises(ConfigError, match="energon prepare-media"):
+            store.get_media_metadata("a/1.jpg")
+    with pytest.raises(ConfigError, match="no media metadata"):
+        SystemFileStore().get_media_metadata("/x.jpg")
+    (dataset / ".nv-meta" / "index.sqlite").unlink()
+    with pytest.raises(ConfigError, match="energon index"):
+        prepare_media(dataset, BY_EXTENSION, engine=INLINE)
+
+
+def test_damaged_metadata_are_an_error_that_says_so():
+    with pytest.raises(FormatError, match="prepare-media"):
+        deserialize_media_metadata("image", "{")
+    with pytest.raises(FormatError, match="'hologram'"):
+        deserialize_media_metadata("hologram", "{}")
+    later = deserialize_media_metadata("av", '{"audio_channels":1,"audio_mood":"calm"}')
+    assert later == AVMetadata(audio_channels=1)
+
+
+_SLOW = """
+import sys, time
+from energon.prepare import media, media_probe
+from energon.prepare.engines import Engine
+from energon.prepare.media_filter import MediaFilter
+done = []
+def slow(dataset, shards, chosen):
+    if len(done) == 6:
+        print("six are done", flush=True)
+        time.sleep(60)
+    done.append(shards)
+    return media_probe.probe_shards(dataset, shards, chosen)
+media.probe_shards = slow
+media.prepare_media(sys.argv[1], MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
+"""
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path):
+    for n in range(10):
+        write_shard(tmp_path / f"{n}.tar", [(f"{n}", {"jpg": jpeg(n)})])
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    index = tmp_path / ".nv-meta" / "index.sqlite"
+    before = index.read_bytes()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SLOW, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "six are done\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert index.read_bytes() == before
+    assert (tmp_path / ".nv-meta" / WORK_NAME).exists()
+    report = prepare_media(tmp_path, BY_EXTENSION, engine=INLINE)
+    assert 4 <= report.looked_at < 10
+    assert report.stored == 10
+    assert not (tmp_path / ".nv-meta" / WORK_NAME).exists()
+
+
+def test_what_a_killed_run_left_counts_only_for_the_same_index(dataset):
+    work = dataset / ".nv-meta" / WORK_NAME
+    shutil.copy(dataset / ".nv-meta" / "index.sqlite", work)
+    assert prepare_media(dataset, BY_EXTENSION, engine=INLINE).looked_at == 2
+    work.write_bytes(b"no database")
+    assert prepare_media(dataset, BY_EXTENSION, engine=INLINE).stored == 4
+
+
+def test_processes_find_the_same(dataset):
+    assert prepare_media(dataset, BY_EXTENSION, engine=Engine(num_workers=2)).stored == 4
+    assert len(known(WebdatasetFileStore(dataset))) == 4
+
+
+def test_copying_from_an_index_without_metadata_changes_nothing(dataset, tmp_path):
+    target = tmp_path / "copy.sqlite"
+    shutil.copy(dataset / ".nv-meta" / "index.sqlite", target)
+    before = target.read_bytes()
+    copy_media(dataset / ".nv-meta" / "index.sqlite", target)
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", [("GLOB", None), ("EXTENSION", "*.jpg"), ("GLOB", "")])
+def test_filters_that_make_no_sense_are_refused(arguments):
+    with pytest.raises(ConfigError, match="media filter"):
+        MediaFilter(*arguments)
+
+
+def run_command(*arguments):
+    from click.testing import CliRunner
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_the_command_tells_what_it_did(place):
+    path, open_store = place
+    result = run_command("prepare-media", path, "--media-metadata-by-extension", "--num-workers", 1)
+    assert result.exit_code == 0
+    assert "media metadata of 4 files" in result.output
+    assert "left out b/5.jpg" in result.output
+    assert len(known(open_store())) == 4
+
+
+def test_the_command_wants_one_filter(folder):
+    result = run_command("prepare-media", folder)
+    assert result.exit_code == 1
+    assert "say which files" in result.output
+    result = run_command(
+        "prepare-media", folder, "--media-metadata-by-header", "--media-metadata-by-glob", "*"
+    )
+    assert "exclude one another" in result.output
+    assert (
+        "no such folder"
+        in run_command("prepare-media", folder / "x", "--media-metadata-by-header").output
+    )
+
+
+def test_a_dataset_is_prepared_with_its_media_metadata(tmp_path):
+    make_shards(tmp_path)
+    result = run_command(
+        *("prepare", tmp_path, "--split-ratio", "1,0,0", "--non-interactive"),
+        *("--media-metadata-by-glob", "*.jpg", "--num-workers", 1),
+    )
+    assert result.exit_code == 0, result.output
+    assert WebdatasetFileStore(tmp_path).get_media_metadata("a/1.jpg") == JPEG_1
