@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,13 +91,14 @@ def lint_dataset(
     report.findings += [Finding(report.path, split, line) for split, line in found.problems]
     leaves = [leaf for some in found.splits.values() for leaf in some]
     counted = [(leaf, count) for leaf in leaves if (count := _count(leaf, report)) is not None]
+    run = secrets.token_hex(8)
     batches = [
-        (pickle.dumps(leaf), ordinals, tuple(allow))
+        (run, pickle.dumps(leaf), ordinals, tuple(allow))
         for leaf, count in counted
         for ordinals in _batches(count, max_samples)
     ]
-    total, done = sum(len(ordinals) for _, ordinals, _ in batches), 0
-    places = [pickle.loads(leaf).split_part for leaf, _, _ in batches]
+    total, done = sum(len(ordinals) for _, _, ordinals, _ in batches), 0
+    places = [pickle.loads(leaf).split_part for _, leaf, _, _ in batches]
     results: dict[int, BatchReport] = {}
     for number, result in run_batches(engine or Engine(), lint_batch, batches):
         results[number] = result

@@ -50,15 +50,16 @@ class BatchReport:
     unchecked: tuple[tuple[str, int], ...] = ()
 
 
-def lint_batch(leaf: bytes, ordinals: range, allow: tuple[str, ...]) -> BatchReport:
+def lint_batch(run: str, leaf: bytes, ordinals: range, allow: tuple[str, ...]) -> BatchReport:
     """Decode the samples of a dataset that have these numbers.
 
     Args:
+        run: Which run it belongs to: a leaf is opened once for each.
         leaf: A pickled leaf.
         ordinals: Numbers of samples.
         allow: What the user allows.
     """
-    check = _Check(pickle.loads(leaf), _opened(leaf), SampleDecoder("rgb8", allow=allow))
+    check = _Check(pickle.loads(leaf), _opened(run, leaf), SampleDecoder("rgb8", allow=allow))
     findings: list[Finding] = []
     for start in range(0, len(ordinals), READ_TOGETHER):
         findings += check(ordinals[start : start + READ_TOGETHER])
@@ -66,7 +67,7 @@ def lint_batch(leaf: bytes, ordinals: range, allow: tuple[str, ...]) -> BatchRep
 
 
 @lru_cache(maxsize=8)
-def _opened(leaf: bytes) -> OpenedLeaf:
+def _opened(run: str, leaf: bytes) -> OpenedLeaf:
     return open_leaves([pickle.loads(leaf)], None)[0]
 
 
