@@ -52,8 +52,8 @@ def test_prepares_and_shows_a_dataset(tmp_path):
     assert shown["sample_type"] == "CaptioningSample"
     assert (shown["samples"], shown["shards"]) == (8, 2)
     assert shown["splits"] == {
-        "train": {"samples": 5, "shards": 1},
-        "val": {"samples": 3, "shards": 1},
+        "train": {"samples": 5, "shards": 1, "excluded": 0},
+        "val": {"samples": 3, "shards": 1, "excluded": 0},
     }
     assert "split train: 5 samples (62.5 %)" in run("info", tmp_path).stdout
 

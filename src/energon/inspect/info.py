@@ -1,0 +1,152 @@
+"""Describe a dataset or metadataset as plain data."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from energon.errors import ConfigError, EmptyDatasetError, EnergonError
+from energon.formats.info import load_info
+from energon.formats.split import load_split
+from energon.inspect.leaves import find_leaves, split_names
+from energon.inspect.part_statistics import part_statistics
+from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.files import file_info
+from energon.io.registry import open_store
+from energon.metadataset.dataset_config import load_dataset_config
+from energon.metadataset.kind import dataset_kind
+from energon.metadataset.leaf import Leaf
+from energon.sources.browse_dataset import SampleFinder
+from energon.sources.shards import ShardPool
+from energon.sources.webdataset import WebdatasetSource
+from energon.task_encoder.leaves import open_leaves
+
+
+def describe(
+    path: str | os.PathLike[str],
+    *,
+    split_config: str = "split.yaml",
+    dataset_config: str = "dataset.yaml",
+    parts: bool = True,
+) -> dict[str, Any]:
+    """Return what a dataset or metadataset holds.
+
+    Args:
+        path: Where it is.
+        split_config: File below `.nv-meta` that lists the splits.
+        dataset_config: File below `.nv-meta` that describes samples.
+        parts: Whether to count parts and their sizes, for which all indexes are read.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing.
+        ConfigError: If a document makes no sense.
+    """
+    address = os.fspath(path)
+    kind = dataset_kind(address)
+    about = {"name": _name(address), "path": redact(address), "kind": kind}
+    if kind == "webdataset":
+        return {**about, **_webdataset(address, split_config, dataset_config, parts)}
+    return {**about, **_metadataset(address, split_config, dataset_config, parts)}
+
+
+def _name(address: str) -> str:
+    return address_name(address if is_remote(address) else os.path.realpath(address))
+
+
+def _webdataset(
+    address: str, split_config: str, dataset_config: str, parts: bool
+) -> dict[str, Any]:
+    info = load_info(address)
+    split = load_split(address, split_config)
+    sizes = dict(zip(info.shard_counts, _sizes(address, list(info.shard_counts)), strict=True))
+    missing = [shard for shard, size in sizes.items() if size is None]
+    about: dict[str, Any] = {
+        "sample_type": _sample_type(address, dataset_config),
+        "samples": info.num_samples,
+        "shards": len(info.shard_counts),
+        "bytes": sum(size for size in sizes.values() if size is not None),
+        "missing_shards": missing,
+        "energon_version": info.energon_version,
+        "excluded": list(split.exclude),
+        "splits": {
+            name: _split(address, name, split_config)
+            for name in split_names(address, "webdataset", split_config)
+        },
+    }
+    if parts:
+        shards = SampleFinder(address, ShardPool())
+        there = [number for number, size in enumerate(sizes.values()) if size is not None]
+        about |= part_statistics(shards.open(number).table for number in there).to_json()
+    return about
+
+
+def _split(address: str, name: str, split_config: str) -> dict[str, Any]:
+    try:
+        source = WebdatasetSource(address, split_part=name, split_config=split_config)
+    except EmptyDatasetError:
+        return {"samples": 0, "shards": 0, "excluded": 0}
+    return {
+        "samples": len(source),
+        "shards": len(source.shards),
+        "excluded": len(source.excluded),
+    }
+
+
+def _metadataset(
+    address: str, split_config: str, dataset_config: str, parts: bool
+) -> dict[str, Any]:
+    found = find_leaves(address, split_config=split_config, dataset_config=dataset_config)
+    splits = {}
+    datasets: dict[str, Any] = {}
+    for name, leaves in found.splits.items():
+        listed = [_leaf(leaf) for leaf in leaves]
+        splits[name] = {"samples": sum(leaf["samples"] for leaf in listed), "leaves": listed}
+        for leaf in leaves:
+            if leaf.path not in datasets:
+                datasets[leaf.path] = describe(
+                    leaf.path,
+                    split_config=leaf.split_config,
+                    dataset_config=leaf.dataset_config,
+                    parts=parts,
+                )
+    return {
+        "splits": splits,
+        "datasets": {redact(path): about for path, about in datasets.items()},
+        "problems": [f"split {name!r}: {line}" for name, line in found.problems],
+    }
+
+
+def _leaf(leaf: Leaf) -> dict[str, Any]:
+    return {
+        "path": redact(leaf.path),
+        "split_part": leaf.split_part,
+        "samples": len(open_leaves([leaf], None)[0].source),
+        "repetitions": leaf.repetitions,
+        "subflavors": dict(leaf.subflavors),
+        "aux": {name: redact(place) for name, place in leaf.aux.items()},
+    }
+
+
+def _sizes(address: str, shards: list[str]) -> list[int | None]:
+    places = [(join_address(address, shard),) for shard in shards]
+    if is_remote(address):
+        store, _ = open_store(address)
+        return store.together(_size, places)
+    return [_size(place) for (place,) in places]
+
+
+def _size(address: str) -> int | None:
+    found = file_info(address)
+    return None if found is None else found.size
+
+
+def _sample_type(address: str, name: str) -> str | None:
+    try:
+        config = load_dataset_config(address, name)
+    except ConfigError:
+        return None
+    except EnergonError as error:
+        return f"unreadable: {error}"
+    if config.crude:
+        return "CrudeWebdataset"
+    return config.sample_type[1] if config.sample_type else None

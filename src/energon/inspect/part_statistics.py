@@ -1,0 +1,97 @@
+"""How many parts of which name a dataset has, and how large they are. No content is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.formats.part_table import PartTable
+
+NUM_BUCKETS = 64
+
+
+@dataclass
+class SizeStatistics:
+    """Sizes of many things.
+
+    Args:
+        count: How many.
+        total: Bytes of all.
+        smallest: Bytes of the smallest.
+        largest: Bytes of the largest.
+        buckets: How many have which number of binary digits: those of bucket b have from 2^(b-1)
+            up to, but not including, 2^b bytes; the first are empty.
+    """
+
+    count: int = 0
+    total: int = 0
+    smallest: int = 0
+    largest: int = 0
+    buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BUCKETS, np.int64))
+
+    def add(self, sizes: NDArray[Any]) -> None:
+        """Count more of them."""
+        if not len(sizes):
+            return
+        low, high = int(sizes.min()), int(sizes.max())
+        self.smallest = min(low, self.smallest) if self.count else low
+        self.largest = max(high, self.largest)
+        self.count += len(sizes)
+        self.total += int(sizes.sum(dtype=np.uint64))
+        _, digits = np.frexp(sizes.astype(np.float64))
+        self.buckets += np.bincount(digits, minlength=NUM_BUCKETS)[:NUM_BUCKETS]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data; the histogram has the upper bounds of sizes and counts."""
+        used = np.flatnonzero(self.buckets)
+        return {
+            "count": self.count,
+            "bytes": self.total,
+            "mean": round(self.total / max(1, self.count), 1),
+            "min": self.smallest,
+            "max": self.largest,
+            "histogram": [
+                {"below": 1 << int(bucket), "count": int(self.buckets[bucket])}
+                for bucket in (range(used[0], used[-1] + 1) if len(used) else ())
+            ],
+        }
+
+
+@dataclass
+class PartStatistics:
+    """The parts of many samples by name, and the contents of samples as wholes."""
+
+    samples: SizeStatistics = field(default_factory=SizeStatistics)
+    parts: dict[str, SizeStatistics] = field(default_factory=dict)
+
+    def add(self, table: PartTable) -> None:
+        """Count the samples of a shard."""
+        sizes = table.part_size
+        names = table.part_name
+        for number, name in enumerate(table.part_names):
+            own = sizes[names == number]
+            if len(own):
+                self.parts.setdefault(name, SizeStatistics()).add(own)
+        if len(sizes):
+            sums = np.add.reduceat(sizes, table.first_part[:-1].astype(np.int64))
+            self.samples.add(sums)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        parts = sorted(self.parts.items(), key=lambda item: -item[1].total)
+        return {
+            "sample_sizes": self.samples.to_json(),
+            "parts": {name: statistics.to_json() for name, statistics in parts},
+        }
+
+
+def part_statistics(tables: Iterable[PartTable]) -> PartStatistics:
+    """Return the statistics of all shards."""
+    statistics = PartStatistics()
+    for table in tables:
+        statistics.add(table)
+    return statistics
