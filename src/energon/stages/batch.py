@@ -123,11 +123,7 @@ def restore_batch(
         return dataset.restore(lane, key)
     keys, subs = split
     items = [dataset.restore(lane, each)[0] for each in keys]
-    return apply_again(
-        items,
-        hooks,
-        lane,
-        address=batch_address(items, lane, 0),
-        key=("batch", tuple(keys)),
-        subs=subs,
-    )
+    own = ("batch", tuple(keys))
+    address = batch_address(items, lane, 0)
+    batch, left = apply_again(items, hooks, lane, address=address, key=own, subs=subs)
+    return with_key(batch, lambda: own), left

@@ -70,6 +70,26 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
     def encode_batch(self, batch: Any) -> Any:
         return self.task_encoder.encode_batch(batch)
 
+    def build_train_datasets(self, **arguments: Any) -> Any:
+        # With the hooks of this encoder, also where the inner one says how they are joined.
+        return self._innermost.build_train_datasets(self, **arguments)
+
+    def build_val_datasets(self, **arguments: Any) -> Any:
+        return self._innermost.build_val_datasets(self, **arguments)
+
+    @property
+    def _innermost(self) -> Any:
+        encoder = self.task_encoder
+        while isinstance(encoder, AugmentTaskEncoder):
+            encoder = encoder.task_encoder
+        return type(encoder)
+
+    def _hook(self, name: str) -> Any:
+        return find_hook(self, name)[0]
+
+    def _overrides(self, name: str) -> bool:
+        return overrides(self, name)
+
 
 def overrides(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> bool:
     """Return whether a hook of `encoder`, or of what it delegates to, does anything."""

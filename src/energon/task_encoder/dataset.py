@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,17 +13,18 @@ from energon.plan.recipe import PlanRecipe
 from energon.plan.seeds import ORDER_VERSION
 from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
-from energon.stages.base import Dataset, DatasetIterator, State
+from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.changes import ChangesDataset, rows_of_changes
 from energon.stages.lane import Lane
 from energon.worker import WorkerConfig
 
 
 @dataclass(frozen=True)
-class SavableDataset:
+class SavableDataset(Dataset[Any]):
     """A pipeline from the samples of some leaves to batches. Give it to a loader.
 
-    Immutable and without a position: any number of loaders may share one.
+    Immutable and without a position: any number of loaders may share one. Wrappers can be put
+    around it.
 
     Args:
         stage: The last stage of the pipeline.
@@ -69,10 +70,24 @@ class SavableDataset:
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane."""
         lane.seed = self.plan.seed
-        stage: Dataset[Any] = self.stage
-        if self.plan.kind == "blend":
-            stage = ChangesDataset(stage, self.plan(lane.lanes), len(self.plan.past))
-        return stage.open(lane, state)
+        return self.open(lane, state)
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return self._planned_stage(lane).open(lane)
+
+    def _planned_stage(self, lane: Lane) -> Dataset[Any]:
+        if self.plan.kind != "blend":
+            return self.stage
+        return ChangesDataset(self.stage, self.plan(lane.lanes), len(self.plan.past))
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.stage.num_items(lane, lanes)
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        return self._planned_stage(lane).read_again(lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return self.stage.restore(lane, key)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
         """Return how many batches a lane has at most; None means no end."""

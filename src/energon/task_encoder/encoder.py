@@ -12,6 +12,7 @@ from energon.packing.selection import Selection
 from energon.samples.collate import generic_batch
 from energon.stages.hook import DEFAULT_TOLERANCE
 from energon.stages.lane import active_lane
+from energon.task_encoder.build import PipelineBuilder
 from energon.task_encoder.cooker import Cooker
 
 T_sample = TypeVar("T_sample")
@@ -20,7 +21,7 @@ T_raw_batch = TypeVar("T_raw_batch")
 T_batch = TypeVar("T_batch")
 
 
-class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+class TaskEncoder(PipelineBuilder, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """What becomes of samples on their way to a batch. Subclass it and override hooks.
 
     A sample passes `cook_crude_sample` (crude datasets only), `encode_sample`, `batch` and
@@ -122,6 +123,15 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def cache(self) -> CachePool:
         """The cache pool that the loader was given; one that caches nothing without any."""
         return active_pool()
+
+    def _hook(self, name: str) -> Callable[[Any], Any]:
+        """Return what runs as the hook of this name."""
+        hook: Callable[[Any], Any] = getattr(self, name)
+        return hook
+
+    def _overrides(self, name: str) -> bool:
+        """Return whether a hook does anything of its own."""
+        return overrides(self, name)
 
     def _batch(
         self,

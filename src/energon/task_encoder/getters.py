@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from energon.errors import ConfigError
 from energon.metadataset.resolve import resolve
 from energon.plan.recipe import PlanRecipe
 from energon.sources.ahead import window_rows
-from energon.sources.reader import LeafReader
+from energon.task_encoder.augment import overrides
+from energon.task_encoder.build import built
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import AnyTaskEncoder
+from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets, make_reader
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.legacy import with_legacy_arguments
-from energon.task_encoder.recipe import build_pipeline
+from energon.task_encoder.recipe import build_pipeline, check_encoder
 from energon.task_encoder.train_plan import train_plan
 from energon.worker import WorkerConfig
+from energon.wrappers.base import WrapperDataset
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -44,7 +46,7 @@ def get_train_dataset(
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     **legacy: Any,
-) -> SavableDataset:
+) -> SavableDataset | WrapperDataset:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
 
     Args:
@@ -66,7 +68,8 @@ def get_train_dataset(
             16.
         blend_unit: Whether a blend draws single samples, so that batches are mixed, or whole
             batches of one dataset; None for what the metadataset says, or else samples.
-        task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
+        task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`. If it overrides
+            `build_train_datasets`, that builds what is returned, of wrappers.
         repeat: Whether the data start again at their end. A blend by weights has no end, unless
             all of its entries have `max_epochs`; then it ends in any case.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
@@ -92,6 +95,8 @@ def get_train_dataset(
         split_config=split_config,
     )
     opened = open_leaves(resolved.leaves, subflavors, exclude_from)
+    encoder = with_legacy_arguments(task_encoder, legacy)
+    check_encoder(encoder, packing=bool(packing_buffer_size))
     plan = train_plan(
         resolved,
         opened,
@@ -105,11 +110,27 @@ def get_train_dataset(
         blend_unit=blend_unit,
         repeat=repeat,
     )
+    if overrides(encoder, "build_train_datasets"):
+        return built(
+            encoder.build_train_datasets(
+                datasets=loaded_datasets(
+                    opened, plan.leaves, encoder, worker_config, training=True
+                ),
+                worker_config=worker_config,
+                batch_size=batch_size,
+                batch_drop_last=batch_drop_last,
+                packing_buffer_size=packing_buffer_size,
+                virtual_epoch_length=virtual_epoch_length,
+                shuffle_buffer_size=shuffle_buffer_size,
+                blend_mode=resolved.blend_mode,
+                repeat=repeat,
+            )
+        )
     return _build(
         opened,
         plan,
         worker_config=worker_config,
-        task_encoder=with_legacy_arguments(task_encoder, legacy),
+        task_encoder=encoder,
         batch_size=batch_size,
         drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
@@ -133,7 +154,7 @@ def get_val_dataset(
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     **legacy: Any,
-) -> SavableDataset:
+) -> SavableDataset | WrapperDataset:
     """Return the validation pipeline: each sample once, leaf after leaf, in order.
 
     Weights and repetitions do not count. Every pass starts from the beginning.
@@ -178,21 +199,6 @@ def get_val_dataset(
     )
 
 
-@dataclass(frozen=True)
-class LeafDataset:
-    """Which leaf a validation dataset is of.
-
-    Args:
-        name: Name of the dataset folder.
-        paths: The dataset folder, as a list of one; those of all datasets of a join.
-        subflavors: Of the dataset and all documents that refer to it.
-    """
-
-    name: str
-    paths: list[str]
-    subflavors: Mapping[str, Any]
-
-
 def get_val_datasets(
     path: DatasetPath,
     *,
@@ -208,7 +214,7 @@ def get_val_datasets(
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     **legacy: Any,
-) -> list[tuple[SavableDataset, LeafDataset]]:
+) -> list[tuple[SavableDataset | WrapperDataset, LeafDataset]]:
     """Return a validation pipeline for each leaf, so that losses can be told apart.
 
     Arguments and errors are those of `get_val_dataset`.
@@ -232,11 +238,7 @@ def get_val_datasets(
                 packing_buffer_size=packing_buffer_size,
                 limit=limit,
             ),
-            LeafDataset(
-                opened.source.path.name,
-                [str(path) for path in opened.source.paths],
-                opened.leaf.subflavors,
-            ),
+            loaded_datasets([opened], None, encoder, worker_config, training=False)[0].dataset,
         )
         for opened in open_leaves(leaves, subflavors, exclude_from)
     ]
@@ -244,8 +246,21 @@ def get_val_datasets(
 
 def _build_validation(
     opened: Sequence[OpenedLeaf], *, batch_size: int | None, limit: int | None, **settings: Any
-) -> SavableDataset:
+) -> SavableDataset | WrapperDataset:
     _check_least(0, limit=limit)
+    encoder, worker_config = settings["task_encoder"], settings["worker_config"]
+    check_encoder(encoder, packing=bool(settings["packing_buffer_size"]))
+    if overrides(encoder, "build_val_datasets"):
+        return built(
+            encoder.build_val_datasets(
+                datasets=loaded_datasets(opened, None, encoder, worker_config, training=False),
+                worker_config=worker_config,
+                batch_size=batch_size,
+                batch_drop_last=settings["drop_last"],
+                packing_buffer_size=settings["packing_buffer_size"],
+                limit=limit,
+            )
+        )
     plan = PlanRecipe(
         kind="concat",
         leaves=tuple(leaf.plan_leaf for leaf in opened),
@@ -281,11 +296,7 @@ def _build(
     virtual_epoch_length: int,
     restart: bool,
 ) -> SavableDataset:
-    reader = LeafReader(
-        tuple(leaf.source for leaf in opened),
-        tuple(leaf.leaf.subflavors for leaf in opened),
-        window_rows(plan.leaves, shuffle_window=plan.shuffle_window),
-    )
+    reader = make_reader(opened, window_rows(plan.leaves, shuffle_window=plan.shuffle_window))
     return SavableDataset(
         stage=build_pipeline(
             [leaf.leaf for leaf in opened],

@@ -57,7 +57,7 @@ def build_pipeline(
     Raises:
         ConfigError: If hooks exclude one another, or a crude dataset has no cooker.
     """
-    _check_hooks(encoder, packing=bool(packing_buffer_size))
+    check_encoder(encoder, packing=bool(packing_buffer_size))
     grouping = overrides(encoder, "batch_group_criterion")
     if grouping and plan.unit > 1:
         raise ConfigError(
@@ -114,7 +114,8 @@ _SEEDED = (
 _PACKING = ("select_samples_to_pack", "pack_selected_samples")
 
 
-def _check_hooks(encoder: AnyTaskEncoder, *, packing: bool) -> None:
+def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
+    """Raise ConfigError if `encoder` is none, or its hooks exclude one another."""
     if isinstance(encoder, type):
         raise ConfigError(
             f"task_encoder: {encoder.__name__} is a class; pass one of its kind, like "

@@ -93,8 +93,8 @@ class LimitDataset(WrapperDataset):
     Args:
         dataset: The items.
         length: Items of each rank.
-        reset_after_epoch: Whether each loop of a loader gives the same items again; otherwise
-            all loops together get `length` items of each rank.
+        reset_after_epoch: Whether a loop of a loader begins anew also if the one before was
+            left early.
         worker_config: Who loads it.
     """
 
