@@ -8,7 +8,7 @@ number of the draw, and everything else is the order of the source.
 Shares change at rows: those that a schedule names, those at which the run was restored with
 another mix, and those at which a lane has made its last draw of a source that is used up. A
 *stage* lies between two changes. Counts at the beginning of a stage are the base of what
-follows, so the draws of a source go on without a gap and its epochs stay exact.
+follows (`stage.py`), so the draws of a source go on without a gap and its epochs stay exact.
 
 Of a source with a limit of D draws, lane v may make those with k·V + v < D. Over all lanes
 these are the first D, exactly.
@@ -20,13 +20,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import StateError
 from energon.plan.curve import Clock
+from energon.plan.find import find_draw
 from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
 from energon.plan.line import Line
 from energon.plan.mix import Mix
@@ -34,23 +34,7 @@ from energon.plan.pattern import Pattern, make_pattern
 from energon.plan.permutation import permute
 from energon.plan.rows import Rows
 from energon.plan.seeds import derive_seed
-
-
-class _Stage(NamedTuple):
-    """Rows over which the shares of a lane do not change."""
-
-    start: int
-    stop: int | None
-    """None: it never ends."""
-    pattern: Pattern
-    entry: int
-    """Where in the repeated pattern, counted in rows, `start` lies."""
-    columns: NDArray[np.int32]
-    """The source that each number of the pattern stands for."""
-    base: Ints
-    """What to add to the count of each source within the pattern."""
-    drawn: Ints
-    """How often each source was drawn before."""
+from energon.plan.stage import Stage, begin_stage
 
 
 @dataclass(frozen=True)
@@ -126,10 +110,7 @@ class BlendPlan:
         for number in np.unique(place).tolist():
             stage = stages[number]
             chosen = slice(None) if (place == number).all() else np.flatnonzero(place == number)
-            turn, within = np.divmod(rows[chosen] - stage.start + stage.entry, self.unit)
-            rounds, at = np.divmod(turn, stage.pattern.size)
-            entry = stage.pattern.number[at]
-            found = stage.columns[entry]
+            found, draws[chosen] = stage.at(rows[chosen])
             if found.min(initial=0) < 0:
                 name = self.gone[-1 - int(found.min())]
                 raise StateError(
@@ -137,9 +118,35 @@ class BlendPlan:
                     "but it is no longer in the blend; give it weight 0 instead of taking it out"
                 )
             source[chosen] = found
-            counted = rounds * stage.pattern.counts[entry] + stage.pattern.rank[at]
-            draws[chosen] = counted * self.unit + within + stage.base[found]
         return source, draws
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
+        source = next(n for n, leaves in enumerate(self.sources) if leaf in leaves)
+        number = self.sources[source].index(leaf)
+        found = self._lines[source].find(number, epoch, ordinal)
+        if found is None:
+            return None
+        lane, draw = find_draw(self._order, source, *found)
+        row = self._row_of(lane, source, draw)
+        return None if row is None else (lane, row)
+
+    def _row_of(self, lane: int, source: int, draw: int) -> int | None:
+        """Return with which row a lane makes a draw from a source; None if it never does."""
+        if len(self.sources) == len(self.mixes) == 1 and not self._ends:
+            return draw
+        found, more = self._found.setdefault(lane, ([], self._walk(lane)))
+        number = 0
+        while True:
+            if number == len(found):
+                stage = next(more, None)
+                if stage is None:
+                    return None
+                found.append(stage)
+            stage = found[number]
+            if stage.stop is None or draw < stage.drawn_until(stage.stop)[source]:
+                return stage.row_of(source, draw)
+            number += 1
 
     def drawn(self, lane: int, row: int) -> Ints:
         """Return how often each source comes in the rows of a lane before `row`."""
@@ -148,14 +155,14 @@ class BlendPlan:
             return np.zeros(len(self.sources), np.int64)
         stage = stages[bisect_right([stage.start for stage in stages], row) - 1]
         stop = row if stage.stop is None else min(row, stage.stop)
-        return stage.drawn + self._count(stage, stop - stage.start)
+        return stage.drawn_until(stop)
 
     def _end(self, lane: int, until: int | None) -> int | None:
         """Return where a lane ends, or a row at or behind `until`; None if there is no end."""
         stages = self._stages(lane, until)
         return stages[-1].stop if stages else 0
 
-    def _stages(self, lane: int, until: int | None) -> list[_Stage]:
+    def _stages(self, lane: int, until: int | None) -> list[Stage]:
         """Return the stages of a lane until some row, or all; the last one ends behind it."""
         found, more = self._found.setdefault(lane, ([], self._walk(lane)))
         while not found or (
@@ -167,7 +174,7 @@ class BlendPlan:
             found.append(stage)
         return found
 
-    def _walk(self, lane: int) -> Iterator[_Stage]:
+    def _walk(self, lane: int) -> Iterator[Stage]:
         """Yield the stages of a lane; after the last one the lane ends, or it has no end."""
         row: int | None = 0
         drawn = np.zeros(len(self.sources), np.int64)
@@ -179,56 +186,23 @@ class BlendPlan:
             shares = mix.shares(row, stop, self._clock, used)
             if shares is None:
                 return
-            stage = self._stage(lane, mix, row, stop, shares, drawn)
-            stage = stage._replace(stop=self._first_end(stage, quotas))
+            stage = self._stage(lane, mix, row, shares, drawn)
+            stage = stage._replace(stop=stage.first_end(quotas, stop))
             yield stage
-            if stage.stop is not None:
-                drawn = drawn + self._count(stage, stage.stop - row)
             row = stage.stop
+            if row is not None:
+                drawn = stage.drawn_until(row)
 
     def _stage(
-        self,
-        lane: int,
-        mix: Mix,
-        row: int,
-        stop: int | None,
-        shares: tuple[float, ...],
-        drawn: Ints,
-    ) -> _Stage:
+        self, lane: int, mix: Mix, row: int, shares: tuple[float, ...], drawn: Ints
+    ) -> Stage:
         # By name, so that the order of entries in a document has no say.
         named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
         pattern = make_pattern(tuple(share for *_, share in named), self.seed)
         columns = np.array([source for _, source, _ in named], np.int32)
         # Units begin at multiples of their size, as batches do.
         entry = self._phase(lane, pattern) * self.unit + row % self.unit
-        stage = _Stage(row, stop, pattern, entry, columns, drawn, drawn)
-        return stage._replace(base=drawn - self._count_until(stage, entry))
-
-    def _first_end(self, stage: _Stage, quotas: Mapping[int, int]) -> int | None:
-        """Return where a stage ends: at the first draw that its source no longer has."""
-        stop = stage.stop
-        for number, source in enumerate(stage.columns.tolist()):
-            if source in quotas and stage.pattern.counts[number]:
-                turn, within = divmod(quotas[source] - int(stage.base[source]), self.unit)
-                place = stage.pattern.place_of(number, turn) * self.unit + within
-                row = place - stage.entry + stage.start
-                stop = row if stop is None else min(stop, row)
-        return stop
-
-    def _count(self, stage: _Stage, length: int) -> Ints:
-        """Return how often each source comes in the first rows of a stage."""
-        return self._count_until(stage, stage.entry + length) + stage.base - stage.drawn
-
-    def _count_until(self, stage: _Stage, place: int) -> Ints:
-        """Return how often each source comes in the repeated pattern before a place in rows."""
-        turn, within = divmod(place, self.unit)
-        counts = stage.pattern.count_until(turn) * self.unit
-        if within:
-            counts[stage.pattern.number[turn % stage.pattern.size]] += within
-        found = np.zeros(len(self.sources), np.int64)
-        present = stage.columns >= 0
-        found[stage.columns[present]] = counts[present]
-        return found
+        return begin_stage(row, pattern, entry, columns, drawn, self.unit)
 
     def _name(self, source: int) -> str:
         return self.gone[-1 - source] if source < 0 else self._lines[source].order.uid
@@ -293,7 +267,7 @@ class BlendPlan:
         return LeafOrder(orders, lanes=self.lanes, seed=self.seed)
 
     @cached_property
-    def _found(self) -> dict[int, tuple[list[_Stage], Iterator[_Stage]]]:
+    def _found(self) -> dict[int, tuple[list[Stage], Iterator[Stage]]]:
         return {}
 
     def __getstate__(self) -> dict[str, object]:

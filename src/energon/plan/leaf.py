@@ -111,9 +111,9 @@ class LeafOrder:
 
     def draw(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
         """Return epoch and ordinal for draw number `draws` of `lane` from `leaf`, elementwise."""
-        table = self._table
+        table = self.table
         kind = table.kind[leaf]
-        if (kind == _SHUFFLED).all():
+        if (kind == SHUFFLED).all():
             return self._shuffled(lane, leaf, draws)
         epoch = np.empty(len(leaf), np.int64)
         ordinal = np.empty(len(leaf), np.int64)
@@ -125,13 +125,13 @@ class LeafOrder:
 
     def quota(self, lane: int, leaf: int, total: int) -> int:
         """Return how many of the first `total` draws from `leaf` are those of `lane`."""
-        table = self._table
-        stripe = int(table.slice_samples[leaf]) if table.kind[leaf] == _IN_ORDER else 1
+        table = self.table
+        stripe = int(table.slice_samples[leaf]) if table.kind[leaf] == IN_ORDER else 1
         full, rest = divmod(total, stripe * self.lanes)
         return full * stripe + min(stripe, max(0, rest - lane * stripe))
 
     def _shuffled(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
-        table, lanes = self._table, self.lanes
+        table, lanes = self.table, self.lanes
         size = table.size[leaf]
         pass_, position = np.divmod(draws * lanes + lane, size)
         keys = combine(table.key[leaf], pass_)
@@ -142,7 +142,7 @@ class LeafOrder:
 
     def _place(self, leaf: NDArray[np.int32], size: Ints, position: Ints, keys: U64) -> Ints:
         """Return where on the line of `size` samples each position of a pass lies."""
-        table, lanes = self._table, self.lanes
+        table, lanes = self.table, self.lanes
         row, column = np.divmod(position, lanes)
         length, parallel = table.slice_samples[leaf], table.parallel[leaf]
         sliced = table.sliced_rows[leaf]
@@ -164,14 +164,14 @@ class LeafOrder:
             inner[chosen] = permute(
                 inner[chosen],
                 span[chosen],
-                combine(keys[chosen], _WINDOW, column[chosen], window[chosen]),
+                combine(keys[chosen], WINDOW, column[chosen], window[chosen]),
             )
         slice_row, within = np.divmod(begin + inner, length)
         number = slice_row * lanes + column
         count = (sliced // length) * lanes
         base = np.zeros_like(size)
         width = length
-        purpose = np.full(len(leaf), _SLICE, np.int64)
+        purpose = np.full(len(leaf), SLICE, np.int64)
         if in_rest.any():
             # The rows that fill no slice: one shorter slice a column, behind the others.
             number = np.where(in_rest, column, number)
@@ -179,54 +179,54 @@ class LeafOrder:
             count = np.where(in_rest, lanes, count)
             base = np.where(in_rest, sliced * lanes, base)
             width = np.where(in_rest, rest_rows, width)
-            purpose = np.where(in_rest, _REST, purpose)
+            purpose = np.where(in_rest, REST, purpose)
             # The last, incomplete row.
             within = np.where(single, 0, within)
             count = np.where(single, size % lanes, count)
             base = np.where(single, size - size % lanes, base)
             width = np.where(single, 1, width)
-            purpose = np.where(single, _SINGLE, purpose)
+            purpose = np.where(single, SINGLE, purpose)
         slice_ = permute(number, count, combine(keys, purpose))
-        rotation = (combine(keys, _ROTATION) % size.astype(np.uint64)).astype(np.int64)
+        rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
         return (base + slice_ * width + within + rotation) % size
 
     def _replaced(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
-        table = self._table
+        table = self.table
         size, length = table.num_samples[leaf], table.slice_samples[leaf]
         keys = table.key[leaf]
         window_rows = length * table.parallel[leaf]
         window, inner = np.divmod(draws, window_rows)
-        inner = permute(inner, window_rows, combine(keys, _WINDOW, lane, window))
+        inner = permute(inner, window_rows, combine(keys, WINDOW, lane, window))
         slice_ = (window * window_rows + inner) // length
-        start = (combine(keys, _SLICE, lane, slice_) % size.astype(np.uint64)).astype(np.int64)
+        start = (combine(keys, SLICE, lane, slice_) % size.astype(np.uint64)).astype(np.int64)
         epoch = (draws * self.lanes + lane) // size
         return epoch, (start + inner % length) % size
 
     def _in_order(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
         """Deal runs of `slice_samples` samples to the lanes in turn."""
-        table = self._table
+        table = self.table
         turn, within = np.divmod(draws, table.slice_samples[leaf])
         position = (turn * self.lanes + lane) * table.slice_samples[leaf] + within
         epoch, ordinal = np.divmod(position, table.num_samples[leaf])
         return epoch, ordinal
 
     @cached_property
-    def _table(self) -> _LeafTable:
-        return _LeafTable(self.leaves, self.lanes, self.seed)
+    def table(self) -> LeafTable:
+        return LeafTable(self.leaves, self.lanes, self.seed)
 
 
-_SHUFFLED, _REPLACED, _IN_ORDER = range(3)
-_WINDOW, _SLICE, _REST, _SINGLE, _ROTATION = range(5)
+SHUFFLED, REPLACED, IN_ORDER = range(3)
+WINDOW, SLICE, REST, SINGLE, ROTATION = range(5)
 
 
-class _LeafTable:
+class LeafTable:
     """The numbers of all leaves as arrays."""
 
     def __init__(self, leaves: Sequence[PlanLeaf], lanes: int, seed: int) -> None:
         multipliers = [leaf.shuffle_over_epochs for leaf in leaves]
         self.kind = np.array(
             [
-                _IN_ORDER if m is None else _REPLACED if m == WITH_REPLACEMENT else _SHUFFLED
+                IN_ORDER if m is None else REPLACED if m == WITH_REPLACEMENT else SHUFFLED
                 for m in multipliers
             ]
         )
@@ -240,6 +240,6 @@ class _LeafTable:
         rows = self.size // lanes
         fits = np.maximum(1, np.where(rows < 8, 1, rows // self.parallel))
         self.slice_samples = np.where(
-            self.kind == _SHUFFLED, np.minimum(wanted, fits), np.minimum(wanted, self.num_samples)
+            self.kind == SHUFFLED, np.minimum(wanted, fits), np.minimum(wanted, self.num_samples)
         )
         self.sliced_rows = rows // self.slice_samples * self.slice_samples

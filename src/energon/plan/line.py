@@ -8,6 +8,7 @@ from math import ceil
 
 import numpy as np
 
+from energon.plan.find import find_draw
 from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
 from energon.plan.rows import Rows
 from energon.plan.seeds import combine, derive_seed
@@ -58,6 +59,21 @@ class Line:
             rotation = (combine(self._keys[leaf], passes) % sizes).astype(np.int64)
             ordinal = np.where(partial, (ordinal + rotation) % self._sizes[leaf], ordinal)
         return Rows(leaf, passes * self._epochs[leaf] + pass_, ordinal)
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return in which pass and at which position a sample lies in an epoch of its leaf.
+
+        None if a fraction of the leaf is all that comes then, and it is not among that.
+        """
+        if len(self.leaves) == 1 and self.leaves[0].repetitions == 1:
+            return epoch, ordinal
+        size = int(self._sizes[leaf])
+        line, pass_ = divmod(epoch, int(self._epochs[leaf]))
+        if self._fractions[leaf] and pass_ == self._passes[leaf]:
+            rotation = int(combine(self._keys[leaf : leaf + 1], line)[0] % np.uint64(size))
+            ordinal = (ordinal - rotation) % size
+        position = int(self._bounds[leaf]) + pass_ * size + ordinal
+        return (line, position) if position < int(self._bounds[leaf + 1]) else None
 
     @cached_property
     def _sizes(self) -> Ints:
@@ -144,6 +160,20 @@ class LinePlan:
             position = (turn * self.lanes + lane) * self.stripe + within
             line, position = np.divmod(position, self.length)
         return self._line.at(line, position)
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
+        found = self._line.find(leaf, epoch, ordinal)
+        if found is None:
+            return None
+        if self.shuffle:
+            lane, row = find_draw(self._order, 0, *found)
+        else:
+            stripe, within = divmod(found[0] * self.length + found[1], self.stripe)
+            turn, lane = divmod(stripe, self.lanes)
+            row = turn * self.stripe + within
+        end = self.num_rows(lane)
+        return (lane, row) if end is None or row < end else None
 
     @cached_property
     def _line(self) -> Line:

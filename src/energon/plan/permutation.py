@@ -43,6 +43,25 @@ def permute(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> 
     return images
 
 
+def unpermute(images: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
+    """Return which index went to each image: the inverse of `permute`."""
+    images, sizes, keys = np.broadcast_arrays(images, sizes, keys)
+    limits = sizes.astype(np.uint64)
+    result = _feistel(images.astype(np.uint64), limits, keys, back=True)
+    outside = np.flatnonzero(result >= limits)
+    while len(outside):
+        walked = _feistel(result[outside], limits[outside], keys[outside], back=True)
+        result[outside] = walked
+        outside = outside[walked >= limits[outside]]
+    indices = result.astype(np.int64)
+    tiny = sizes <= MAX_RANKED
+    for index in range(int(sizes[tiny].max(initial=0))):
+        here = np.flatnonzero(tiny & (index < sizes))
+        ranks = _rank(np.full(len(here), index), sizes[here], keys[here])
+        indices[here] = np.where(ranks == images[here], index, indices[here])
+    return indices
+
+
 def _rank(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
     """Return the rank of each index among all of its size, by their hashes."""
     mixed = mix(keys)
@@ -54,8 +73,8 @@ def _rank(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> ND
     return ranks
 
 
-def _feistel(values: U64, sizes: U64, keys: U64) -> U64:
-    """Permute the numbers with as many bits as the largest index of each size has."""
+def _feistel(values: U64, sizes: U64, keys: U64, *, back: bool = False) -> U64:
+    """Permute the numbers with as many bits as the largest index of each size has, or back."""
     # frexp is exact for integers below 2^53, and no dataset has more samples.
     bits = np.frexp((sizes - _ONE).astype(np.float64))[1].astype(np.uint64)
     low_bits = bits >> _ONE
@@ -63,7 +82,8 @@ def _feistel(values: U64, sizes: U64, keys: U64) -> U64:
     high_mask = (_ONE << (bits - low_bits)) - _ONE
     low = values & low_mask
     high = values >> low_bits
-    for number in range(ROUNDS):
+    rounds = range(ROUNDS)
+    for number in reversed(rounds) if back else rounds:
         key = keys + np.uint64((number * 0xD1342543DE82EF95) & 0xFFFFFFFFFFFFFFFF)
         if number % 2:
             low = low ^ (mix(high ^ key) & low_mask)

@@ -41,3 +41,12 @@ class Plan(Protocol):
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
         """Return the plan of a run in which `lane` took up each mix but the first at `rows`."""
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return in which lane and row a sample comes in an epoch of its leaf.
+
+        None if it does not: the plan ends before, or draws from the leaf no longer.
+
+        Raises:
+            ConfigError: If the leaf is drawn from with replacement.
+        """

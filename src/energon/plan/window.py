@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from energon.plan.find import unpermuted
 from energon.plan.leaf import Ints
 from energon.plan.permutation import permute
 from energon.plan.rows import Plan, Rows
@@ -44,6 +45,18 @@ class WindowPlan:
         end = self.num_rows(lane)
         stop = start + count if end is None else min(start + count, end)
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
+        found = self.plan.find(leaf, epoch, ordinal)
+        if found is None:
+            return None
+        lane, row = found
+        window, inner = divmod(row, self.size)
+        end = self.num_rows(lane)
+        size = self.size if end is None else min(self.size, end - window * self.size)
+        key = np.array([derive_seed(self.seed, "window", lane)], np.uint64)
+        return lane, window * self.size + unpermuted(inner, size, combine(key, window))
 
     def at(self, lane: int, rows: Ints) -> Rows:
         """Return what comes at `rows` of a lane, in any order."""

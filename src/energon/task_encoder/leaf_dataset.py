@@ -204,5 +204,11 @@ class _Numbered:
     def num_rows(self, lane: int) -> int | None:
         return self.plan.num_rows(lane)
 
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
+        return self
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        return self.plan.find(0, epoch, ordinal)
+
     def _renumber(self, rows: Rows) -> Rows:
         return rows._replace(leaf=np.full_like(rows.leaf, self.number))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.errors import ConfigError
+from energon.plan.build import blend_plan, concat_plan, epochized_plan, mix_plan
+from energon.plan.curve import Curve, Point
+from energon.plan.leaf import PlanLeaf
+from energon.plan.mix import Entry, Mix
+from energon.plan.permutation import permute, unpermute
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**63)), min_size=1, max_size=20))
+def test_a_permutation_can_be_undone(pairs):
+    sizes = np.array([size for size, _ in pairs])
+    keys = np.array([key for _, key in pairs], np.uint64)
+    indices = keys.astype(np.int64) % sizes
+    assert unpermute(permute(indices, sizes, keys), sizes, keys).tolist() == indices.tolist()
+
+
+def check_found(plan, count, *, leaves):
+    """Every row is found by what comes there, and no sample is found at another row."""
+    places = {}
+    for lane in range(plan.lanes):
+        rows = plan.rows(lane, 0, count)
+        for row, triple in enumerate(zip(*(c.tolist() for c in rows), strict=True)):
+            places[triple] = lane, row
+            if row % 7 == 0:
+                assert plan.find(*triple) == (lane, row)
+    for leaf, n in enumerate(leaves):
+        for ordinal in range(0, n, 3):
+            for epoch in range(3):
+                found = plan.find(leaf, epoch, ordinal)
+                known = places.get((leaf, epoch, ordinal))
+                assert found == known or (known is None and found[1] >= count)
+
+
+@given(
+    n=st.integers(1, 400),
+    lanes=st.sampled_from([1, 3, 8, 64]),
+    length=st.sampled_from([1, 4, 30]),
+    parallel=st.sampled_from([1, 3]),
+    multiplier=st.sampled_from([1, 2, None]),
+    window=st.sampled_from([0, 7]),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_sample_of_a_leaf_is_found_in_any_epoch(n, lanes, length, parallel, multiplier, window):
+    leaf = PlanLeaf(
+        "a",
+        n,
+        slice_samples=length,
+        parallel_slices=parallel,
+        shuffle_over_epochs=multiplier,
+    )
+    plan = blend_plan([leaf], lanes=lanes, seed=4, shuffle_window=window)
+    for ordinal in {0, n // 2, n - 1}:
+        for epoch in (0, 1, 5, 10**6):
+            lane, row = plan.find(0, epoch, ordinal)
+            (found,) = zip(*(c.tolist() for c in plan.rows(lane, row, 1)), strict=True)
+            assert found == (0, epoch, ordinal)
+
+
+@given(
+    lanes=st.sampled_from([1, 4]),
+    unit=st.sampled_from([1, 4]),
+    window=st.sampled_from([0, 5]),
+    repetitions=st.sampled_from([1, 1.5]),
+)
+@settings(max_examples=10, deadline=None)
+def test_a_sample_is_found_through_schedules_limits_lines_and_windows(
+    lanes, unit, window, repetitions
+):
+    sizes = [10, 17, 30, 9]
+    leaves = [
+        PlanLeaf(str(i), n, slice_samples=3, repetitions=repetitions if i == 1 else 1)
+        for i, n in enumerate(sizes)
+    ]
+    ramp = Curve((Point(0, 1.0), Point(60, 4.0, True), Point(150, 0.5)))
+    mix = Mix((Entry(0, ramp), Entry(1, Curve.constant(2), 1), Entry(2, Curve.constant(1), 2)))
+    plan = mix_plan(
+        leaves, [(0,), (1, 2), (3,)], [mix], lanes=lanes, seed=3, unit=unit, shuffle_window=window
+    )
+    check_found(plan, 240 // lanes, leaves=sizes)
+
+
+@given(
+    lanes=st.integers(1, 5), repeat=st.booleans(), shuffle=st.booleans(), stripe=st.integers(1, 4)
+)
+@settings(max_examples=10, deadline=None)
+def test_a_sample_of_a_line_is_found(lanes, repeat, shuffle, stripe):
+    leaves = [
+        PlanLeaf("a", 12, repetitions=2.25, shuffle_over_epochs=1 if shuffle else None),
+        PlanLeaf("b", 7, shuffle_over_epochs=1 if shuffle else None),
+    ]
+    plan = epochized_plan(leaves, lanes=lanes, seed=1, repeat=repeat, stripe=stripe)
+    check_found(plan, 100, leaves=[12, 7])
+
+
+def test_a_sample_of_validation_is_found():
+    plan = concat_plan([PlanLeaf("a", 12), PlanLeaf("b", 7)], lanes=3, stripe=2)
+    check_found(plan, 100, leaves=[12, 7])
+
+
+def test_with_replacement_there_is_no_such_place():
+    plan = blend_plan([PlanLeaf("a", 12, shuffle_over_epochs=-1)], lanes=3, seed=0)
+    with pytest.raises(ConfigError, match="a is drawn with replacement"):
+        plan.find(0, 0, 0)
