@@ -204,9 +204,6 @@ class _Numbered:
     def num_rows(self, lane: int) -> int | None:
         return self.plan.num_rows(lane)
 
-    def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
-        return self
-
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         return self.plan.find(0, epoch, ordinal)
 
