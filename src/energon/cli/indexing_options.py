@@ -69,6 +69,7 @@ def open_indexing(
     reindex: bool = False,
     wait: bool = False,
     sqlite: bool = True,
+    fix_duplicates: bool = False,
 ) -> Iterator[Indexing]:
     """Give what the options say, while a bar shows how far it is, if anybody looks."""
     from energon.prepare.dataset import Indexing
@@ -81,6 +82,7 @@ def open_indexing(
             sqlite=sqlite,
             checksum=checksum,
             force=reindex,
+            fix_duplicates=fix_duplicates,
             wait=wait,
             progress=advance,
         )

@@ -29,9 +29,7 @@ MAX_SHOWN = 10
     "--part", metavar="COLUMN:PART", multiple=True, help="Make a column a part of this name."
 )
 @click.option("--leave-out", metavar="COLUMN", multiple=True, help="Column that is not wanted.")
-@click.option(
-    "--key-column", metavar="COLUMN", help="Column with keys; else rows are numbered."
-)
+@click.option("--key-column", metavar="COLUMN", help="Column with keys; else rows are numbered.")
 @click.option(
     "--root", type=click.Path(path_type=Path), help="What paths in columns are relative to."
 )

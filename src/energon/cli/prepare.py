@@ -48,6 +48,9 @@ CRUDE = "CrudeWebdataset"
 @click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.')
 @click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, metavar="NAME")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not describe the samples.")
+@click.option(
+    "--fix-duplicates", is_flag=True, help="Write shards anew whose keys are there already."
+)
 @click.option("--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later.")
 @click.option(
     "--tar-index-only", is_flag=True, help="Index the known shards again; see `energon index`."
@@ -69,6 +72,7 @@ def command(
     field_map: str | None,
     dataset_yaml_name: str,
     skip_dataset_yaml: bool,
+    fix_duplicates: bool,
     no_sqlite: bool,
     tar_index_only: bool,
     non_interactive: bool,
@@ -127,7 +131,7 @@ def command(
     mapping = parse_field_map(field_map)
     if ask and mapping is None and sample_type not in (None, CRUDE):
         mapping = _ask_field_map(str(sample_type), path / shards[0])
-    with open_indexing(sqlite=not no_sqlite, **indexing) as how:
+    with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
         info = prepare_dataset(
             path,
             split_ratio=parse_ratio(split_ratio) if split_ratio else None,

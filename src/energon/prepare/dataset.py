@@ -16,6 +16,7 @@ from energon.prepare.commit import commit_dataset
 from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine
 from energon.prepare.files import temporary_file
+from energon.prepare.fix_duplicates import fix_duplicates
 from energon.prepare.index import IndexedShard, IndexOptions
 from energon.prepare.leftovers import clear_leftovers
 from energon.prepare.lock import dataset_lock
@@ -46,6 +47,7 @@ class Indexing:
         sqlite: Whether to write `index.sqlite`, too, which plain training does not need.
         checksum: Whether to read the contents and to keep a checksum of each.
         force: Whether to read shards that have not changed, too.
+        fix_duplicates: Whether to write shards anew that have keys which are there already.
         wait: Whether to wait for another process that prepares the dataset.
         progress: Called with the number of shards that are done, and of all.
     """
@@ -54,6 +56,7 @@ class Indexing:
     sqlite: bool = True
     checksum: bool = False
     force: bool = False
+    fix_duplicates: bool = False
     wait: bool = False
     progress: Progress = no_progress
 
@@ -146,6 +149,11 @@ def index_dataset(
         documents: Returns names and contents of further files of `.nv-meta`.
     """
     clear_leftovers(dataset, shards)
+    if indexing.fix_duplicates:
+        options = IndexOptions(checksum=indexing.checksum)
+        fix_duplicates(
+            dataset, list(index_shards(dataset, shards, engine=indexing.engine, options=options))
+        )
     found: list[IndexedShard] = []
     indexed = _collected(dataset, shards, indexing, found)
     with temporary_file(sqlite_path(dataset)) as sqlite:

@@ -37,7 +37,8 @@ def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
                 "the shard anew, or pass --fix-duplicates"
             )
     for overlapping in _overlapping(shards):
-        _compare(overlapping, open_table)
+        for key, first, second in _shared_keys(overlapping, open_table):
+            raise _duplicate(key, first, second)
 
 
 def _overlapping(shards: Sequence[IndexedShard]) -> Iterator[list[IndexedShard]]:
@@ -55,7 +56,19 @@ def _overlapping(shards: Sequence[IndexedShard]) -> Iterator[list[IndexedShard]]
         yield group
 
 
-def _compare(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
+def shards_with_known_keys(shards: Sequence[IndexedShard], open_table: OpenTable) -> Iterator[str]:
+    """Yield the shards that have a key of another one that comes before, maybe several times."""
+    order = {shard.name: place for place, shard in enumerate(shards)}
+    for overlapping in _overlapping(shards):
+        group = sorted(overlapping, key=lambda shard: order[shard.name])
+        for _, _, name in _shared_keys(group, open_table):
+            yield name
+
+
+def _shared_keys(
+    shards: Sequence[IndexedShard], open_table: OpenTable
+) -> Iterator[tuple[bytes, str, str]]:
+    """Yield keys that two shards have, the first shard that has it, and the other."""
     bounds = _bounds(shards, open_table)
     for low, high in zip([None, *bounds], [*bounds, None], strict=True):
         owners: dict[bytes, str] = {}
@@ -63,7 +76,7 @@ def _compare(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
             for key in _keys_between(open_table(shard.name), low, high):
                 other = owners.setdefault(key, shard.name)
                 if other != shard.name:
-                    raise _duplicate(key, other, shard.name)
+                    yield key, other, shard.name
 
 
 def _bounds(shards: Sequence[IndexedShard], open_table: OpenTable) -> list[bytes]:
