@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.part_table import PartTable
@@ -15,6 +14,7 @@ from energon.io.address import address_name, join_address, parent_address, redac
 from energon.io.disk_cache import disk_cache
 from energon.io.files import read_bytes
 from energon.io.range_file import RemoteFile
+from energon.io.skipping_reader import SkippingReader
 
 
 def open_remote_table(file: RemoteFile) -> PartTable:
@@ -56,13 +56,6 @@ def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) ->
 
 def _scan(file: RemoteFile) -> PartTable:
     """Return a table made of the headers of a shard, and check it by the index that is there."""
-
-    def read_into(offset: int, buffer: Any) -> int:
-        view = memoryview(buffer)
-        data = file.pread(offset, min(len(view), file.info.size - offset))
-        view[: len(data)] = data
-        return len(data)
-
     try:
         index = _beside(file, ".idx")
         indexed = int(parse_tar_index(read_bytes(index), origin=redact(index))[-1])
@@ -73,7 +66,8 @@ def _scan(file: RemoteFile) -> PartTable:
             f"{file.path}: has {file.info.size} bytes, had {indexed} when it was indexed; restore "
             "the file, or run `energon prepare` again"
         )
-    scan = scan_archive(read_into, file.info.size, origin=file.path, strict=False)
+    reader = SkippingReader(file.object)
+    scan = scan_archive(reader.read_into, file.info.size, origin=file.path, strict=False)
     return PartTable.from_scan(scan, shard_mtime_ns=file.info.mtime_ns)
 
 

@@ -1,0 +1,113 @@
+"""Read here and there in a distant object, as one who looks for headers does.
+
+Two ways lead through it: fetch everything in large pieces, several on their way, or ask for
+each small piece by itself. Which is faster depends on how far apart the pieces lie, how long an
+answer takes and how much comes in a second; all three are measured as it goes, so that many
+readers side by side, who share the bandwidth but not the waiting, turn to small pieces earlier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from energon.io.ranges import RemoteObject
+
+CHUNK_BYTES = 2 << 20
+CHUNKS_AHEAD = 4
+SMALL_BYTES = 16 << 10
+"""What is asked for at least: as quick as less."""
+MEMORY = 0.8
+"""Weight of what was measured before against the last time."""
+ASSUMED_BYTES_PER_SECOND = 50e6
+
+
+class SkippingReader:
+    """Gives pieces of an object in ascending order. Used by one thread.
+
+    Args:
+        object_: What to read.
+    """
+
+    def __init__(self, object_: RemoteObject) -> None:
+        self.object = object_
+        self._chunks: dict[int, Future[tuple[bytes, float]]] = {}
+        self._piece, self._piece_start = b"", 0
+        self._stop = 0
+        self._gap_bytes = 0.0
+        self._wait_seconds = 0.0
+        self._bytes_per_second = ASSUMED_BYTES_PER_SECOND
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` with the bytes from `offset` on; return how many there were."""
+        stop = min(offset + len(buffer), self.object.info.size)
+        self._gap_bytes = _mixed(self._gap_bytes, max(0, offset - self._stop))
+        at = offset
+        for data in self._pieces(offset, stop):
+            buffer[at - offset : at - offset + len(data)] = data
+            at += len(data)
+        self._stop = stop
+        return max(0, stop - offset)
+
+    def _pieces(self, offset: int, stop: int) -> Iterator[bytes]:
+        while offset < stop:
+            data = self._held(offset, stop)
+            if data:
+                yield data
+                offset += len(data)
+            elif not self._wait_seconds or self._is_far(offset, stop):
+                # The very first request is a small one, which measures the waiting.
+                self._fetch_piece(offset, min(stop, offset + SMALL_BYTES))
+            else:
+                self._fetch_chunk(offset)
+
+    def _held(self, offset: int, stop: int) -> bytes:
+        """Return what is here already of a range, from its beginning on."""
+        at = offset - self._piece_start
+        return self._piece[at : at + stop - offset] if 0 <= at < len(self._piece) else b""
+
+    def _is_far(self, offset: int, stop: int) -> bool:
+        """Return whether to ask for this piece alone is faster than to fetch all up to it."""
+        if offset // CHUNK_BYTES in self._chunks or stop - offset > SMALL_BYTES:
+            return False
+        return self._skips()
+
+    def _skips(self) -> bool:
+        return self._gap_bytes > self._wait_seconds * self._bytes_per_second
+
+    def _fetch_piece(self, offset: int, stop: int) -> None:
+        end = min(max(stop, offset + SMALL_BYTES), self.object.info.size)
+        self._forget()
+        start = time.perf_counter()
+        self._piece, self._piece_start = self.object.read(offset, end), offset
+        taken = time.perf_counter() - start
+        self._wait_seconds = _mixed(self._wait_seconds or taken, taken)
+
+    def _fetch_chunk(self, offset: int) -> None:
+        number = offset // CHUNK_BYTES
+        following = number + (1 if self._skips() else CHUNKS_AHEAD)
+        self._forget(keep=range(number, number + CHUNKS_AHEAD))
+        for ahead in range(number, min(-(-self.object.info.size // CHUNK_BYTES), following)):
+            if ahead not in self._chunks:
+                self._chunks[ahead] = self.object.store.submit(self._read_chunk, ahead)
+        together = len(self._chunks)
+        self._piece, taken = self._chunks.pop(number).result()
+        self._piece_start = number * CHUNK_BYTES
+        rate = together * len(self._piece) / max(taken, 1e-6)
+        self._bytes_per_second = _mixed(self._bytes_per_second, rate)
+
+    def _read_chunk(self, number: int) -> tuple[bytes, float]:
+        start = time.perf_counter()
+        stop = min((number + 1) * CHUNK_BYTES, self.object.info.size)
+        data = self.object.read(number * CHUNK_BYTES, stop)
+        return data, time.perf_counter() - start
+
+    def _forget(self, keep: range = range(0)) -> None:
+        """Drop chunks that are not needed; those that nobody has begun to fetch are not."""
+        for number in [number for number in self._chunks if number not in keep]:
+            self._chunks.pop(number).cancel()
+
+
+def _mixed(before: float, now: float) -> float:
+    return MEMORY * before + (1 - MEMORY) * now

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.formats.tar_scan import scan_archive, scan_tar
+from energon.io.local_backend import LocalBackend
+from energon.io.range_file import RemoteFile
+from energon.io.ranges import RemoteObject
+from energon.io.skipping_reader import SkippingReader
+from energon.io.store import Store
+from tests.datasets import write_shard
+from tests.servers.proxy import FaultProxy
+from tests.servers.web import web_server
+
+CONTENT = os.urandom(9_000_001)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "x").write_bytes(CONTENT)
+    return Store(LocalBackend(str(folder)))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 600_000)), max_size=12),
+    st.floats(1e-6, 1.0),
+)
+@settings(max_examples=40, deadline=None)
+def test_gives_the_right_bytes_whichever_way_it_takes(store, moves, wait):
+    reader = SkippingReader(RemoteObject(store, store.info("x")))
+    reader._wait_seconds = wait
+    position = 0
+    for skip, size in moves:
+        position += skip
+        buffer = bytearray(size)
+        count = reader.read_into(position, memoryview(buffer))
+        assert buffer[:count] == CONTENT[position : position + size]
+        position += size
+
+
+def scanned(folder, sizes, *, latency, bytes_per_second):
+    """Scan a shard with members of these sizes over a network; return its reads."""
+    path = folder / "x.tar"
+    write_shard(path, [(f"{n:04}", {"bin": bytes(size)}) for n, size in enumerate(sizes)])
+    with (
+        web_server(folder) as server,
+        FaultProxy(server.port, latency=latency, bytes_per_second=bytes_per_second) as proxy,
+    ):
+        file = RemoteFile(f"{proxy.url}/x.tar")
+        reader = SkippingReader(file.object)
+        scan = scan_archive(reader.read_into, file.info.size, origin=file.path)
+        ranges = [request.range for request in proxy.requests if request.is_data]
+    assert (scan.part_offset == scan_tar(path).part_offset).all()
+    return [tuple(map(int, text.removeprefix("bytes=").split("-"))) for text in ranges]
+
+
+def test_small_members_are_streamed(tmp_path):
+    ranges = scanned(tmp_path, [20_000] * 600, latency=0.05, bytes_per_second=50e6)
+    assert len(ranges) < 20
+
+
+def test_large_members_are_skipped(tmp_path):
+    ranges = scanned(tmp_path, [4_000_000] * 15, latency=0.0, bytes_per_second=20e6)
+    assert sum(last - first for first, last in ranges) < 30_000_000
