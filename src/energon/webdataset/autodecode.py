@@ -268,9 +268,13 @@ class Decoder:
         if self.only is not None and name not in self.only:
             return ()
         key = "." + name
-        if gzfilter in self.handlers and gzfilter.claims(key):
-            return self.handlers
-        return tuple(each for each in self.handlers if _may_claim(each, key))
+        for number, handler in enumerate(self.handlers):
+            if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
+                # It may hand other data on under any key: those after it have to be asked.
+                return self.handlers[number:]
+            if handler.claims(key):
+                return (handler,)
+        return ()
 
     def _value(
         self,
@@ -308,11 +312,6 @@ class Decoder:
         return DecodingError(
             f"field {name!r} of sample {key!r}{where} {what}", url=url, key=key, k=name
         )
-
-
-def _may_claim(handler: DecodingHandler, key: str) -> bool:
-    claims = getattr(handler, "claims", None)
-    return claims is None or claims(key)
 
 
 def _definite(handler: DecodingHandler, key: str) -> bool:

@@ -7,14 +7,13 @@ import pickle
 import sqlite3
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from typing import Any
 
 from energon.errors import FormatError
+from energon.io.atomic import atomic_path
 from energon.webdataset import security
 from energon.webdataset.stage import Context, Stage, UnsavableIterator
-
-COMPLETE = "complete"
-
 
 class Cached(Stage):
     """Keeps items in memory: after the first whole pass the source is not read any more.
@@ -85,39 +84,38 @@ class FileCached(Stage):
     def _kept(self, source: Iterator[Any], path: str) -> Iterator[Any]:
         if self.pickler is pickle:
             security.require("pickle", self.allowed, f"{path} is a cache of pickled items")
-        database = sqlite3.connect(path, isolation_level=None)
-        try:
+        if os.path.exists(path):
+            yield from self._read(path)
+            return
+        # The file has its name when it is complete; a pass that is broken off leaves none.
+        with atomic_path(path) as temporary:
+            yield from self._write(str(temporary), source)
+
+    def _read(self, path: str) -> Iterator[Any]:
+        with closing(sqlite3.connect(path)) as database:
+            for number, item in database.execute("SELECT number, item FROM items ORDER BY number"):
+                try:
+                    yield self.pickler.loads(zlib.decompress(item))
+                except zlib.error as error:
+                    raise FormatError(
+                        f"{path}: item {number} is damaged ({error}); delete the file to make it "
+                        "anew"
+                    ) from error
+
+    def _write(self, path: str, source: Iterator[Any]) -> Iterator[Any]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("PRAGMA synchronous = OFF")
-            database.execute("CREATE TABLE IF NOT EXISTS items (number INTEGER PRIMARY KEY, item)")
-            database.execute("CREATE TABLE IF NOT EXISTS about (name PRIMARY KEY, value)")
-            if database.execute("SELECT 1 FROM about WHERE name = ?", (COMPLETE,)).fetchone():
-                yield from self._read(database, path)
-            else:
-                yield from self._write(database, source)
-        finally:
-            database.close()
-
-    def _read(self, database: sqlite3.Connection, path: str) -> Iterator[Any]:
-        for number, item in database.execute("SELECT number, item FROM items ORDER BY number"):
-            try:
-                yield self.pickler.loads(zlib.decompress(item))
-            except zlib.error as error:
-                raise FormatError(
-                    f"{path}: item {number} is damaged ({error}); delete the file to make it anew"
-                ) from error
-
-    def _write(self, database: sqlite3.Connection, source: Iterator[Any]) -> Iterator[Any]:
-        database.execute("DELETE FROM items")
-        database.execute("BEGIN")
-        for number, item in enumerate(source):
-            packed = zlib.compress(self.pickler.dumps(item), 1)
-            database.execute("INSERT INTO items VALUES (?, ?)", (number, packed))
-            if number % self.chunksize == self.chunksize - 1:
-                database.execute("COMMIT")
-                database.execute("BEGIN")
-            yield item
-        database.execute("INSERT INTO about VALUES (?, 1)", (COMPLETE,))
-        database.execute("COMMIT")
+            database.execute("PRAGMA journal_mode = OFF")
+            database.execute("CREATE TABLE items (number INTEGER PRIMARY KEY, item)")
+            database.execute("BEGIN")
+            for number, item in enumerate(source):
+                packed = zlib.compress(self.pickler.dumps(item), 1)
+                database.execute("INSERT INTO items VALUES (?, ?)", (number, packed))
+                if number % self.chunksize == self.chunksize - 1:
+                    database.execute("COMMIT")
+                    database.execute("BEGIN")
+                yield item
+            database.execute("COMMIT")
 
 
 LMDBCached = FileCached

@@ -166,7 +166,7 @@ def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
     first = 0 if extent.goes_on else epoch * (extent.passes or 1)
     items: Iterator[Any] = dataset.open_passes(place, epoch=first, count=extent.passes)
     if extent.items is not None and not extent.goes_on:
-        items = _Limited(items, extent.share(place) or 0)
+        items = _Limited(items, extent.share(place, epoch) or 0)
     if pipeline.batch is None:
         return items
     return pipeline.batch.open(items, Context(place, dataset.seed, epoch, ("loader",)))

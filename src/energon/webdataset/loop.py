@@ -129,7 +129,7 @@ class Loop(StageIterator):
         self._is_over = True
 
     def _limited(self) -> Iterator[Any]:
-        share = self._pipeline.extent.share(self.place)
+        share = self._pipeline.extent.share(self.place, self.epoch)
         if share is None:
             yield from self._passes
             return
@@ -155,7 +155,7 @@ def _advanced(pipeline: Any, place: Place, epoch: int) -> Passes:
         passes: Passes = pipeline.open_passes(place, epoch=epoch, count=None)
         return passes
     passes = pipeline.open_passes(place, epoch=0, count=None)
-    for _ in islice(passes, epoch * (pipeline.extent.share(place) or 0)):
+    for _ in islice(passes, pipeline.extent.items_before(place, epoch)):
         pass
     return passes
 

@@ -30,14 +30,22 @@ class Extent:
     scope: Scope = "job"
     goes_on: bool = False
 
-    def share(self, place: Place) -> int | None:
-        """Return how many items fall to one worker; ranks get the same number."""
+    def share(self, place: Place, epoch: int) -> int | None:
+        """Return how many items of an epoch fall to one worker; ranks get the same number."""
         if self.items is None:
             return None
+        return self.items_before(place, epoch + 1) - self.items_before(place, epoch)
+
+    def items_before(self, place: Place, epoch: int) -> int:
+        """Return how many items of all epochs before one fall to a worker.
+
+        What cannot be dealt evenly goes to another worker each time, so that none gets ahead.
+        """
         if self.scope == "worker":
-            return self.items
-        items = self.rank_share(place.world_size)
-        return items // place.num_workers + (place.worker < items % place.num_workers)
+            return epoch * (self.items or 0)
+        number = place.num_workers
+        even, odd = divmod(self.rank_share(place.world_size), number)
+        return epoch * even + max(0, (epoch * odd - place.worker + number - 1) // number)
 
     def rank_share(self, world_size: int) -> int:
         """Return how many items fall to each rank; if they cannot be dealt evenly, one more."""

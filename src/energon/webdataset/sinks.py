@@ -89,33 +89,38 @@ def open_sink(
     if not isinstance(target, str | os.PathLike):
         if not hasattr(target, "write"):
             raise ConfigError(f"{target!r}: wanted is a path, an address, or a stream to write to")
-        name = str(getattr(target, "name", ""))
-        return Sink(target, _packer(target, compress, name, level), owns_stream=False)
+        kind = _compression(compress, str(getattr(target, "name", "")))
+        return Sink(target, _packer(target, kind, level), owns_stream=False)
     url = rewrite_url(os.fspath(target))
+    kind = _compression(compress, url)
     path = local_path(url)
     if path is None:
         stream = open_url(url, "wb", allowed=allowed)
-        return Sink(stream, _packer(stream, compress, url, level))
+        return Sink(stream, _packer(stream, kind, level))
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise DatasetNotFoundError(f"{path}: there is no such folder to write to")
     if os.path.exists(path) and not os.path.isfile(path):
         # A device or a named pipe has to be written to as it is.
         device = open(path, "wb")  # noqa: SIM115 - the sink closes it
-        return Sink(device, _packer(device, compress, path, level))
+        return Sink(device, _packer(device, kind, level))
     temporary = atomic_path(path)
     stream = temporary.__enter__().open("wb", buffering=1 << 20)
-    packer = _packer(stream, compress, path, level)
+    packer = _packer(stream, kind, level)
     return Sink(stream, packer, temporary=temporary, path=None if packer else path)
 
 
-def _packer(stream: Any, compress: bool | str | None, name: str, level: int | None) -> Any:
-    """Return what compresses to `stream`, or None."""
+def _compression(compress: bool | str | None, name: str) -> str | None:
+    """Return the kind of compression, by name or as it is asked for."""
     if compress is None:
-        kind = _SUFFIXES.get(name.rpartition(".")[2])
-    else:
-        kind = "gz" if compress is True else compress or None
-    if kind is None:
-        return None
+        return _SUFFIXES.get(name.rpartition(".")[2])
+    kind = "gz" if compress is True else compress or None
+    if kind not in (None, *_SUFFIXES.values()):
+        raise ConfigError(f"compress={compress!r}: wanted is gz, bz2, xz, zst, True or False")
+    return kind
+
+
+def _packer(stream: Any, kind: str | None, level: int | None) -> Any:
+    """Return what compresses to `stream`, or None."""
     if kind == "gz":
         # Neither name nor time, so that the same content gives the same bytes.
         return gzip.GzipFile("", "wb", 9 if level is None else level, stream, mtime=0)
@@ -123,9 +128,7 @@ def _packer(stream: Any, compress: bool | str | None, name: str, level: int | No
         return bz2.BZ2File(stream, "wb", compresslevel=9 if level is None else level)
     if kind == "xz":
         return lzma.LZMAFile(stream, "wb", preset=level)
-    if kind == "zst":
-        return _zstd(stream, level)
-    raise ConfigError(f"compress={compress!r}: wanted is gz, bz2, xz, zst, True or False")
+    return _zstd(stream, level) if kind == "zst" else None
 
 
 def _zstd(stream: Any, level: int | None) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from energon.errors import ConfigError
-from energon.formats.tar_header import END
+from energon.formats.tar_header import END, encode_header
 from energon.prepare.encode import Content
-from energon.prepare.tar_writer import EncodedSample, encode_sample
+from energon.prepare.tar_writer import EncodedPart, EncodedSample, encode_sample
 from energon.webdataset import security
 from energon.webdataset.encoders import (
     bytes_only,
@@ -118,7 +119,11 @@ class TarWriter:
         if not isinstance(obj, Mapping):
             raise ConfigError(f"a sample is a dict, got {type(obj).__name__}")
         fields = _writable(obj, self._keep_meta, self._sort_fields)
-        return encode_sample(fields, self._encode or bytes_only)
+        encode = self._encode or bytes_only
+        reserved = {name: fields.pop(name) for name in list(fields) if _is_reserved(name)}
+        encoded = encode_sample(fields, encode)
+        kept = [_kept(encoded.key, name, encode(name, v)) for name, v in reserved.items()]
+        return EncodedSample(encoded.key, kept + encoded.parts)
 
     def write_encoded(self, sample: EncodedSample) -> int:
         """Append a sample that is encoded already."""
@@ -330,6 +335,16 @@ def _writable(sample: Mapping[str, Any], keep_meta: bool, is_sorted: bool) -> di
         if not name.startswith("_") or keep_meta:
             fields[name] = sample[name]
     return fields
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("__") and name != "__key__"
+
+
+def _kept(key: str, name: str, content: Content) -> EncodedPart:
+    """Return a field that writers leave out by default, ready to be written."""
+    size = content.stat().st_size if isinstance(content, Path) else len(content)
+    return EncodedPart(name, encode_header(f"{key}.{name}", size), content, size)
 
 
 def _copy(content: Content, size: int, sink: Sink) -> None:

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import wave
+
+import numpy as np
+import pytest
+import torch
+
+import energon.webdataset as wds
+from energon.errors import ConfigError, SecurityError
+from energon.webdataset.autodecode import Decoder, decoders, torch_loads
+from tests.datasets import jpeg
+
+
+def decode(fields, *args, **options):
+    return Decoder(*args, **options)({"__key__": "a", "__url__": "u.tar", **fields})
+
+
+def test_fields_are_decoded_by_extension_and_others_stay_bytes():
+    found = decode({"txt": b"t", "x.cls": b" 7\n", "json": b"null", "foo": b"x", "__x__": b"m"})
+    assert found == {
+        "__key__": "a",
+        "__url__": "u.tar",
+        "txt": "t",
+        "x.cls": 7,
+        "json": None,
+        "foo": b"x",
+        "__x__": "m",
+    }
+
+
+def test_packed_fields_are_unpacked_first_and_keep_their_names():
+    packed = gzip.compress(json.dumps([1]).encode())
+    assert decode({"json.gz": packed})["json.gz"] == [1]
+    assert decode({"gz": gzip.compress(b"x")})["gz"] == b"x"
+    assert decode({"json.gz": packed}, pre=[])["json.gz"] == packed
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "dtype"),
+    [
+        ("l8", (8, 12), np.uint8),
+        ("rgb8", (8, 12, 3), np.uint8),
+        ("rgba", (8, 12, 4), np.float32),
+        ("torchrgb", (3, 8, 12), torch.float32),
+        ("torchl8", (8, 12), torch.uint8),
+    ],
+)
+def test_images(spec, shape, dtype):
+    found = decode({"seg.jpg": jpeg(0)}, spec)["seg.jpg"]
+    assert tuple(found.shape) == shape
+    assert found.dtype == dtype
+    assert decode({"jpg": jpeg(0)}, "pil")["jpg"].size == (12, 8)
+
+
+def test_handlers_are_asked_in_order():
+    def mine(key, data):
+        return ("mine", key) if key == ".txt" else None
+
+    def later(key, data):
+        return wds.Continue(".txt", data.upper()) if key == ".up" else None
+
+    assert decode({"txt": b"x", "cls": b"1"}, mine)["txt"] == ("mine", ".txt")
+    assert decode({"up": b"x"}, later)["up"] == "X"
+    assert decode({"cls": b"1"}, post=[])["cls"] == b"1"
+
+
+@pytest.mark.parametrize(
+    ("spec", "fitting"),
+    [
+        ("png", {"png", "seg.png"}),
+        ("seg.png", {"seg.png"}),
+        (".png", {"png"}),
+        ("PNG txt", {"png", "seg.png", "txt"}),
+    ],
+)
+def test_extensions_of_handlers(spec, fitting):
+    handler = wds.handle_extension(spec, lambda data: "handled")
+    found = decode(dict.fromkeys(("png", "seg.png", "txt"), b"x"), handler, post=[])
+    assert {name for name, value in found.items() if value == "handled"} == fitting
+
+
+def test_only_some_fields():
+    assert decode({"cls": b"1", "id": b"2"}, only="cls id")["id"] == 2
+    assert decode({"cls": b"1", "id": b"2"}, only=["cls"])["id"] == b"2"
+
+
+def test_fields_that_are_decoded_already():
+    with pytest.raises(wds.DecodingError, match="decoded twice"):
+        decode({"cls": 1})
+    assert decode({"cls": 1}, partial=True)["cls"] == 1
+
+
+def test_errors_say_which_field_of_which_sample():
+    with pytest.raises(wds.DecodingError, match="field 'cls' of sample 'a' of u.tar") as caught:
+        decode({"cls": b"x"})
+    assert (caught.value.key, caught.value.k, caught.value.url) == ("a", "cls", "u.tar")
+    assert "invalid literal" in str(caught.value)
+
+
+def test_unknown_specifications_are_errors():
+    with pytest.raises(ConfigError, match="torchrgb"):
+        Decoder("RGB")
+    with pytest.raises(ConfigError, match="names of what images"):
+        Decoder(5)
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code of the data was run')",)
+
+
+@pytest.mark.parametrize("field", ["pyd", "pkl", "x.pickle", "pth"])
+def test_no_code_of_the_data_is_run(field):
+    with pytest.raises(SecurityError, match="ENERGON_ALLOW=pickle"):
+        decode({field: pickle.dumps(Evil()) if field != "pth" else _saved(Evil())})
+
+
+def test_pickles_are_decoded_where_that_is_allowed(monkeypatch):
+    data = pickle.dumps({1})
+    assert decode({"pyd": data}, allow=("pickle",))["pyd"] == {1}
+    monkeypatch.setenv("ENERGON_ALLOW", "pickle")
+    assert decode({"pyd": data})["pyd"] == {1}
+    assert torch_loads(_saved({1, 2})) == {1, 2}
+
+
+def test_permission_travels_with_the_pipeline(monkeypatch):
+    monkeypatch.setenv("ENERGON_ALLOW", "pickle")
+    decoder = Decoder()
+    monkeypatch.delenv("ENERGON_ALLOW")
+    copied = pickle.loads(pickle.dumps(decoder))
+    assert copied({"__key__": "a", "pyd": pickle.dumps(3)})["pyd"] == 3
+
+
+def test_unknown_permissions_are_errors():
+    with pytest.raises(ConfigError, match="what can be allowed"):
+        Decoder(allow=("everything",))
+
+
+def test_audio():
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(8000)
+        out.writeframes(np.arange(0, 16000, 2, dtype=np.int16).tobytes())
+    samples, rate = decode({"wav": file.getvalue()}, wds.torch_audio)["wav"]
+    assert rate == 8000
+    assert samples.shape == (1, 8000)
+    assert torch.allclose(samples[0, 1], torch.tensor(2 / 32768))
+
+
+def test_functions_by_extension():
+    assert decoders["cls"](b"4") == 4
+    assert decoders["json"](b"[1]") == [1]
+
+
+def _saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import collections
+
+import pytest
+from torch.utils.data import DataLoader
+
+import energon.webdataset as wds
+from energon.errors import ConfigError, EmptyDatasetError
+from tests.webdataset.shards import make_shards, tar_bytes
+
+
+def number(sample):
+    return int(sample["__key__"])
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("epochs"), [3] * 12)
+
+
+def load(dataset, *, workers, persistent=False, method=None):
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=persistent,
+        multiprocessing_context=method,
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "method"),
+    [(0, False, None), (2, True, "fork"), (2, False, "fork"), (1, False, "forkserver")],
+)
+def test_every_epoch_has_all_samples_in_another_order(urls, workers, persistent, method):
+    dataset = wds.WebDataset(urls, shardshuffle=True).map(number)
+    loader = load(dataset, workers=workers, persistent=persistent, method=method)
+    # Processes that import torch take seconds.
+    epochs = [[int(n) for n in loader] for _ in range(2 if method == "forkserver" else 3)]
+    assert all(sorted(epoch) == list(range(36)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
+    if workers > 1:
+        # Shards do not stay with the same worker, either.
+        first = [set(epoch[::2]) for epoch in epochs]
+        assert first[0] != first[1]
+
+
+def test_persistent_or_not_the_order_is_the_same(urls):
+    dataset = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
+    copied = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
+    one = load(dataset, workers=2, persistent=True, method="fork")
+    other = load(copied, workers=2, persistent=False, method="fork")
+    for _ in range(3):
+        assert [int(n) for n in one] == [int(n) for n in other]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_epochs_of_a_length_are_counted_over_all_workers_and_go_on(urls, persistent):
+    dataset = wds.WebDataset(urls).map(number).with_epoch(9)
+    loader = load(dataset, workers=2, persistent=persistent, method="fork")
+    epochs = [[int(n) for n in loader] for _ in range(4)]
+    assert [len(epoch) for epoch in epochs] == [9] * 4
+    counts = collections.Counter(n for epoch in epochs for n in epoch)
+    assert sorted(counts) == list(range(36))
+
+
+def ranks(monkeypatch, world, make):
+    found = []
+    for rank in range(world):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        found.append(list(make()))
+    return found
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 5, 12, 20])
+def test_ranks_share_each_epoch_whatever_their_seeds(urls, monkeypatch, world, shuffled):
+    seeds = iter(range(100))
+    found = ranks(
+        monkeypatch,
+        world,
+        lambda: wds.WebDataset(urls, shardshuffle=shuffled, seed=next(seeds)).map(number),
+    )
+    assert sorted(n for rank in found for n in rank) == list(range(36))
+    # More ranks than shards: they share the samples of a shard.
+    assert all(found)
+
+
+def test_ranks_take_equal_numbers_of_steps(urls, monkeypatch):
+    found = ranks(monkeypatch, 5, lambda: wds.WebDataset(urls).map(number).with_epoch(36))
+    assert [len(rank) for rank in found] == [8] * 5
+
+
+def test_workers_of_a_rank_can_count_for_themselves(urls, monkeypatch):
+    monkeypatch.setenv("WORKER", "1")
+    monkeypatch.setenv("NUM_WORKERS", "4")
+    dataset = wds.WebDataset(urls).map(number)
+    assert len(list(dataset.with_epoch(10, scope="worker"))) == 10
+    assert len(list(dataset.with_epoch(10, scope="rank"))) == 3
+    assert len(list(dataset.with_epoch(10))) == 3
+
+
+def test_the_next_epoch_can_be_set(urls):
+    one, other = (wds.WebDataset(urls, shardshuffle=True).map(number) for _ in range(2))
+    epochs = [list(one) for _ in range(3)]
+    other.set_epoch(2)
+    assert list(other) == epochs[2]
+
+
+def test_seeds_change_the_order_and_may_come_from_the_environment(urls, monkeypatch):
+    orders = {tuple(map(number, wds.WebDataset(urls, shardshuffle=True, seed=s))) for s in range(5)}
+    assert len(orders) == 5
+    monkeypatch.setenv("WDS_SEED", "3")
+    assert tuple(map(number, wds.WebDataset(urls, shardshuffle=True))) in orders
+    monkeypatch.setenv("WDS_SEED", "x")
+    with pytest.raises(ConfigError, match="WDS_SEED='x'"):
+        wds.WebDataset(urls)
+
+
+def test_pipelines_do_not_change(urls):
+    dataset = wds.WebDataset(urls)
+    assert len(list(dataset.with_epoch(5))) == 5
+    assert len(list(dataset.repeat(2))) == 72
+    assert len(list(dataset.slice(3))) == 3
+    assert not hasattr(dataset.with_length(4).map(number).unbatched, "__len__")
+    assert len(list(dataset)) == 36
+
+
+def test_an_old_fashioned_node_splitter_sees_all_shards(urls, monkeypatch):
+    found = ranks(
+        monkeypatch, 3, lambda: wds.WebDataset(urls, nodesplitter=wds.split_by_node).map(number)
+    )
+    assert sorted(n for rank in found for n in rank) == list(range(36))
+    with pytest.raises(ConfigError, match="there are 3 ranks"):
+        list(wds.WebDataset(urls, nodesplitter=wds.single_node_only))
+    everything = ranks(monkeypatch, 2, lambda: wds.WebDataset(urls, nodesplitter=None).map(number))
+    assert everything == [list(range(36))] * 2
+
+
+def test_resampling_gives_each_worker_its_own_draws(urls, monkeypatch):
+    found = ranks(
+        monkeypatch, 4, lambda: wds.WebDataset(urls, resampled=True).map(number).slice(30)
+    )
+    assert len(set(map(tuple, found))) == 4
+
+
+def test_shards_without_samples_are_an_error(tmp_path):
+    (tmp_path / "x.tar").write_bytes(tar_bytes([]))
+    with pytest.raises(EmptyDatasetError, match="no samples"):
+        list(wds.WebDataset(str(tmp_path / "x.tar")))
+    assert list(wds.WebDataset(str(tmp_path / "x.tar"), empty_check=False)) == []
+
+
+def test_repeat_goes_over_the_data_again_in_another_order(urls):
+    dataset = wds.WebDataset(urls, shardshuffle=True).map(number).repeat(2)
+    items = list(dataset)
+    assert sorted(items[:36]) == sorted(items[36:]) == list(range(36))
+    assert items[:36] != items[36:]
+    assert len(list(dataset.repeat(nbatches=50))) == 50
