@@ -1,0 +1,24 @@
+"""`energon prepare` of a JSONL file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+
+
+def is_jsonl(path: Path) -> bool:
+    """Return whether a path is that of a JSONL file, be it compressed."""
+    name = path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name
+    return name.endswith(".jsonl")
+
+
+def prepare_jsonl_command(path: Path, split_ratio: str | None) -> None:
+    """Index a JSONL file, and say how many samples it has."""
+    from energon.prepare.jsonl import prepare_jsonl
+    from energon.prepare.splits import parse_ratio
+
+    ratios = parse_ratio(split_ratio) if split_ratio else None
+    click.echo(f"{prepare_jsonl(path, split_ratio=ratios)} samples", err=True)

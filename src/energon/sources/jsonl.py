@@ -1,0 +1,294 @@
+"""Read the samples of a JSONL file by ordinal, and by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import (
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    NoSuchFileError,
+    ShardChangedError,
+)
+from energon.formats.jsonl import (
+    PART,
+    JsonlSplit,
+    jsonl_index_path,
+    jsonl_split_path,
+    load_jsonl_index,
+    parse_jsonl_split,
+)
+from energon.io.address import address_name
+from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile, RemoteFile
+from energon.plan.excludes import include_ordinals
+from energon.plan.subset import resolve_range
+from energon.samples.crude import CrudeSample
+from energon.samples.source_info import SourceInfo
+from energon.sources.extents import Extents
+from energon.sources.file_store import FileStore
+from energon.sources.file_store_locate import local_copy
+from energon.sources.spans import read_spans
+from energon.sources.webdataset import Location
+
+Ints = NDArray[np.int64]
+
+
+class JsonlFile:
+    """The lines of an indexed JSONL file, opened with the first read. Copies open it anew.
+
+    Args:
+        path: The file, here or in an object store.
+
+    Raises:
+        DatasetNotFoundError: If it is missing, or not indexed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = any_path(path)
+        index = any_path(jsonl_index_path(os.fspath(self.path)))
+        for file, found in ((self.path, "does not exist"), (index, "is missing")):
+            if not file.is_file():
+                raise DatasetNotFoundError(f"{file} {found}; run `energon prepare {self.path}`")
+        self._index = index
+
+    def __reduce__(self) -> tuple[type[JsonlFile], tuple[AnyPath]]:
+        return JsonlFile, (self.path,)
+
+    @cached_property
+    def file(self) -> RangeFile:
+        """The file, open."""
+        address = os.fspath(self.path)
+        return RemoteFile(address) if isinstance(self.path, EPath) else OpenFile(address)
+
+    @cached_property
+    def offsets(self) -> NDArray[np.uint64]:
+        """Where each sample begins, and the size of the file."""
+        size = self.path.stat().size if isinstance(self.path, EPath) else self.path.stat().st_size
+        with open(local_copy(self._index), "rb") as file:
+            empty = os.fstat(file.fileno()).st_size == 0
+            data: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return load_jsonl_index(data, size=size, origin=str(self.path))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def read(self, numbers: Ints) -> list[bytes]:
+        """Return lines by number, without the space around them; numbers ascend.
+
+        Raises:
+            ShardChangedError: If there is something else where a line was indexed.
+        """
+        low, high = self.extents(numbers)
+        buffers, begin = read_spans(self.file, low, high)
+        bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
+        lines = [buffer[start:stop].strip() for buffer, start, stop in bounds]
+        for number, line in zip(numbers.tolist(), lines, strict=True):
+            if line[:1] != b"{":
+                raise ShardChangedError(
+                    f"{self.path}: sample {number} begins with {line[:20]!r}, not with an object; "
+                    f"the file was changed since it was indexed, run `energon prepare {self.path}` "
+                    "again"
+                )
+        return lines
+
+    def extents(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return where lines begin and end."""
+        return self.offsets[numbers].astype(np.int64), self.offsets[numbers + 1].astype(np.int64)
+
+
+class JsonlSource:
+    """The samples of a split of a JSONL file, numbered from 0.
+
+    A sample has the part `json`, in bytes. Its key is the number of the line in the file.
+
+    Args:
+        path: The file.
+        split_part: Which split.
+        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        exclude: Keys that are left out beside what the splits say; `x.jsonl/17` will do, too.
+
+    Raises:
+        DatasetNotFoundError: If the file is missing or not indexed.
+        ConfigError: If there is no such split.
+        EmptyDatasetError: If no sample is left.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        subsets: Sequence[Any] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        self.lines = JsonlFile(path)
+        self.split_part = split_part
+        split = _splits(self.path)
+        first, stop = split.range(split_part, len(self.lines))
+        self.first = first
+        self.excluded = self._excluded([*split.exclude, *exclude], first, stop)
+        self.start, self.stop = resolve_range(stop - first - len(self.excluded), subsets)
+        if self.start >= self.stop:
+            raise EmptyDatasetError(
+                f"{self.path}: split {split_part!r} has no samples: lines {first} to {stop} of "
+                f"{len(self.lines)}, {len(self.excluded)} of them excluded, subset [{self.start}, "
+                f"{self.stop})"
+            )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def path(self) -> AnyPath:
+        """The file."""
+        return self.lines.path
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the file is in an object store."""
+        return isinstance(self.path, EPath)
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """Bytes of a line, on average."""
+        return float(self.lines.offsets[-1]) / len(self.lines)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what a saved state must find unchanged: the samples and their order."""
+        content = {
+            "lines": [len(self.lines), int(self.lines.offsets[-1])],
+            "excluded": self.excluded.tolist(),
+            "range": [self.first, self.start, self.stop],
+        }
+        digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+        return {"samples": len(self), "index": digest}
+
+    def read(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> list[CrudeSample]:
+        """Return samples, in the order of `ordinals`; see `WebdatasetSource.read`."""
+        numbers = self._numbers(ordinals)
+        order = np.argsort(numbers, kind="stable")
+        lines = self.lines.read(numbers[order])
+        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        shard = address_name(self.path)
+        samples: list[Any] = [None] * len(lines)
+        for place, line in zip(order.tolist(), lines, strict=True):
+            samples[place] = CrudeSample(
+                {
+                    "__key__": str(numbers[place]),
+                    "__shard__": shard,
+                    "__restore_key__": keys[place],
+                    "__subflavors__": subflavors,
+                    PART: line,
+                }
+            )
+        return samples
+
+    def extents(self, ordinals: Ints) -> Iterator[Extents]:
+        """Yield where the samples lie."""
+        numbers = self._numbers(ordinals)
+        order = np.argsort(numbers, kind="stable")
+        yield Extents(self.lines.file, order, *self.lines.extents(numbers[order]))
+
+    def locate(self, ordinal: int) -> Location:
+        """Return where a sample lies."""
+        number = int(self._numbers(np.array([ordinal]))[0])
+        return Location(
+            key=str(number),
+            shard=address_name(self.path),
+            sample=number,
+            offset=int(self.lines.offsets[number]),
+            parts=(PART,),
+        )
+
+    def _numbers(self, ordinals: Ints) -> Ints:
+        """Return the lines in the file of samples of the split."""
+        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
+        if len(outside):
+            raise IndexError(
+                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
+                f"{outside[0]}"
+            )
+        inside = ordinals + self.start
+        if len(self.excluded):
+            inside = include_ordinals(inside, self.excluded)
+        return inside + self.first
+
+    def _excluded(self, keys: Sequence[str], first: int, stop: int) -> Ints:
+        """Return the places of excluded keys in the split, ascending."""
+        prefix = f"{address_name(self.path)}/"
+        numbers = {key.removeprefix(prefix) for key in keys}
+        inside = {int(number) - first for number in numbers if number.isdecimal()}
+        return np.array(sorted(n for n in inside if 0 <= n < stop - first), np.int64)
+
+
+def jsonl_splits(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the splits of a JSONL file; without a file of splits, "train"."""
+    return list(_splits(any_path(path)).split_parts or ["train"])
+
+
+def _splits(path: AnyPath) -> JsonlSplit:
+    file = any_path(jsonl_split_path(os.fspath(path)))
+    return parse_jsonl_split(file.read_text() if file.is_file() else None, origin=str(file))
+
+
+class JsonlFileStore(FileStore[bytes]):
+    """The lines of a JSONL file, by the names `0.json`, `1.json` and so on.
+
+    Args:
+        jsonl_path: The file, which was indexed by `energon prepare`.
+    """
+
+    def __init__(self, jsonl_path: str | os.PathLike[str]) -> None:
+        self.lines = JsonlFile(jsonl_path)
+
+    def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        return self.get_many_raw([name])[0]
+
+    def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        numbers = np.array([self._number(name) for name in names], np.int64)
+        if not len(numbers):
+            return []
+        order = np.argsort(numbers, kind="stable")
+        found = dict(zip(order.tolist(), self.lines.read(numbers[order]), strict=True))
+        shard = address_name(self.lines.path)
+        return [
+            (found[place], SourceInfo(self.get_path(), name, shard, (name,)))
+            for place, name in enumerate(names)
+        ]
+
+    def get_path(self) -> str:
+        return str(self.lines.path)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all lines."""
+        return (f"{number}.{PART}" for number in range(len(self.lines)))
+
+    def __contains__(self, name: str) -> bool:
+        number, _, part = name.partition(".")
+        known = number == "0" or (number.isascii() and number.isdecimal() and number[0] != "0")
+        return known and part == PART and int(number) < len(self.lines)
+
+    def _number(self, name: str) -> int:
+        if name not in self:
+            raise NoSuchFileError(
+                f"{name!r} is not in {self.get_path()}, whose lines are called 0.{PART} to "
+                f"{len(self.lines) - 1}.{PART}"
+            )
+        return int(name.partition(".")[0])
