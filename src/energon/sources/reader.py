@@ -16,6 +16,7 @@ from energon.plan.rows import Rows
 from energon.samples.source_info import SourceInfo
 from energon.sources.ahead import LookAhead
 from energon.sources.join import JoinedSource
+from energon.sources.jsonl import JsonlSource
 from energon.sources.webdataset import WebdatasetSource
 
 
@@ -54,7 +55,7 @@ class LeafReader:
             ahead of what lies in distant stores.
     """
 
-    sources: tuple[WebdatasetSource | JoinedSource, ...]
+    sources: tuple[WebdatasetSource | JsonlSource | JoinedSource, ...]
     subflavors: tuple[Mapping[str, Any], ...]
     window_rows: int = 0
 
@@ -118,7 +119,7 @@ class LeafReader:
         )
 
 
-def _locate(source: WebdatasetSource, ordinal: int) -> SourceInfo:
+def _locate(source: WebdatasetSource | JsonlSource, ordinal: int) -> SourceInfo:
     try:
         found = source.locate(ordinal)
     except (EnergonError, OSError) as error:
