@@ -22,6 +22,7 @@ from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows
 from energon.sources.join import JoinedSource
+from energon.sources.jsonl import JsonlSource
 from energon.sources.webdataset import WebdatasetSource
 
 FIRST_STEP_ROWS = 64
@@ -50,7 +51,7 @@ class LookAhead:
 
     def __init__(
         self,
-        sources: Sequence[WebdatasetSource | JoinedSource],
+        sources: Sequence[WebdatasetSource | JsonlSource | JoinedSource],
         rows: PlanRows,
         *,
         window_rows: int,
