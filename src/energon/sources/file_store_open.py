@@ -40,6 +40,8 @@ def open_file_store(
         return WebdatasetFileStore(address, pool=pool)
     if kind == "filesystem":
         return SystemFileStore(address)
+    if kind == "jsonl":
+        return JsonlFileStore(address)
     raise ConfigError(
         f"{address}: a {kind} gives no files by name; wanted is a prepared dataset, or a folder as "
         f"{FOLDER_SCHEME}FOLDER"
