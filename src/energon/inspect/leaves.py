@@ -13,6 +13,7 @@ from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.resolve import resolve
+from energon.sources.jsonl import jsonl_splits
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def split_names(address: str, kind: str, split_config: str | None = None) -> lis
     if kind == "metadataset":
         return list(read_metadataset(address).content.splits)
     if kind == "jsonl":
-        return ["train"]
+        return jsonl_splits(address)
     if kind == "filesystem":
         return []
     return list(load_split(address, split_config or "split.yaml").split_parts)
