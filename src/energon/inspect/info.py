@@ -17,6 +17,7 @@ from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
 from energon.sources.browse_dataset import SampleFinder
+from energon.sources.jsonl import JsonlFile, JsonlSource
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
@@ -44,6 +45,8 @@ def describe(
     address = os.fspath(path)
     kind = dataset_kind(address)
     about = {"name": _name(address), "path": redact(address), "kind": kind}
+    if kind == "jsonl":
+        return {**about, **_jsonl(address)}
     if kind == "webdataset":
         return {**about, **_webdataset(address, split_config, dataset_config, parts)}
     return {**about, **_metadataset(address, split_config, dataset_config, parts)}
@@ -78,6 +81,24 @@ def _webdataset(
         there = [number for number, size in enumerate(sizes.values()) if size is not None]
         about |= part_statistics(shards.open(number).table for number in there).to_json()
     return about
+
+
+def _jsonl(address: str) -> dict[str, Any]:
+    lines = JsonlFile(address)
+    splits = {}
+    for name in split_names(address, "jsonl"):
+        try:
+            source = JsonlSource(address, split_part=name)
+        except EmptyDatasetError:
+            splits[name] = {"samples": 0, "excluded": 0}
+        else:
+            splits[name] = {"samples": len(source), "excluded": len(source.excluded)}
+    return {
+        "sample_type": "CrudeSample",
+        "samples": len(lines),
+        "bytes": int(lines.offsets[-1]),
+        "splits": splits,
+    }
 
 
 def _split(address: str, name: str, split_config: str) -> dict[str, Any]:
