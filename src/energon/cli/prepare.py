@@ -11,6 +11,7 @@ import click
 from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.cli.media_options import media_filter, media_options, show_report
+from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.errors import ConfigError
 from energon.formats.info import META
 
@@ -90,6 +91,7 @@ def command(
     they were indexed are not read again. Asks for what no option says, unless told not to.
 
     If PATH is a metadataset (.yaml), the indexes of its joins are built, and no option counts.
+    If it is a .jsonl file, its lines are indexed, and dealt to splits if --split-ratio is given.
 
     \b
     Example:
@@ -98,6 +100,9 @@ def command(
     """
     if path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(path)
+        return
+    if is_jsonl(path):
+        prepare_jsonl_command(path, split_ratio)
         return
     from energon.prepare.dataset import prepare_dataset
     from energon.prepare.shards import find_shards
