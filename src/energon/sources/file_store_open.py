@@ -10,6 +10,7 @@ from energon.metadataset.kind import dataset_kind
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_folder import SystemFileStore
 from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.jsonl import JsonlFileStore
 from energon.sources.shards import ShardPool
 
 FOLDER_SCHEME = "filesystem://"
