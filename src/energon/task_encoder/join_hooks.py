@@ -17,6 +17,7 @@ from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.load import LoadSample, OpenLeaf, load_hooks, sources_of
+from energon.task_encoder.open_join import find_joiner
 
 
 def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
@@ -25,7 +26,7 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         return load_hooks(hooks, leaf)
     encoder = hooks.encoder
     loaders = tuple(_loader(member, encoder.decoder) for member in leaf.join.members)
-    join = JoinSample(loaders, leaf.join.names, leaf.join.joiner)
+    join = JoinSample(loaders, leaf.join.names, find_joiner(leaf.join.joiner))
     cook = _cook_joined(leaf, encoder)
     if cook is None:
         return (hooks.make("join", join),)

@@ -11,7 +11,7 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.inherit import multiply_shuffle
-from energon.metadataset.leaf import Leaf
+from energon.metadataset.leaf import Joiner, Leaf
 from energon.plan.leaf import PlanLeaf
 from energon.prepare.quarantine import load_quarantine
 from energon.samples.field_map import FieldMap
@@ -24,7 +24,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.load import OpenJoin, OpenLeaf
-from energon.task_encoder.open_join import find_joiner, open_join
+from energon.task_encoder.open_join import open_join
 
 Source = WebdatasetSource | JoinedSource
 
@@ -75,11 +75,11 @@ def _open_leaf(
     count = seen[name] = seen.get(name, 0) + 1
     uid = name if count == 1 else f"{name}#{count}"
     source: Source
-    if leaf.join:
+    if leaf.joiner is not None:
         members = [_open_dataset(member.leaf, pool) for member in leaf.join]
         source = open_join(leaf, [member.source for member in members])
         config = members[0].config
-        opened = _joined(leaf, uid, members, subflavors)
+        opened = _joined(leaf, leaf.joiner, uid, members, subflavors)
     else:
         single = _open_dataset(leaf, pool, _quarantined(leaf.path, exclude_from))
         source, config = single.source, single.config
@@ -130,7 +130,11 @@ def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, A
 
 
 def _joined(
-    leaf: Leaf, name: str, datasets: Sequence[_Dataset], subflavors: Mapping[str, Any]
+    leaf: Leaf,
+    joiner: Joiner,
+    name: str,
+    datasets: Sequence[_Dataset],
+    subflavors: Mapping[str, Any],
 ) -> OpenLeaf:
     outer = {**leaf.subflavors, **subflavors}
     members = [
@@ -155,7 +159,7 @@ def _joined(
         join=OpenJoin(
             tuple(members),
             tuple(member.name for member in leaf.join),
-            find_joiner(leaf),
+            joiner,
         ),
     )
 

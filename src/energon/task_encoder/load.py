@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
+from energon.metadataset.leaf import Joiner
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.source_info import SourceInfo
@@ -49,12 +50,12 @@ class OpenJoin:
     Args:
         members: The datasets.
         names: For each, the argument of the joiner; None for the next one in order.
-        joiner: Makes one sample of those of the members.
+        joiner: What makes one sample of those of the members, as the document names it.
     """
 
     members: tuple[OpenLeaf, ...]
     names: tuple[str | None, ...]
-    joiner: Callable[..., Any]
+    joiner: Joiner
 
 
 @dataclass(frozen=True)

@@ -122,16 +122,13 @@ def cache_folders(leaf: Leaf) -> Iterator[Path]:
     yield Path(folder) / "joins"
 
 
-def find_joiner(leaf: Leaf) -> Callable[..., Any]:
-    """Return what puts the samples of a join together.
+def find_joiner(joiner: Joiner) -> Callable[..., Any]:
+    """Return what puts the samples of a join together, as the document names it.
 
     Raises:
         ConfigError: If there is no such name, or it cannot join.
         SecurityError: If a module would have to be imported, or is part of Python.
     """
-    joiner = leaf.joiner
-    if joiner is None:
-        raise ConfigError(f"{leaf.origin}: the join has no joiner")
     try:
         found = _resolve(joiner)
     except (ConfigError, SecurityError) as error:
