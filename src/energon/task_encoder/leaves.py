@@ -20,13 +20,15 @@ from energon.sources.file_store import FileStore
 from energon.sources.file_store_open import open_aux
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.join import JoinedSource
+from energon.sources.jsonl import JsonlFileStore, JsonlSource
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.load import OpenJoin, OpenLeaf
+from energon.task_encoder.open_jsonl import is_jsonl_leaf, jsonl_config
 from energon.task_encoder.open_join import open_join
 
-Source = WebdatasetSource | JoinedSource
+Source = WebdatasetSource | JsonlSource | JoinedSource
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def _open_leaf(
     source: Source
     if leaf.joiner is not None:
         members = [_open_dataset(member.leaf, pool) for member in leaf.join]
-        source = open_join(leaf, [member.source for member in members])
+        source = open_join(leaf, [_shards(member) for member in members])
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors)
     else:
@@ -102,14 +104,14 @@ def _open_leaf(
 
 def open_members(leaf: Leaf, pool: ShardPool) -> list[WebdatasetSource]:
     """Open the datasets of a join, for reading their keys."""
-    return [_open_dataset(member.leaf, pool).source for member in leaf.join]
+    return [_shards(_open_dataset(member.leaf, pool)) for member in leaf.join]
 
 
 @dataclass(frozen=True)
 class _Dataset:
     """A dataset, open, with what its samples become."""
 
-    source: WebdatasetSource
+    source: WebdatasetSource | JsonlSource
     config: DatasetConfig
     sample_type: type | None
     field_map: FieldMap | None
@@ -164,7 +166,27 @@ def _joined(
     )
 
 
+def _shards(dataset: _Dataset) -> WebdatasetSource:
+    if isinstance(dataset.source, JsonlSource):
+        raise ConfigError(
+            f"{dataset.source.path}: a JSONL file cannot be joined, its lines have no keys but their "
+            "numbers; write it as shards with `energon pack`"
+        )
+    return dataset.source
+
+
 def _open_dataset(leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = ()) -> _Dataset:
+    if is_jsonl_leaf(leaf):
+        return _Dataset(
+            JsonlSource(
+                leaf.path, split_part=leaf.split_part, subsets=leaf.subsets, exclude=exclude
+            ),
+            jsonl_config(leaf),
+            sample_type=None,
+            field_map=None,
+            aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
+            primary=JsonlFileStore(leaf.path),
+        )
     config = load_dataset_config(leaf.path, leaf.dataset_config)
     if leaf.aux and not config.crude:
         raise ConfigError(
