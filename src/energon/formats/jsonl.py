@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats import yaml
-from energon.plan.subset import Bound, resolve_range
 
 COMPRESSED = (".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz")
 PART = "json"
@@ -37,6 +36,7 @@ WINDOW_BYTES = 64 << 20
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 Ints = NDArray[np.int64]
+Bound = int | str
 
 
 def jsonl_index_path(path: str | os.PathLike[str]) -> str:
@@ -112,14 +112,14 @@ class JsonlSplit:
     exclude: Sequence[str] = ()
     origin: str = ""
 
-    def range(self, split_part: str, num_samples: int) -> tuple[int, int]:
-        """Return the first sample of a split, and the one behind its last.
+    def bounds(self, split_part: str) -> tuple[Bound, Bound]:
+        """Return the bounds of a split.
 
         Raises:
-            ConfigError: If there is no such split, or it does not lie within the file.
+            ConfigError: If there is no such split.
         """
         if self.split_parts is None:
-            return 0, num_samples
+            return 0, "end"
         if split_part not in self.split_parts:
             near = get_close_matches(split_part, self.split_parts, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -127,10 +127,7 @@ class JsonlSplit:
             raise ConfigError(
                 f"{self.origin}: there is no split {split_part!r}, only {names}{hint}"
             )
-        try:
-            return resolve_range(num_samples, [self.split_parts[split_part]])
-        except ConfigError as error:
-            raise ConfigError(f"{self.origin}: split {split_part!r}: {error}") from error
+        return self.split_parts[split_part]
 
     def to_yaml(self) -> str:
         """Return the content of the file of splits."""

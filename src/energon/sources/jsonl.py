@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import (
+    ConfigError,
     DatasetNotFoundError,
     EmptyDatasetError,
     NoSuchFileError,
@@ -135,7 +136,7 @@ class JsonlSource:
         self.lines = JsonlFile(path)
         self.split_part = split_part
         split = _splits(self.path)
-        first, stop = split.range(split_part, len(self.lines))
+        first, stop = _range(split, split_part, len(self.lines))
         self.first = first
         self.excluded = self._excluded([*split.exclude, *exclude], first, stop)
         self.start, self.stop = resolve_range(stop - first - len(self.excluded), subsets)
@@ -246,6 +247,13 @@ def jsonl_splits(path: str | os.PathLike[str]) -> list[str]:
 def _splits(path: AnyPath) -> JsonlSplit:
     file = any_path(jsonl_split_path(os.fspath(path)))
     return parse_jsonl_split(file.read_text() if file.is_file() else None, origin=str(file))
+
+
+def _range(split: JsonlSplit, split_part: str, num_lines: int) -> tuple[int, int]:
+    try:
+        return resolve_range(num_lines, [split.bounds(split_part)])
+    except ConfigError as error:
+        raise ConfigError(f"{split.origin}: split {split_part!r}: {error}") from error
 
 
 class JsonlFileStore(FileStore[bytes]):
