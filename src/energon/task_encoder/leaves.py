@@ -169,8 +169,8 @@ def _joined(
 def _shards(dataset: _Dataset) -> WebdatasetSource:
     if isinstance(dataset.source, JsonlSource):
         raise ConfigError(
-            f"{dataset.source.path}: a JSONL file cannot be joined, its lines have no keys but their "
-            "numbers; write it as shards with `energon pack`"
+            f"{dataset.source.path}: a JSONL file cannot be joined, its lines have no keys but "
+            "their numbers; write it as shards with `energon pack`"
         )
     return dataset.source
 
