@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import StateError
-from energon.plan.build import mix_plan
+from energon.plan.build import concat_plan, mix_plan
 from energon.plan.curve import Curve, Point
 from energon.plan.leaf import PlanLeaf
 from energon.plan.mix import Entry, Mix
@@ -188,3 +188,38 @@ def test_far_rows_cost_no_more_than_near_ones():
     rows = plan.rows(63, 10**12, 5)
     assert set(rows.leaf.tolist()) <= {0, 1}
     assert plan.drawn(63, 10**12).sum() == 10**12
+
+
+@pytest.mark.parametrize("row", [0, 7, 60])
+def test_leaves_are_counted_by_their_parts_of_lines(row):
+    mix = Mix((entry(0, 3), entry(1, 1)))
+    plan = make([30, 10, 500], [mix], lanes=2, sources=[(0, 1), (2,)], repetitions=(1, 3, 1))
+    counts = plan.leaf_counts(1, row)
+    lines = plan.drawn(1, row)
+    assert counts.tolist() == pytest.approx([lines[0] / 2, lines[0] / 2, lines[1]])
+    assert counts.sum() == row
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    lanes=st.integers(1, 5),
+    stripe=st.integers(1, 6),
+)
+@settings(max_examples=30, deadline=None)
+def test_leaves_in_order_are_counted_as_they_come(sizes, lanes, stripe):
+    leaves = [PlanLeaf(str(n), size) for n, size in enumerate(sizes)]
+    plan = concat_plan(leaves, lanes=lanes, stripe=stripe)
+    for row in (0, 1, plan.num_rows(0) // 2, plan.num_rows(0)):
+        counts = sum(plan.leaf_counts(lane, min(row, plan.num_rows(lane))) for lane in range(lanes))
+        rows = [plan.rows(lane, 0, row).leaf for lane in range(lanes)]
+        expected = sum(np.bincount(each, minlength=len(sizes)) for each in rows)
+        assert counts.sum() == pytest.approx(expected.sum())
+        assert np.abs(counts - expected).max() <= stripe * lanes
+
+
+def test_the_last_draw_of_a_source_is_known():
+    plan = make([10, 30], [Mix((entry(0, 1, 2), entry(1, 1)))], lanes=4)
+    lane, row = plan.last_row(0)
+    assert plan.rows(lane, row, 1).leaf.tolist() == [0]
+    assert all(0 not in plan.rows(v, row + 3, 50).leaf for v in range(4))
+    assert plan.last_row(1) is None

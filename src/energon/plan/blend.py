@@ -148,6 +148,23 @@ class BlendPlan:
                 return stage.row_of(source, draw)
             number += 1
 
+    def last_row(self, source: int) -> tuple[int, int] | None:
+        """Return in which lane and row the last draw of a source comes; None if it has none."""
+        limit = self.mixes[-1].limits.get(source)
+        if limit is None:
+            return None
+        draw, lane = divmod(self._limit(source, limit) - 1, self.lanes)
+        row = self._row_of(lane, source, draw)
+        return None if row is None else (lane, row)
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        """Return how often each leaf comes in the rows of a lane before `row`."""
+        counts = np.zeros(len(self.leaves))
+        drawn = self.drawn(lane, row)
+        for number, leaves in enumerate(self.sources):
+            counts[list(leaves)] += drawn[number] * self._lines[number].shares
+        return counts
+
     def drawn(self, lane: int, row: int) -> Ints:
         """Return how often each source comes in the rows of a lane before `row`."""
         stages = self._stages(lane, row)
@@ -221,12 +238,13 @@ class BlendPlan:
     def _quotas(self, lane: int, mix: Mix) -> dict[int, int]:
         """Return how many draws the lane has of each source with a limit."""
         return {
-            source: self._order.quota(
-                lane, source, max(1, round(limit * self._lines[source].length))
-            )
+            source: self._order.quota(lane, source, self._limit(source, limit))
             for source, limit in mix.limits.items()
             if source >= 0
         }
+
+    def _limit(self, source: int, epochs: float) -> int:
+        return max(1, round(epochs * self._lines[source].length))
 
     def _phase(self, lane: int, pattern: Pattern) -> int:
         lanes = np.array([self.lanes])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.plan.find import find_draw
 from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
@@ -59,6 +61,11 @@ class Line:
             rotation = (combine(self._keys[leaf], passes) % sizes).astype(np.int64)
             ordinal = np.where(partial, (ordinal + rotation) % self._sizes[leaf], ordinal)
         return Rows(leaf, passes * self._epochs[leaf] + pass_, ordinal)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """The part of the line that each leaf takes."""
+        return np.diff(self._bounds) / self.length
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return in which pass and at which position a sample lies in an epoch of its leaf.
@@ -156,10 +163,19 @@ class LinePlan:
         if self.shuffle:
             line, position = self._order.draw(lane, np.zeros(len(rows), np.int32), rows)
         else:
-            turn, within = np.divmod(rows, self.stripe)
-            position = (turn * self.lanes + lane) * self.stripe + within
-            line, position = np.divmod(position, self.length)
+            line, position = np.divmod(self._position(lane, rows), self.length)
         return self._line.at(line, position)
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        """Return how often each leaf comes in the rows of a lane before `row`."""
+        if self.shuffle:
+            return self._line.shares * row
+        passes, rest = divmod(self._position(lane, row), self.length)
+        edges = np.minimum(np.cumsum([0, *self._line.shares]) * self.length, rest)
+        # Of the passes before, a lane has its part of each leaf; of this one, what it has read.
+        before = self._line.shares * (passes * self.length)
+        counts: NDArray[np.float64] = before + np.diff(edges)
+        return counts * (row / max(1, passes * self.length + rest))
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
@@ -174,6 +190,11 @@ class LinePlan:
             row = turn * self.stripe + within
         end = self.num_rows(lane)
         return (lane, row) if end is None or row < end else None
+
+    def _position(self, lane: int, rows: Any) -> Any:
+        """Return where on the endless line rows of a lane lie that keeps its order."""
+        turn, within = np.divmod(rows, self.stripe)
+        return (turn * self.lanes + lane) * self.stripe + within
 
     @cached_property
     def _line(self) -> Line:

@@ -42,6 +42,12 @@ class Plan(Protocol):
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
         """Return the plan of a run in which `lane` took up each mix but the first at `rows`."""
 
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        """Return how often each leaf comes in the rows of a lane before `row`.
+
+        Where several leaves are one line, they are counted by their parts of it.
+        """
+
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return in which lane and row a sample comes in an epoch of its leaf.
 

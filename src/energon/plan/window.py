@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.plan.find import unpermuted
 from energon.plan.leaf import Ints
@@ -45,6 +46,10 @@ class WindowPlan:
         end = self.num_rows(lane)
         stop = start + count if end is None else min(start + count, end)
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        """Return how often each leaf comes in the rows of a lane before `row`, but for a window."""
+        return self.plan.leaf_counts(lane, row)
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.plan.build import blend_plan, concat_plan
 from energon.plan.leaf import Ints, PlanLeaf
@@ -20,8 +21,8 @@ from energon.stages.read import ReadDataset
 from energon.stages.read_pass import ReadPass
 from energon.task_encoder.build import LoadedDataset
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.join_hooks import leaf_hooks
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import load_hooks
 from energon.worker import WorkerConfig
 from energon.wrappers.base import Always, WrapperDataset
 
@@ -136,7 +137,7 @@ def _leaf_dataset(
     stage: Dataset[Any] = (
         ReadPass(plan, reader, leaf.num_samples) if plan.training else ReadDataset(plan, reader)
     )
-    loading = load_hooks(hooks, opened.leaf)
+    loading = leaf_hooks(hooks, opened.leaf)
     return LeafDataset(
         name=opened.source.path.name,
         paths=[str(path) for path in opened.source.paths],
@@ -203,6 +204,9 @@ class _Numbered:
 
     def num_rows(self, lane: int) -> int | None:
         return self.plan.num_rows(lane)
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        return self.plan.leaf_counts(lane, row)
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         return self.plan.find(0, epoch, ordinal)
