@@ -92,7 +92,8 @@ def open_sink(
         kind = _compression(compress, str(getattr(target, "name", "")))
         return Sink(target, _packer(target, kind, level), owns_stream=False)
     url = rewrite_url(os.fspath(target))
-    kind = _compression(compress, url)
+    # What a command makes of the bytes is its own affair.
+    kind = _compression(compress, "" if url.startswith("pipe:") else url)
     path = local_path(url)
     if path is None:
         stream = open_url(url, "wb", allowed=allowed)

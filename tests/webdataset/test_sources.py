@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import time
+
+import cbor2
+import msgpack
+import pytest
+import zstandard
+
+import energon.webdataset as wds
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    FormatError,
+    SecurityError,
+    StorageError,
+    TruncatedError,
+)
+from energon.webdataset.gopen import Pipe, gopen, rewrite_url
+from energon.webdataset.urls import expand_urls
+from tests.servers.web import web_server
+from tests.webdataset.shards import keys, make_shards, members_of, numbered, tar_bytes
+
+PACK = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.fixture
+def urls(tmp_path):
+    return make_shards(tmp_path, [3, 4])
+
+
+def content(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def samples(source, **options):
+    return keys(wds.WebDataset(source, **options))
+
+
+def test_patterns_folders_and_lists(tmp_path, urls, monkeypatch):
+    monkeypatch.setenv("WDS_ROOT", str(tmp_path))
+    for source in (
+        urls,
+        f"{tmp_path}/shard-{{000000..000001}}.tar",
+        f"{tmp_path}/shard-*.tar",
+        str(tmp_path),
+        tmp_path,
+        f"{urls[0]}::{urls[1]}",
+        "${ROOT}/shard-{000000..000001}.tar",
+        [f"file:{tmp_path}/shard-000000.tar", f"file://{urls[1]}"],
+        f"file:{tmp_path}/shard-{{000000..000001}}.tar",
+    ):
+        assert samples(source) == [*range(7)], source
+
+
+def test_what_names_no_shards_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.delenv("WDS_NOTSET", raising=False)
+    for source, error, message in (
+        (f"{tmp_path}/*.tar", DatasetNotFoundError, "no file fits"),
+        (str(tmp_path), DatasetNotFoundError, "no archives"),
+        ([], ConfigError, "no shards"),
+        ("${NOTSET}/x.tar", ConfigError, "WDS_NOTSET"),
+        ("x-{0..", ConfigError, "x-{0.."),
+        (f"{tmp_path}/x.tar", DatasetNotFoundError, "no such file"),
+        ("foo://x/y.tar", ConfigError, "foo"),
+    ):
+        with pytest.raises(error, match=message.replace("{", r"\{")):
+            samples(source)
+
+
+def test_addresses_of_ipv6_hosts_are_not_torn_apart():
+    assert expand_urls("http://[::1]/a.tar::http://[::1]/b.tar") == [
+        "http://[::1]/a.tar",
+        "http://[::1]/b.tar",
+    ]
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_packed_archives_are_told_by_their_content(tmp_path, urls, kind):
+    data = content(urls[0])
+    path = tmp_path / "packed"
+    path.write_bytes(PACK[kind](data))
+    assert samples(str(path)) == [0, 1, 2]
+    # Streams that were joined are one, and so are the archives in them.
+    path.write_bytes(PACK[kind](data) + PACK[kind](content(urls[1])))
+    assert samples(str(path)) == [*range(7)]
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_damage_of_packed_archives_is_an_error(tmp_path, urls, kind):
+    data = PACK[kind](content(urls[0]))
+    path = tmp_path / "packed"
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises((TruncatedError, FormatError), match="packed: "):
+        samples(str(path))
+    broken = bytearray(data)
+    broken[len(data) // 2] ^= 255
+    broken[len(data) // 2 + 1] ^= 255
+    path.write_bytes(broken)
+    with pytest.raises((TruncatedError, FormatError), match="packed: "):
+        samples(str(path))
+
+
+def test_states_in_packed_archives(tmp_path, urls):
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(content(urls[1])))
+    one, other = (wds.WebDataset(str(path)) for _ in range(2))
+    first = next(iter(one))
+    other.load_state_dict(one.state_dict())
+    assert [first["__key__"], *(s["__key__"] for s in other)] == [f"{n:06}" for n in range(3, 7)]
+
+
+# commands
+
+
+def command(text):
+    return wds.WebDataset(f"pipe:{text}", allow=("shell",))
+
+
+def test_commands_are_read(urls):
+    assert keys(command(f"cat {urls[0]}")) == [0, 1, 2]
+    assert keys(command(f"gzip -c {urls[0]}")) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("delay", ["", "sleep 0.2; "])
+def test_a_command_that_fails_after_its_last_byte_gives_no_last_sample(urls, delay):
+    dataset = command(f"cat {urls[0]}; {delay}exit 3")
+    found = []
+    with pytest.raises(StorageError, match="ended with status 3"):
+        for sample in dataset:
+            found.append(sample)
+    assert len(found) < 3
+
+
+def test_a_command_that_ends_between_members_is_an_error_though_it_succeeds(urls):
+    with pytest.raises(TruncatedError, match="without the end marker"):
+        list(command(f"head -c 2048 {urls[0]}"))
+
+
+def test_leaving_a_command_does_not_wait_for_it(urls):
+    begun = time.monotonic()
+    loop = iter(command(f"cat {urls[0]}; sleep 60"))
+    del loop
+    assert time.monotonic() - begun < 30
+
+
+def test_commands_are_written_to(tmp_path):
+    path = tmp_path / "x.tar.gz"
+    with wds.TarWriter(f"pipe:gzip -c >{path}", allow=("shell",)) as sink:
+        sink.write({"__key__": "000001", "txt": "x"})
+    assert samples(str(path)) == [1]
+    with pytest.raises(StorageError, match="status 5"):
+        wds.TarWriter("pipe:cat >/dev/null; exit 5", allow=("shell",)).close()
+
+
+def test_streams_of_commands():
+    with Pipe("printf abc") as stream:
+        assert stream.read() == b"abc"
+    with Pipe(["printf", "a b"]) as stream:
+        assert stream.read(2) == b"a "
+    assert Pipe("exit 7", ignore_status=(7,)).read() == b""
+    with pytest.raises(StorageError, match="status 7"):
+        Pipe("exit 7").read()
+
+
+# openers and rewriting
+
+
+def test_openers_of_the_program_come_first(urls, monkeypatch):
+    opened = []
+
+    def open_mine(url, mode, bufsize):
+        opened.append(url)
+        return open(urls[0], mode)
+
+    monkeypatch.setitem(wds.gopen_schemes, "mine", open_mine)
+    assert samples("mine://x") == [0, 1, 2]
+    assert opened == ["mine://x"]
+
+
+def test_opening_anything(tmp_path, urls):
+    with gopen(urls[0]) as stream:
+        assert stream.read(6) == b"000000"
+    with gopen(f"{tmp_path}/out", "wb") as stream:
+        stream.write(b"x")
+    assert (tmp_path / "out").read_bytes() == b"x"
+    with pytest.raises(ConfigError, match="mode='w'"):
+        gopen(urls[0], "w")
+    with pytest.raises(SecurityError):
+        gopen("pipe:true")
+
+
+def test_rules_for_addresses(monkeypatch):
+    monkeypatch.setenv("GOPEN_REWRITE", "s3://(\\w+)/=http://proxy/\\1/;gs://=/data/;")
+    assert rewrite_url("s3://bucket/x") == "http://proxy/bucket/x"
+    assert rewrite_url("gs://x") == "/data/x"
+    assert rewrite_url("/gs://x") == "/gs://x"
+    for rule in ("nothing", "(=x"):
+        monkeypatch.setenv("GOPEN_REWRITE", rule)
+        with pytest.raises(ConfigError, match="REGEX=REPLACEMENT"):
+            rewrite_url("x")
+
+
+# web servers, caches
+
+
+def test_objects_that_do_not_exist_are_errors_with_their_address(tmp_path):
+    with (
+        web_server(tmp_path) as server,
+        pytest.raises(DatasetNotFoundError, match="nothing.tar"),
+    ):
+        samples(f"{server.url}/nothing.tar")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_states_of_shards_on_servers(tmp_path, urls, ranges):
+    with web_server(tmp_path, ranges=ranges) as server:
+        source = f"{server.url}/shard-{{000000..000001}}.tar"
+        one, other = (wds.WebDataset(source) for _ in range(2))
+        loop = iter(one)
+        first = [next(loop)["__key__"] for _ in range(5)]
+        other.load_state_dict(one.state_dict())
+        assert first + [s["__key__"] for s in other] == [f"{n:06}" for n in range(7)]
+
+
+def test_a_cache_keeps_whole_shards_by_their_whole_addresses(tmp_path):
+    for folder, start in (("a", 0), ("b", 10)):
+        (tmp_path / folder).mkdir()
+        data = tar_bytes(members_of(numbered(range(start, start + 3))))
+        (tmp_path / folder / "x.tar").write_bytes(data)
+    cache = tmp_path / "cache"
+    with web_server(tmp_path) as server:
+        sources = [f"{server.url}/a/x.tar", f"{server.url}/b/x.tar"]
+        expected = [0, 1, 2, 10, 11, 12]
+        assert samples(sources, cache_dir=cache) == expected
+        assert len(list(cache.rglob("x.tar"))) == 2
+        cached = list(wds.WebDataset(sources, cache_dir=cache))
+        assert keys(cached) == expected
+        assert all(str(cache) in sample["__local_path__"] for sample in cached)
+        # A file that was replaced on the server is read anew.
+        (tmp_path / "a/x.tar").write_bytes(tar_bytes(members_of(numbered([7]))))
+        assert samples(sources, cache_dir=cache) == [7, 10, 11, 12]
+
+
+def test_a_cache_does_not_keep_what_is_broken_or_was_left(tmp_path):
+    data = tar_bytes(members_of(numbered(range(3))))
+    (tmp_path / "cut.tar").write_bytes(data[:4096])
+    (tmp_path / "x.tar").write_bytes(data)
+    cache = tmp_path / "cache"
+    with web_server(tmp_path) as server:
+        with pytest.raises(TruncatedError):
+            samples(f"{server.url}/cut.tar", cache_dir=cache)
+        dataset = wds.WebDataset(f"{server.url}/x.tar", cache_dir=cache)
+        next(iter(dataset))
+        dataset.close()
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def test_a_cache_is_as_large_as_it_may_be(tmp_path):
+    make_shards(tmp_path / "data", [3] * 6)
+    cache = tmp_path / "cache"
+    with web_server(tmp_path / "data") as server:
+        source = f"{server.url}/shard-{{000000..000005}}.tar"
+        assert samples(source, cache_dir=cache, cache_size=25_000) == [*range(18)]
+        held = [path for path in cache.rglob("*.tar")]
+        assert sum(path.stat().st_size for path in held) <= 25_000
+        assert len(held) == 2
+
+
+def test_the_environment_names_a_cache(tmp_path, urls, monkeypatch):
+    monkeypatch.setenv("WDS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WDS_CACHE_SIZE", "1e9")
+    with web_server(tmp_path) as server:
+        assert samples(f"{server.url}/shard-000000.tar") == [0, 1, 2]
+    assert list((tmp_path / "cache").rglob("shard-000000.tar"))
+    monkeypatch.setenv("WDS_CACHE_SIZE", "much")
+    with pytest.raises(ConfigError, match="WDS_CACHE_SIZE"):
+        wds.WebDataset("x.tar")
+
+
+def test_opening_stages_of_the_earlier_generation(tmp_path, urls):
+    with web_server(tmp_path) as server:
+        source = [{"url": f"{server.url}/shard-000000.tar"}]
+        cached = wds.FileCache(str(tmp_path / "cache"))
+        dataset = wds.DataPipeline(source, cached, wds.tarfile_to_samples())
+        assert keys(dataset) == keys(dataset) == [0, 1, 2]
+    opened = wds.url_opener([{"url": url} for url in urls])
+    assert keys(wds.group_by_keys(wds.tar_file_expander(opened))) == [*range(7)]
+
+
+# damaged shards
+
+
+@pytest.mark.parametrize(
+    ("handler", "left"),
+    [(wds.ignore_and_continue, [3, 4, 5, 6]), (wds.ignore_and_stop, [])],
+)
+def test_handlers_decide_about_damaged_shards(urls, handler, left):
+    data = content(urls[0])
+    with open(urls[0], "wb") as file:
+        file.write(b"damaged " * 512 + data)
+    assert samples(urls, handler=handler, empty_check=False) == left
+    os.unlink(urls[0])
+    assert samples(urls, handler=handler, empty_check=False) == left
+    with pytest.raises(DatasetNotFoundError):
+        samples(urls)
+
+
+def test_wanted_members_by_pattern_and_function(urls):
+    found = list(wds.WebDataset(urls, select_files="*.{txt,cls}"))
+    assert all(set(sample) >= {"txt"} and "json" not in sample for sample in found)
+    renamed = wds.WebDataset(urls, rename_files=lambda name: name.replace("txt", "text"))
+    assert "text" in next(iter(renamed))
+    with pytest.raises(ConfigError, match="select_files=3"):
+        wds.WebDataset(urls, select_files=3)
+
+
+# records
+
+
+def write(path, data):
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "encode"),
+    [
+        (wds.cbors_to_samples, cbor2.dumps),
+        (wds.msgpacks_to_samples, msgpack.packb),
+        (wds.jsonl_to_samples, lambda value: b"%d\n\n" % value),
+    ],
+)
+def test_records_of_several_files(tmp_path, stage, encode):
+    files = [
+        write(tmp_path / f"{n}", b"".join(map(encode, range(n * 10, n * 10 + 5)))) for n in range(3)
+    ]
+    files.append(write(tmp_path / "packed", gzip.compress(encode(99))))
+
+    def make():
+        return wds.DataPipeline(wds.SimpleShardList(files), stage(), wds.shuffle(3))
+
+    expected = list(make())
+    assert sorted(expected) == [*range(5), *range(10, 15), *range(20, 25), 99]
+    one, other = make(), make()
+    loop = iter(one)
+    first = [next(loop) for _ in range(6)]
+    other.load_state_dict(one.state_dict())
+    assert first + list(other) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "data"),
+    [
+        (wds.cbors_to_samples, cbor2.dumps("text")[:-1]),
+        (wds.msgpacks_to_samples, msgpack.packb("text")[:-1]),
+        (wds.msgpacks_to_samples, b"\xc1"),
+        (wds.cbors_to_samples, b"\xff"),
+        (wds.jsonl_to_samples, b'{"a"\n'),
+    ],
+)
+def test_damaged_records_are_errors(tmp_path, stage, data):
+    path = write(tmp_path / "x", data)
+    with pytest.raises(FormatError, match=path):
+        list(stage()([path]))
+    assert list(stage(handler=wds.ignore_and_continue)([path])) == []
+
+
+# folders that others fill
+
+
+@pytest.mark.parametrize("mode", ["unlink", "keep", "resample"])
+def test_folders_that_others_fill(tmp_path, urls, mode):
+    dataset = wds.DataPipeline(
+        wds.DirectoryShardList(tmp_path, mode=mode, poll=0.01, timeout=0.05, select="oldest"),
+        wds.tarfile_to_samples(),
+    )
+    if mode == "resample":
+        found = keys(dataset.compose(wds.slice(20)))
+        assert len(found) == 20
+    else:
+        assert sorted(keys(dataset)) == [*range(7)]
+    dataset.close()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    suffix = {"unlink": None, "keep": "._done_", "resample": ""}[mode]
+    assert left == ([] if suffix is None else [f"shard-{n:06}.tar{suffix}" for n in range(2)])
+
+
+def test_files_that_dead_processes_have_claimed_are_claimed_again(tmp_path, urls):
+    os.rename(urls[0], f"{urls[0]}._999999999_")
+    dataset = wds.WebDataset(str(tmp_path), mode="unlink").slice(7)
+    assert sorted(keys(dataset)) == [*range(7)]
+    with pytest.raises(ConfigError, match="mode='x'"):
+        wds.WebDataset(str(tmp_path), mode="x")
+    with pytest.raises(DatasetNotFoundError, match="no such folder"):
+        wds.DirectoryShardList(str(tmp_path / "no"))
+
+
+def test_bytes_of_a_stream_that_is_open_already(urls):
+    stream = io.BytesIO(content(urls[0]))
+    assert keys(wds.tarfile_samples([{"url": "mine", "stream": stream}])) == [0, 1, 2]
