@@ -1,0 +1,246 @@
+"""Datasets described in a program instead of a `dataset.yaml`, under the names of former days.
+
+A factory opens the prepared dataset at a path; `build()` returns its samples, to be wrapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import ConfigError
+from energon.formats.tar_scan import scan_tar
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.prepare.dataset import prepare_dataset
+from energon.prepare.shards import find_shards
+from energon.samples.crude import CrudeSample
+from energon.samples.field_map import FieldMap
+from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.webdataset import WebdatasetSource
+from energon.stages.map import MapDataset as MapStage
+from energon.task_encoder.encoder import DefaultTaskEncoder
+from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets, make_reader
+from energon.task_encoder.leaves import OpenedLeaf
+from energon.task_encoder.load import OpenLeaf, sources_of
+from energon.worker import WorkerConfig
+from energon.wrappers.base import Always
+
+PARALLEL_SLICES = 16
+
+
+class WebdatasetFactory(LeafDataset):
+    """The samples of a prepared dataset of tar shards.
+
+    Args:
+        path: Its folder.
+        split_part: Which split.
+        training: Whether each pass is shuffled, or samples come in order.
+        worker_config: Who loads it.
+        sample_type: What samples become; None leaves them as crude samples.
+        field_map: How parts become the fields of the type; None for parts of the names of fields.
+        sample_loader: Instead of it, a function from the parts of a sample to its fields.
+        part_filter: The names of the parts to read; None for all that are needed.
+        subflavors: What the samples carry in `__subflavors__`.
+        decoder: Decodes the parts; None leaves them as bytes.
+        shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
+        parallel_shard_iters: See `get_train_dataset`.
+        max_samples_per_sequence: See `get_train_dataset`.
+        subset: A range of samples, as (first, behind the last) or in percent.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+
+    Raises:
+        ConfigError: If the arguments make no sense.
+        DatasetNotFoundError: If there is no prepared dataset.
+        EmptyDatasetError: If there are no samples.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        training: bool = True,
+        worker_config: WorkerConfig,
+        sample_type: type | None = None,
+        field_map: Mapping[str, str] | None = None,
+        sample_loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        part_filter: Collection[str] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        decoder: SampleDecoder | None = SampleDecoder(),  # noqa: B008 - immutable
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        subset: Any = None,
+        split_config: str | None = None,
+    ) -> None:
+        if sample_loader is not None and field_map is not None:
+            raise ConfigError("give a field_map or a sample_loader, not both")
+        if isinstance(part_filter, str) or callable(part_filter):
+            raise ConfigError("part_filter: list the names of the parts to read")
+        fields = _field_map(sample_type, field_map) if sample_loader is None else None
+        source = WebdatasetSource(
+            path,
+            split_part=split_part,
+            split_config=split_config or "split.yaml",
+            subsets=() if subset is None else (subset,),
+            parts=part_filter if fields is None or part_filter is not None else fields.parts,
+        )
+        name = source.path.name
+        opened = OpenedLeaf(
+            source,
+            OpenLeaf(
+                name=name,
+                dataset_path=str(source.path),
+                subflavors=dict(subflavors or {}),
+                sample_type=sample_type if fields is not None else None,
+                field_map=fields,
+                primary=WebdatasetFileStore(source.path),
+            ),
+            PlanLeaf(
+                uid=f"{name}/{split_part}",
+                num_samples=len(source),
+                slice_samples=max_samples_per_sequence
+                or choose_slice_samples(source.mean_sample_bytes),
+                parallel_slices=parallel_shard_iters or PARALLEL_SLICES,
+                shuffle_over_epochs=shuffle_over_epochs,
+            ),
+            _NO_CONFIG,
+        )
+        encoder = _decoding(None if sample_loader is not None else decoder)
+        (loaded,) = loaded_datasets([opened], None, encoder, worker_config, training=training)
+        found: LeafDataset = loaded.dataset
+        samples = found.samples
+        if sample_loader is not None and sample_type is not None and samples is not None:
+            reader = make_reader([opened])
+            load = LoadFields(str(source.path), sample_type, sample_loader, decoder)
+            hook = HookMaker(encoder, reader, (name,), worker_config.global_error_handler)
+            samples = MapStage(samples, Always((hook.make("load_sample", load),)))
+        super().__init__(
+            name=found.name,
+            paths=found.paths,
+            subflavors=found.subflavors,
+            num_samples=found.num_samples,
+            samples=samples,
+            worker_config=worker_config,
+            identity=found.identity,
+            primary=found.primary,
+        )
+        self.path = source.path
+        self.split_part = split_part
+        self.shards = source.shards
+        self.__sample_type__ = sample_type
+
+    @classmethod
+    def prepare_dataset(
+        cls,
+        parent_path: str | os.PathLike[str],
+        paths: Sequence[str] | None = None,
+        *,
+        split_parts_ratio: Sequence[tuple[str, float]] | None = None,
+        split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+        workers: int = 4,
+        **settings: Any,
+    ) -> set[str]:
+        """Prepare a folder of tar shards.
+
+        Args:
+            parent_path: The folder.
+            paths: The shards; all below the folder have to be among them.
+            split_parts_ratio: Names of splits and their shares.
+            split_parts_patterns: Instead of it, names of splits and regular expressions.
+            workers: Processes that read shards.
+            settings: As the function takes them.
+
+        Returns:
+            The names of the parts of the samples in the first shard.
+        """
+        prepare_dataset(
+            Path(parent_path),
+            split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+            split_parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
+            num_workers=workers,
+            **settings,
+        )
+        first = find_shards(Path(parent_path))[0]
+        return set(scan_tar(Path(parent_path) / first).part_names)
+
+
+class StandardWebdatasetFactory(WebdatasetFactory):
+    """The samples of a prepared dataset, as a sample type: what a plain dataset.yaml describes."""
+
+    def __init__(self, path: str | os.PathLike[str], *, sample_type: type, **settings: Any) -> None:
+        super().__init__(path, sample_type=sample_type, **settings)
+
+
+class CrudeWebdataset(WebdatasetFactory):
+    """The samples of a prepared dataset as they are: dicts of parts, for cookers."""
+
+    __sample_type__ = CrudeSample
+
+    def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
+        super().__init__(path, **settings)
+
+
+@dataclass(frozen=True)
+class LoadFields:
+    """Makes a typed sample of the fields that a function of the user returns."""
+
+    dataset_path: str
+    sample_type: type
+    sample_loader: Callable[[dict[str, Any]], Mapping[str, Any]]
+    decoder: SampleDecoder | None
+
+    def __call__(self, raw: CrudeSample) -> Any:
+        """Return the sample of `raw`, decoded."""
+        fields = dict(self.sample_loader(self.decoder(raw) if self.decoder is not None else raw))
+        about = {
+            "__key__": raw["__key__"],
+            "__restore_key__": raw["__restore_key__"],
+            "__subflavors__": raw["__subflavors__"],
+            "__sources__": sources_of(self.dataset_path, raw),
+        }
+        return self.sample_type(**{**about, **fields})
+
+
+_NO_CONFIG = DatasetConfig(
+    crude=True,
+    sample_type=None,
+    field_map=None,
+    sample_loader=None,
+    part_filter=None,
+    subflavors={},
+    split_config=None,
+    split_part=None,
+    shuffle_over_epochs=None,
+    parallel_shard_iters=None,
+    max_samples_per_sequence=None,
+    subset=None,
+    decoder=None,
+    given=frozenset(),
+    origin="",
+)
+
+
+def _decoding(decoder: SampleDecoder | None) -> AnyTaskEncoder:
+    encoder: AnyTaskEncoder = DefaultTaskEncoder()
+    encoder.decoder = decoder
+    return encoder
+
+
+def _field_map(sample_type: type | None, given: Mapping[str, str] | None) -> FieldMap | None:
+    if sample_type is None:
+        return None
+    if given is None:
+        raise ConfigError(
+            f"{sample_type.__name__}: which parts its fields are made of is not said; give a "
+            "field_map or a sample_loader"
+        )
+    fields = FieldMap.parse(dict(given))
+    fields.check(sample_type)
+    return fields
