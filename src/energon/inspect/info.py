@@ -90,13 +90,17 @@ def _jsonl(address: str) -> dict[str, Any]:
         try:
             source = JsonlSource(address, split_part=name)
         except EmptyDatasetError:
-            splits[name] = {"samples": 0, "excluded": 0}
+            splits[name] = {"samples": 0, "shards": 0, "excluded": 0}
         else:
-            splits[name] = {"samples": len(source), "excluded": len(source.excluded)}
+            excluded = len(source.excluded)
+            splits[name] = {"samples": len(source), "shards": 1, "excluded": excluded}
     return {
         "sample_type": "CrudeSample",
         "samples": len(lines),
+        "shards": 1,
         "bytes": int(lines.offsets[-1]),
+        "missing_shards": [],
+        "energon_version": None,
         "splits": splits,
     }
 
