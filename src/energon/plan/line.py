@@ -175,7 +175,8 @@ class LinePlan:
         # Of the passes before, a lane has its part of each leaf; of this one, what it has read.
         before = self._line.shares * (passes * self.length)
         counts: NDArray[np.float64] = before + np.diff(edges)
-        return counts * (row / max(1, passes * self.length + rest))
+        counts *= row / max(1, passes * self.length + rest)
+        return counts
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
