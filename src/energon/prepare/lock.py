@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from energon.errors import DatasetBusyError
@@ -87,9 +87,11 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
+    """Note who holds the lock; on a full disk nobody does."""
     about = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, about.encode(), 0)
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, about.encode(), 0)
 
 
 def _holder(descriptor: int) -> str:

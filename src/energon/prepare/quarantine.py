@@ -56,6 +56,8 @@ def _entry(text: str, origin: str) -> str:
     try:
         about = json.loads(text)
         shard, key = about["shard"], about.get("key")
+        if not isinstance(shard, str) or not isinstance(key, (str, type(None))):
+            raise TypeError("no text")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f'{origin}: wanted is SHARD, SHARD/KEY or {{"shard": …, "key": …}}, found {text!r}'
@@ -64,5 +66,5 @@ def _entry(text: str, origin: str) -> str:
 
 
 def _escape(entry: str) -> str:
-    """Return an entry in which braces stand for themselves."""
-    return _BRACES.sub(r"\\\1", entry)
+    """Return an entry that stands for itself, where it would be taken for a pattern."""
+    return _BRACES.sub(r"\\\1", entry) if "{" in entry else entry

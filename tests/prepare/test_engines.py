@@ -1,0 +1,211 @@
+"""The same everywhere: in this process, in several, on real clusters of Dask and Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon.errors import ConfigError, FormatError, StorageError, WorkerError
+from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.engines import MAX_TRIES, Engine, run_batches
+from energon.sources.webdataset import WebdatasetSource
+from tests.datasets import write_shard
+
+ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
+
+
+def square(number):
+    return number * number, os.getpid()
+
+
+def square_slowly(number):
+    time.sleep(0.05)
+    return square(number)
+
+
+def fail(number, folder, error, times):
+    """Raise an error the first few times that it is called with a number."""
+    path = Path(folder) / f"{number}-{len(os.listdir(folder))}"
+    path.touch()
+    if number == 3 and len(list(Path(folder).glob("3-*"))) <= times:
+        raise error("on purpose")
+    return number
+
+
+def die_once(number, folder):
+    path = Path(folder) / "dead"
+    if number == 3 and not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def alone(**settings):
+    return Engine(num_workers=1, **settings)
+
+
+def two():
+    return Engine(num_workers=2)
+
+
+@pytest.mark.parametrize("engine", [alone(), two()])
+def test_every_batch_is_done_once(engine):
+    found = dict(run_batches(engine, square, [(n,) for n in range(20)]))
+    assert {number: value for number, (value, _) in found.items()} == {n: n * n for n in range(20)}
+    others = {pid for _, pid in found.values()} - {os.getpid()}
+    assert bool(others) == (engine.num_local > 1)
+
+
+@pytest.mark.parametrize("engine", [alone(), two()])
+def test_what_may_pass_is_tried_again(engine, tmp_path, caplog):
+    batches = [(n, str(tmp_path), StorageError, 2) for n in range(6)]
+    found = dict(run_batches(engine, fail, batches))
+    assert sorted(found.values()) == list(range(6))
+    assert caplog.text.count("trying it again") == 2
+
+
+@pytest.mark.parametrize("engine", [alone(), two()])
+def test_what_fails_again_and_again_ends_it(engine, tmp_path):
+    batches = [(n, str(tmp_path), OSError, 99) for n in range(6)]
+    with pytest.raises(WorkerError, match=f"failed {MAX_TRIES} times.*OSError: on purpose"):
+        list(run_batches(engine, fail, batches))
+
+
+@pytest.mark.parametrize("engine", [alone(), two()])
+def test_a_damaged_shard_ends_it_at_once(engine, tmp_path):
+    batches = [(n, str(tmp_path), FormatError, 99) for n in range(6)]
+    with pytest.raises(FormatError, match="on purpose"):
+        list(run_batches(engine, fail, batches))
+    assert len(list(tmp_path.glob("3-*"))) == 1
+
+
+def test_a_process_that_is_killed_is_replaced(tmp_path, caplog):
+    found = dict(run_batches(two(), die_once, [(n, str(tmp_path)) for n in range(8)]))
+    assert found == {n: n for n in range(8)}
+    assert "starting the processes again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "spark"}, "wanted is one of local, dask, ray"),
+        ({"address": "tcp://x"}, "has no address"),
+        ({"num_workers": 0}, "at least 1"),
+    ],
+)
+def test_engines_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Engine(**settings)
+
+
+def make_shards(root):
+    for shard in range(6):
+        write_shard(root / f"{shard}.tar", [(f"{shard}_{n}", {"txt": b"x"}) for n in range(20)])
+    return root
+
+
+def check_prepared(root, engine):
+    pids = {pid for _, (_, pid) in run_batches(engine, square_slowly, [(n,) for n in range(12)])}
+    assert len(pids) > 1
+    info = prepare_dataset(root, **ALL, indexing=Indexing(engine))
+    assert info.shard_counts == {f"{n}.tar": 20 for n in range(6)}
+    source = WebdatasetSource(root)
+    assert len(source.read(np.arange(len(source)))) == 120
+    (root / "6.tar").write_bytes((root / "5.tar").read_bytes()[:3000])
+    with pytest.raises(FormatError, match=r"6\.tar"):
+        prepare_dataset(root, **ALL, indexing=Indexing(engine))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start programs, which end with the test."""
+    started = []
+
+    def start_program(*command):
+        with open(tmp_path / f"{len(started)}.log", "wb") as log:
+            # Workers import this file to run what is in it.
+            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        started.append(process)
+
+    yield start_program
+    for process in reversed(started):
+        process.terminate()
+    for process in started:
+        try:
+            process.wait(20)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(condition):
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+@pytest.fixture
+def dask_address(start, tmp_path):
+    """A scheduler and two workers, each a process of its own."""
+    pytest.importorskip("distributed")
+    file = tmp_path / "scheduler.json"
+    place = ("--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(file))
+    start("distributed.cli.dask_scheduler", *place, "--port", "0")
+    for _ in range(2):
+        start("distributed.cli.dask_worker", *place, "--nthreads", "1", "--no-nanny")
+    wait_for(lambda: file.exists() and file.stat().st_size)
+    address = json.loads(file.read_text())["address"]
+    from distributed import Client
+
+    with Client(address) as client:
+        client.wait_for_workers(2, timeout=20)
+    return address
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_prepares_the_same(dask_address, tmp_path):
+    check_prepared(make_shards(tmp_path / "ds"), Engine("dask", dask_address))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_dask_cluster_is_an_error():
+    pytest.importorskip("distributed")
+    import dask
+
+    quick = dask.config.set({"distributed.comm.timeouts.connect": "0.3s"})
+    with quick, pytest.raises(WorkerError, match="no Dask scheduler answers at tcp://127.0.0.1:1"):
+        list(run_batches(Engine("dask", "tcp://127.0.0.1:1"), square, [(1,)]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_cluster_prepares_the_same(start, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    head = ("start", "--head", "--block", "--num-cpus", "2", "--include-dashboard", "false")
+    start("ray.scripts.scripts", *head, "--port", str(port), "--node-ip-address", "127.0.0.1")
+    wait_for(lambda: "Ray runtime started" in (tmp_path / "0.log").read_text())
+    check_prepared(make_shards(tmp_path / "ds"), Engine("ray", f"127.0.0.1:{port}"))

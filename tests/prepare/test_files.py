@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
+from energon.formats.info import load_info
+from energon.prepare import files
+from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.files import list_files, stage_files, write_files
+from energon.prepare.index import IndexOptions, index_batch
+from energon.prepare.leftovers import clear_leftovers
+from energon.prepare.shard_writer import ShardWriter
+from energon.prepare.verify import verify_dataset
+from tests.datasets import write_shard
+
+ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """Mount an own file system of some kilobytes, where that is allowed."""
+    mounted = []
+
+    def mount_there(folder, size, *options):
+        folder.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size}", *options)), "x", folder]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("mounting is not allowed here")
+        mounted.append(folder)
+        return folder
+
+    yield mount_there
+    for folder in mounted:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_files_are_there_as_a_whole_or_not_at_all(tmp_path, count):
+    paths = [tmp_path / f"{n}.x" for n in range(count)]
+    staged = stage_files((path, b"new") for path in paths)
+    assert not any(path.exists() for path in paths)
+    staged.commit()
+    assert [path.read_bytes() for path in paths] == [b"new"] * count
+    assert len(os.listdir(tmp_path)) == count
+    stage_files([(paths[0], b"other")]).discard()
+    assert paths[0].read_bytes() == b"new"
+    assert len(os.listdir(tmp_path)) == count
+
+
+def test_an_error_leaves_nothing_of_any_file(tmp_path):
+    with pytest.raises(DatasetNotFoundError):
+        write_files([(tmp_path / "a", b"x"), (tmp_path / "no/folder", b"x")])
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_a_call_for_all_files_each_is_flushed(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(files, "_flush_file_system", lambda folder: False)
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    write_files((tmp_path / str(n), b"x") for n in range(20))
+    assert len(flushed) == 20
+
+
+def test_files_are_listed_through_links_and_without_indexes(tmp_path):
+    for name in ("b/c.tar", "a.tar", ".nv-meta/split.yaml", "x/y/.nv-meta/z"):
+        (tmp_path / "ds" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ds" / name).touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/d.tar").touch()
+    (tmp_path / "ds/link").symlink_to(tmp_path / "other")
+    assert list_files(tmp_path / "ds") == ["a.tar", "b/c.tar", "link/d.tar"]
+
+
+def test_what_killed_runs_have_left_is_cleared_away(tmp_path):
+    write_shard(tmp_path / "a.tar", [("a", {"txt": b"x"})])
+    (tmp_path / ".nv-meta").mkdir()
+    left = [".a.tar.idx.0a1b2c3d", ".a.tar.parts.abcd_123", ".nv-meta/.index.sqlite.01234567"]
+    kept = [".b.tar.01234567", ".a.tar.idx.short", "a.tar.idx.01234567"]
+    for name in left + kept:
+        (tmp_path / name).touch()
+    clear_leftovers(tmp_path, ["a.tar"])
+    assert not any((tmp_path / name).exists() for name in left)
+    assert all((tmp_path / name).exists() for name in kept)
+
+
+def test_a_full_disk_is_an_error_and_keeps_the_old_dataset(mount, tmp_path):
+    root = mount(tmp_path / "ds", "1m")
+    write_shard(root / "0.tar", [(f"{n}", {"txt": b"x"}) for n in range(100)])
+    prepare_dataset(root, **ALL)
+    before = (root / ".nv-meta/.info.json").read_text()
+    write_shard(root / "1.tar", [(f"k{n}", {"txt": b""}) for n in range(900)])
+    with open(root / "filler", "wb", buffering=0) as filler:
+        while True:
+            try:
+                filler.write(bytes(4096))
+            except OSError:
+                break
+    with pytest.raises(StorageError, match="No space left on device; make room"):
+        prepare_dataset(root, **ALL)
+    assert (root / ".nv-meta/.info.json").read_text() == before
+    assert [name for name in os.listdir(root) if name.startswith(".0") or ".1" in name] == []
+    assert verify_dataset(root, engine=Engine(num_workers=1)).ok
+    (root / "filler").unlink()
+    assert prepare_dataset(root, **ALL).num_samples == 1000
+
+
+def test_a_full_disk_leaves_nothing_of_a_shard(mount, tmp_path):
+    root = mount(tmp_path / "ds", "256k")
+
+    def write():
+        with ShardWriter(root / "%d.tar", maxcount=50) as writer:
+            for n in range(1000):
+                writer.write({"__key__": f"{n}", "txt": b"x" * 1000})
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
+    left = sorted(name for name in os.listdir(root) if name.endswith(".tar"))
+    assert left
+    assert not any(name.startswith(".") for name in os.listdir(root))
+    with ShardWriter(root / "%d.tar", resume=True) as writer:
+        assert writer.num_samples == 50 * len(left)
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_with_advice(mount, tmp_path):
+    root = mount(tmp_path / "ds", "1m")
+    write_shard(root / "0.tar", [("a", {"txt": b"x"})])
+    subprocess.run(["mount", "-o", "remount,ro", root], check=True)
+    with pytest.raises(StorageAccessError, match="prepare a folder with links to the shards"):
+        prepare_dataset(root, **ALL)
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "0.tar").symlink_to(root / "0.tar")
+    assert prepare_dataset(folder, **ALL).num_samples == 1
+
+
+def test_a_shard_that_vanishes_during_the_run_is_an_error(tmp_path):
+    for n in range(3):
+        write_shard(tmp_path / f"{n}.tar", [(f"{n}", {"txt": b"x"})])
+
+    def progress(done, total):
+        (tmp_path / "2.tar").unlink(missing_ok=True)
+
+    batch = index_batch(str(tmp_path), ["0.tar", "1.tar", "2.tar"], IndexOptions())
+    assert len(batch) == 3
+    (tmp_path / "2.tar").unlink()
+    with pytest.raises(DatasetNotFoundError, match=r"2\.tar: no such file; if it was deleted"):
+        index_batch(str(tmp_path), ["0.tar", "1.tar", "2.tar"], IndexOptions())
+    assert prepare_dataset(tmp_path, **ALL, indexing=Indexing(progress=progress)).num_samples == 2
+    assert load_info(tmp_path).shard_counts == {"0.tar": 1, "1.tar": 1}
+
+
+def test_a_broken_link_is_an_error_that_names_it(tmp_path):
+    write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
+    (tmp_path / "1.tar").symlink_to(tmp_path / "nothing")
+    with pytest.raises(DatasetNotFoundError, match=r"1\.tar"):
+        prepare_dataset(tmp_path, **ALL)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.braces import expand_braces
+from energon.formats.split import load_split
+from energon.prepare.dataset import prepare_dataset
+from energon.prepare.quarantine import load_quarantine, write_quarantine
+from energon.sources.webdataset import WebdatasetSource
+from tests.datasets import write_shard
+
+ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
+names = st.text("ab{},.\\ 0é/", min_size=1, max_size=10).map(lambda text: f"x{text}x")
+
+
+@given(st.lists(st.tuples(names, st.none() | names, st.text(max_size=5)), max_size=6))
+def test_entries_come_back_and_stand_for_themselves(tmp_path_factory, entries):
+    path = tmp_path_factory.mktemp("q") / "q.jsonl"
+    write_quarantine(path, entries)
+    wanted = [shard if key is None else f"{shard}/{key}" for shard, key, _ in entries]
+    assert [expand_braces(entry) for entry in load_quarantine(path)] == [[w] for w in wanted]
+
+
+def test_lines_of_text_and_json_may_be_mixed(tmp_path):
+    path = tmp_path / "q.txt"
+    path.write_text('# why\n\na.tar/k1\nb.tar\n{"shard": "c.tar", "key": "k", "why": "x"}\n')
+    assert load_quarantine(path) == ["a.tar/k1", "b.tar", "c.tar/k"]
+
+
+@pytest.mark.parametrize("line", ["{", '{"key": "a"}', '{"shard": 3, "key": []}'])
+def test_lines_that_make_no_sense_are_refused(tmp_path, line):
+    path = tmp_path / "q.txt"
+    path.write_text(f"a.tar\n{line}\n")
+    with pytest.raises(ConfigError, match=r"q\.txt:2: wanted is"):
+        load_quarantine(path)
+
+
+def test_what_is_listed_is_left_out_and_stays_out(tmp_path):
+    for n in range(3):
+        write_shard(tmp_path / f"{n}.tar", [(f"{n}_{k}{{}}", {"txt": b"x"}) for k in range(4)])
+    path = tmp_path / "q.jsonl"
+    path.write_text("0.tar\n" + json.dumps({"shard": "1.tar", "key": "1_2{}"}) + "\n")
+    prepare_dataset(tmp_path, **ALL, exclude_from=[path])
+    assert len(WebdatasetSource(tmp_path)) == 7
+    path.write_text("2.tar/2_0{}\n1.tar/1_2{}\n")
+    prepare_dataset(tmp_path, **ALL, exclude_from=[path])
+    assert len(WebdatasetSource(tmp_path)) == 6
+    prepare_dataset(tmp_path, **ALL)
+    assert len(load_split(tmp_path).exclude) == 3
+
+
+def test_a_missing_file_is_an_error_before_anything_is_written(tmp_path):
+    write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
+    with pytest.raises(DatasetNotFoundError, match=r"q\.jsonl"):
+        prepare_dataset(tmp_path, **ALL, exclude_from=[tmp_path / "q.jsonl"])
+    assert not (tmp_path / ".nv-meta").exists()
