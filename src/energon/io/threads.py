@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class WaitingThreads:
@@ -26,9 +27,7 @@ class WaitingThreads:
     def __init__(self, count: int, name: str) -> None:
         self._count = count
         self._name = name
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = (
-            SimpleQueue()
-        )
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads = 0
         self._lock = threading.Lock()
@@ -46,14 +45,20 @@ class WaitingThreads:
                     ).start()
         return future
 
+    def close(self) -> None:
+        """Let the threads end when all that was given to them is done."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._jobs.put(None)
+
     def _work(self) -> None:
-        while True:
-            future, function, arguments = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
+            future, function, arguments = job
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*arguments))
                 except BaseException as error:
                     future.set_exception(error)
             # An idle thread must not hold on to what it read last.
-            del future, function, arguments
+            del job, future, function, arguments
             self._idle.release()

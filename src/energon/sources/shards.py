@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import NamedTuple
 
-import numpy as np
-
-from energon.errors import EnergonError, FormatError, ShardChangedError, TruncatedError
+from energon.errors import EnergonError, ShardChangedError, TruncatedError
 from energon.formats.part_table import PartTable, open_part_table
-from energon.formats.tar import iter_members, split_name
+from energon.formats.table_check import find_misplaced
 from energon.formats.tar_index import load_tar_index, tar_index_path
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath
@@ -33,8 +31,6 @@ PROBED_SAMPLES = 8
 """How many samples are compared with their table where the date of a shard is another."""
 FAR_PROBED_SAMPLES = 2
 """The same where each takes the time of a request."""
-PROBE_BYTES = 64 << 10
-"""What is read for the headers of a sample at a time."""
 
 
 class OpenShard(NamedTuple):
@@ -178,38 +174,14 @@ def _indexed_size(path: str) -> int:
 
 def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
     """Raise ShardChangedError unless `count` samples lie where the table says."""
-    last = shard.table.num_samples - 1
-    for index in np.unique(np.linspace(0, last, count).astype(np.int64)).tolist():
-        if not _is_where_indexed(shard, index):
-            raise ShardChangedError(
-                f"{shard.file.path}: sample {shard.table.key_of(index)!r} does not lie at byte "
-                f"{shard.table.sample_extent(index)[0]}, as it did when the shard was indexed; "
-                f"the shard was written anew, {_again(dataset)}"
-            )
-
-
-def _is_where_indexed(shard: OpenShard, index: int) -> bool:
-    """Return whether the headers of a sample say what the table says."""
     table, file = shard
-    begin, end = table.sample_extent(index)
-    key = table.key_of(index)
-    expected = [
-        ((key, name), offset - begin, size) for name, offset, size in table.sample_parts(index)
-    ]
-
-    def read(offset: int, count: int) -> bytes:
-        return file.pread(begin + offset, min(count, PROBE_BYTES, end - begin - offset))
-
-    try:
-        members = list(iter_members(read, end - begin, origin=file.path, strict=False))
-    except FormatError:
-        return False
-    found = [
-        (split_name(member.name), member.offset, member.size)
-        for member in members
-        if split_name(member.name) is not None
-    ]
-    return found == expected
+    index = find_misplaced(table, file.pread, count=count)
+    if index is not None:
+        raise ShardChangedError(
+            f"{file.path}: sample {table.key_of(index)!r} does not lie at byte "
+            f"{table.sample_extent(index)[0]}, as it did when the shard was indexed; the shard "
+            f"was written anew, {_again(dataset)}"
+        )
 
 
 def _again(dataset: AnyPath) -> str:

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from energon.errors import DatasetNotFoundError, FormatError, StorageError
+from energon.formats.info import load_info
+from energon.formats.part_table import PartTable
+from energon.io.address import join_address
+from energon.io.epath import EPath
+from energon.io.files import delete_file, read_bytes, write_bytes, write_text
+from energon.io.registry import forget_stores
+from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.index import IndexOptions
+from energon.prepare.remote import standing_in
+from tests.datasets import write_shard
+from tests.servers.places import moto_port, open_place, quick_retries  # noqa: F401
+from tests.servers.proxy import Fault
+from tests.sources.distant import train, upload
+
+
+@pytest.fixture
+def s3(request):
+    yield from open_place("moto", request)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Shards that nobody has prepared."""
+    root = tmp_path / "ds"
+    for shard in range(4):
+        samples = [
+            (f"{shard}{n:03}", {"txt": f"text {n}".encode() * (n % 50), "bin": bytes(n * 100)})
+            for n in range(40)
+        ]
+        write_shard(root / f"part/{shard}.tar", samples)
+    return root
+
+
+def prepare(address, *, options=None, exclude=(), **settings):
+    settings = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset", **settings}
+    with standing_in(address, options=options, exclude=exclude) as folder:
+        checksum = options is not None and options.checksum
+        return prepare_dataset(
+            folder, exclude=exclude, indexing=Indexing(checksum=checksum), **settings
+        )
+
+
+def index_files(address):
+    return {
+        path.name: PartTable.from_buffer(path.read_bytes(), origin=path.name)
+        for path in EPath(address).glob("**/*.parts")
+    }
+
+
+def test_a_dataset_in_a_store_is_prepared_as_one_on_disk(s3, shards):
+    address = upload(shards, s3.address)
+    info = prepare(address)
+    expected = prepare_dataset(shards, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    assert info == expected == load_info(EPath(address))
+    local = {path.name: PartTable.open(path) for path in shards.glob("part/*.parts")}
+    remote = index_files(address)
+    assert remote.keys() == local.keys()
+    for name, table in remote.items():
+        assert (table.part_offset == local[name].part_offset).all()
+    names = {path.name for path in EPath(f"{address}/.nv-meta").walk()}
+    assert {".info.json", "index.sqlite", "index.uuid", "split.yaml", "dataset.yaml"} == names
+    assert train(address, batches=10)[0] == train(shards, batches=10)[0]
+
+
+def test_shards_that_have_not_changed_are_not_read_again(s3, shards, tmp_path):
+    address = upload(shards, s3.address)
+    prepare(address)
+    s3.proxy.plan([])
+    prepare(address)
+    assert not any(request.is_data for request in s3.proxy.requests)
+    write_shard(tmp_path / "new.tar", [(f"9{n:03}", {"txt": b"new"}) for n in range(7)])
+    write_bytes(f"{address}/part/9.tar", tmp_path / "new.tar")
+    s3.proxy.plan([])
+    assert prepare(address).shard_counts["part/9.tar"] == 7
+    read = {request.path for request in s3.proxy.requests if request.is_data}
+    assert len(read) == 1
+    assert read.pop().endswith("9.tar")
+
+
+def test_another_machine_goes_on_with_what_was_uploaded(s3, shards, tmp_path, monkeypatch):
+    address = upload(shards, s3.address)
+    prepare(address)
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "other machine"))
+    s3.proxy.plan([])
+    prepare(address)
+    assert not any(request.is_data for request in s3.proxy.requests)
+
+
+def test_a_shard_that_was_replaced_is_indexed_anew(s3, shards, tmp_path):
+    address = upload(shards, s3.address)
+    prepare(address)
+    write_shard(tmp_path / "new.tar", [(f"0{n:03}", {"txt": b"new"}) for n in range(7)])
+    write_bytes(f"{address}/part/0.tar", tmp_path / "new.tar")
+    assert prepare(address).shard_counts["part/0.tar"] == 7
+
+
+def test_shards_that_are_gone_leave_the_dataset(s3, shards):
+    address = upload(shards, s3.address)
+    prepare(address)
+    delete_file(f"{address}/part/3.tar")
+    assert "part/3.tar" not in prepare(address).shard_counts
+    assert "part/3.tar" not in load_info(EPath(address)).shard_counts
+
+
+def test_datasets_that_were_prepared_before_their_upload_need_only_be_looked_at(s3, shards):
+    prepare_dataset(shards, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    address = upload(shards, s3.address)
+    s3.proxy.plan([])
+    prepare(address)
+    edges = [
+        tuple(map(int, request.range.removeprefix("bytes=").split("-")))
+        for request in s3.proxy.requests
+        if request.is_data and request.path.endswith(".tar")
+    ]
+    size = sum(path.stat().st_size for path in shards.glob("part/*.tar"))
+    assert sum(last - first + 1 for first, last in edges) < size / 2
+
+
+def test_checksums_are_those_of_the_contents(s3, shards):
+    address = upload(shards, s3.address)
+    prepare(address, options=IndexOptions(checksum=True))
+    prepare_dataset(
+        shards,
+        split_parts=["train:.*"],
+        sample_type="CrudeWebdataset",
+        indexing=Indexing(checksum=True),
+    )
+    for name, table in index_files(address).items():
+        expected = PartTable.open(shards / "part" / name).part_crc32
+        assert (table.part_crc32 == expected).all()
+
+
+def test_a_run_that_breaks_off_leaves_the_old_dataset_and_goes_on_later(
+    s3, shards, tmp_path, quick_retries, monkeypatch
+):
+    address = upload(shards, s3.address)
+    prepare(address)
+    before = {path.url: path.read_bytes() for path in EPath(f"{address}/.nv-meta").walk()}
+    for shard in (5, 6, 7):
+        write_shard(tmp_path / "new.tar", [(f"{shard}{n:03}", {"t": b"new"}) for n in range(3)])
+        write_bytes(f"{address}/part/{shard}.tar", tmp_path / "new.tar")
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "2")
+    forget_stores()
+    s3.proxy.plan(
+        [Fault("status")] * 50, lambda request: request.is_data and "6.tar" in request.path
+    )
+    with pytest.raises(StorageError):
+        prepare(address)
+    s3.proxy.plan([])
+    after = {path.url: path.read_bytes() for path in EPath(f"{address}/.nv-meta").walk()}
+    assert after == before
+    assert len(prepare(address).shard_counts) == 7
+
+
+def test_a_damaged_shard_is_named_unless_it_is_excluded(s3, shards):
+    data = (shards / "part/2.tar").read_bytes()
+    (shards / "part/2.tar").write_bytes(data[: len(data) // 2])
+    address = upload(shards, s3.address)
+    with pytest.raises(FormatError, match=r"s3://.*part/2\.tar"):
+        prepare(address)
+    assert len(prepare(address, exclude=["part/2"]).shard_counts) == 3
+
+
+def test_a_folder_without_shards_is_refused(s3):
+    write_text(f"{s3.address}/x.txt", "no shard")
+    with pytest.raises(DatasetNotFoundError, match=r"no \.tar file"):
+        prepare(s3.address)
+
+
+def test_a_mirror_that_was_deleted_is_made_anew(s3, shards, tmp_path):
+    address = upload(shards, s3.address)
+    info = prepare(address)
+    shutil.rmtree(tmp_path / "cache")
+    assert prepare(address) == info
+    assert read_bytes(join_address(address, ".nv-meta/.info.json"))
