@@ -90,6 +90,8 @@ class JsonlFile:
         Raises:
             ShardChangedError: If there is something else where a line was indexed.
         """
+        if not len(numbers):
+            return []
         low, high = self.extents(numbers)
         buffers, begin = read_spans(self.file, low, high)
         bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
@@ -154,6 +156,11 @@ class JsonlSource:
     def path(self) -> AnyPath:
         """The file."""
         return self.lines.path
+
+    @property
+    def paths(self) -> list[AnyPath]:
+        """The file, in a list of one."""
+        return [self.path]
 
     @property
     def is_remote(self) -> bool:
@@ -271,8 +278,6 @@ class JsonlFileStore(FileStore[bytes]):
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         numbers = np.array([self._number(name) for name in names], np.int64)
-        if not len(numbers):
-            return []
         order = np.argsort(numbers, kind="stable")
         found = dict(zip(order.tolist(), self.lines.read(numbers[order]), strict=True))
         shard = address_name(self.lines.path)

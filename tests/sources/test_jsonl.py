@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from energon import (
+    ConfigError,
+    Cooker,
+    DatasetNotFoundError,
+    DefaultTaskEncoder,
+    EmptyDatasetError,
+    TextSample,
+    basic_sample_keys,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon.cli.main import main
+from energon.errors import NoSuchFileError, ShardChangedError
+from energon.formats.jsonl import jsonl_split_path
+from energon.prepare.dataset import prepare_dataset
+from energon.prepare.jsonl import prepare_jsonl
+from energon.sources.file_store_open import open_file_store
+from energon.sources.jsonl import JsonlFileStore, JsonlSource
+from energon.task_encoder.cooker import cooker
+from energon.testing import check_resume
+from tests.datasets import write_shard
+from tests.task_encoder.runs import config
+
+N = 40
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    rows = [json.dumps({"n": n, "text": "ä" * (n % 7)}) for n in range(N)]
+    path.write_text("\n" + "\n\n".join(rows[:20]) + "\n" + "\n".join(rows[20:]), "utf-8")
+    assert prepare_jsonl(path) == N
+    return path
+
+
+def numbers(samples):
+    return [json.loads(sample["json"])["n"] for sample in samples]
+
+
+def test_samples_of_any_ordinals_come_in_their_order(path):
+    source = JsonlSource(path)
+    ordinals = list(range(N)) * 2
+    random.Random(0).shuffle(ordinals)
+    samples = source.read(np.array(ordinals))
+    assert numbers(samples) == ordinals
+    assert [sample["__key__"] for sample in samples] == [str(n) for n in ordinals]
+    assert samples[0]["__shard__"] == "lines.jsonl"
+    assert source.read(np.array([], np.int64)) == []
+    with pytest.raises(IndexError, match="0 to 39, not 40"):
+        source.read(np.array([3, 40]))
+
+
+def test_splits_and_excluded_samples_count_from_zero(path):
+    prepare_jsonl(path, split_ratio={"train": 8, "val": 1, "test": 1})
+    sizes = {name: len(JsonlSource(path, split_part=name)) for name in ("train", "val", "test")}
+    assert sizes == {"train": 32, "val": 4, "test": 4}
+    val = JsonlSource(path, split_part="val", exclude=["33", "lines.jsonl/35", "2"])
+    assert numbers(val.read(np.arange(2))) == [32, 34]
+    assert val.locate(1).key == "34"
+    assert val.locate(1).offset == path.read_bytes().index(b'{"n": 34')
+    half = JsonlSource(path, split_part="train", subsets=[("50%", "100%")])
+    assert numbers(half.read(np.array([0, 15]))) == [16, 31]
+
+
+def test_the_file_of_splits_may_be_written_by_hand(path):
+    with open(jsonl_split_path(path), "w") as file:
+        file.write("split_parts: {train: [0, '75%'], val: ['75%', end]}\n")
+    with pytest.raises(ConfigError, match=r"split 'train'.*mixes"):
+        JsonlSource(path)
+    with open(jsonl_split_path(path), "w") as file:
+        file.write("split_parts: {train: ['0%', '75%'], val: [30, end]}\nexclude: [31]\n")
+    assert len(JsonlSource(path)) == 30
+    assert numbers(JsonlSource(path, split_part="val").read(np.arange(9)))[:2] == [30, 32]
+    prepare_jsonl(path, split_ratio={"train": 1})
+    assert len(JsonlSource(path)) == N - 1  # what is excluded stays so
+
+
+def test_an_empty_split_is_an_error(path):
+    with open(jsonl_split_path(path), "w") as file:
+        file.write("split_parts: {train: [5, 5]}\n")
+    with pytest.raises(EmptyDatasetError, match="no samples"):
+        JsonlSource(path)
+
+
+def test_a_file_that_was_changed_is_an_error(path):
+    text = path.read_bytes()
+    path.write_bytes(text + b"\n")
+    with pytest.raises(ShardChangedError, match="energon prepare"):
+        JsonlSource(path)
+    path.write_bytes(text.replace(b'{"n": 3,', b' "n": 3,'))
+    with pytest.raises(ShardChangedError, match="sample 3 begins with"):
+        JsonlSource(path).read(np.array([3]))
+
+
+def test_a_file_that_is_not_indexed_or_not_there_is_an_error(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match="does not exist"):
+        JsonlSource(tmp_path / "absent.jsonl")
+    (tmp_path / "x.jsonl").write_text("{}")
+    with pytest.raises(DatasetNotFoundError, match=r"x\.jsonl\.idx is missing; run `energon prep"):
+        JsonlSource(tmp_path / "x.jsonl")
+
+
+def test_fingerprints_tell_contents_apart(path):
+    first = JsonlSource(path).fingerprint()
+    assert JsonlSource(path).fingerprint() == first
+    assert JsonlSource(path, exclude=["1"]).fingerprint() != first
+    assert JsonlSource(path, subsets=[(0, 39)]).fingerprint() != first
+
+
+def test_lines_are_files_by_number(path):
+    store = open_file_store(path)
+    assert isinstance(store, JsonlFileStore)
+    store = pickle.loads(pickle.dumps(store))
+    assert json.loads(store.get("7.json"))["n"] == 7
+    names = ["30.json", "2.json", "30.json", "0.json"]
+    assert [json.loads(data)["n"] for data in store.get_many(names)] == [30, 2, 30, 0]
+    assert store.get_many([]) == []
+    assert list(store.names())[-1] == "39.json"
+    assert store["39.json"][1].file_names == ("39.json",)
+
+
+@pytest.mark.parametrize(
+    "name", ["40.json", "-1.json", "1", "01.json", "x.json", "1.txt", "", "٣.json", "1.0.json"]
+)
+def test_other_names_are_no_lines(path, name):
+    store = JsonlFileStore(path)
+    assert name not in store
+    with pytest.raises(NoSuchFileError, match="0.json to 39.json"):
+        store.get(name)
+
+
+def cook(sample):
+    return TextSample(**basic_sample_keys(sample), text=str(sample["json"]["n"]))
+
+
+class Encoder(DefaultTaskEncoder):
+    cookers = (Cooker(cook),)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_jsonl_file_is_a_dataset_to_train_on(path, num_workers):
+    dataset = get_train_dataset(
+        path,
+        worker_config=config(num_workers=num_workers),
+        batch_size=4,
+        task_encoder=Encoder(),
+        virtual_epoch_length=N // 4,
+    )
+    with get_savable_loader(dataset) as loader:
+        texts = [text for batch in loader for text in batch.text]
+    assert sorted(texts, key=int) == [str(n) for n in range(N)]
+    assert texts != sorted(texts, key=int)
+
+
+def test_pipelines_over_jsonl_files_resume_anywhere(path):
+    dataset = get_val_dataset(path, worker_config=config(), batch_size=7, task_encoder=Encoder())
+    check_resume(dataset.stage)
+    texts = [text for batch in get_savable_loader(dataset) for text in batch.text]
+    assert texts == [str(n) for n in range(N)]
+
+
+def test_a_jsonl_file_is_a_leaf_of_a_metadataset(path, tmp_path):
+    prepare_jsonl(path, split_ratio={"train": 3, "val": 1})
+    write_shard(tmp_path / "ds" / "0.tar", [(f"k{n}", {"json": b'{"n": 99}'}) for n in range(3)])
+    prepare_dataset(tmp_path / "ds", split_parts=["val:.*"], sample_type="CrudeWebdataset")
+    (tmp_path / "meta.yaml").write_text(
+        "splits: {val: {blend: [{path: lines.jsonl, subflavors: {kind: lines}}, {path: ds}]}}"
+    )
+    dataset = get_val_dataset(
+        tmp_path / "meta.yaml", worker_config=config(), batch_size=None, task_encoder=Encoder()
+    )
+    samples = list(get_savable_loader(dataset))
+    assert [sample.text for sample in samples] == [*map(str, range(30, 40)), "99", "99", "99"]
+    assert samples[0].__subflavors__ == {"kind": "lines"}
+    assert samples[0].__sources__[0].file_names == ("30.json",)
+
+
+def test_a_jsonl_file_is_auxiliary_data_and_its_own(path, tmp_path):
+    write_shard(tmp_path / "ds" / "0.tar", [(f"k{n}", {"txt": b"%d" % n}) for n in range(3)])
+    prepare_dataset(tmp_path / "ds", split_parts=["val:.*"], sample_type="CrudeWebdataset")
+    (tmp_path / "meta.yaml").write_text(
+        "splits: {val: {path: lines.jsonl, aux: {lines: lines.jsonl, texts: ds}}}"
+    )
+
+    @cooker(need_primary=True)
+    def cook_all(sample, lines, texts, primary):
+        own = primary.get(".json")
+        other = lines.get("5.json", sample)
+        text = f"{own['n']} {other['n']} {texts.get('k2.txt')}"
+        return TextSample(**basic_sample_keys(sample), text=text)
+
+    class AuxEncoder(DefaultTaskEncoder):
+        cookers = (Cooker(cook_all),)
+
+    dataset = get_val_dataset(
+        tmp_path / "meta.yaml", worker_config=config(), batch_size=None, task_encoder=AuxEncoder()
+    )
+    assert [sample.text for sample in get_savable_loader(dataset)] == [f"{n} 5 2" for n in range(N)]
+
+
+def run_command(*arguments):
+    from click.testing import CliRunner
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_the_command_prepares_describes_and_checks_it(path):
+    result = run_command("prepare", path, "--split-ratio", "train:3,val:1")
+    assert (result.exit_code, result.output) == (0, "40 samples\n")
+    about = json.loads(run_command("info", path, "--json").output)
+    assert about["samples"] == 40
+    assert about["splits"]["val"]["samples"] == 10
+    assert run_command("info", path).exit_code == 0
+    result = run_command("lint", path, "--num-workers", 1)
+    assert (result.exit_code, result.output) == (0, "40 samples: no problems\n")
+
+
+@pytest.mark.parametrize(("suffix", "advice"), [(".gz", "gunzip -k"), (".zst", "zstd -d")])
+def test_compressed_files_are_refused_with_the_command_that_unpacks_them(tmp_path, suffix, advice):
+    path = tmp_path / f"x.jsonl{suffix}"
+    path.write_bytes(b"")
+    result = run_command("prepare", path)
+    assert result.exit_code == 1
+    assert f"{advice} {path}" in result.output
+
+
+def test_a_jsonl_file_cannot_be_joined(path, tmp_path):
+    write_shard(tmp_path / "ds" / "0.tar", [(str(n), {"txt": b""}) for n in range(3)])
+    prepare_dataset(tmp_path / "ds", split_parts=["val:.*"], sample_type="CrudeWebdataset")
+    (tmp_path / "meta.yaml").write_text(
+        "splits: {val: {join: [{path: ds}, {path: lines.jsonl}], "
+        "joiner: {__module__: energon, __class__: TextSample}}}"
+    )
+    with pytest.raises(ConfigError, match=r"lines\.jsonl: a JSONL file cannot be joined"):
+        get_val_dataset(tmp_path / "meta.yaml", worker_config=config(), batch_size=1)
