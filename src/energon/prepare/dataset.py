@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from energon.errors import ConfigError
 from energon.formats import yaml
 from energon.formats.info import DatasetInfo
 from energon.prepare.commit import commit_dataset
+from energon.prepare.describe import LOADER_FILE, describe_samples
 from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine
 from energon.prepare.files import temporary_file
@@ -23,12 +23,9 @@ from energon.prepare.lock import dataset_lock
 from energon.prepare.name_index import open_table, sqlite_path, write_name_index
 from energon.prepare.shards import find_shards, index_shards
 from energon.prepare.split_dataset import SplitRequest, present_split, split_dataset
-from energon.samples.field_map import FieldMap
-from energon.samples.registry import resolve_class
 from energon.version import __version__
 
 log = logging.getLogger("energon")
-CRUDE = "CrudeWebdataset"
 DEFAULT_WORKERS = 16
 Progress = Callable[[int, int], None]
 """Called with the number of shards that are done, and of all."""
@@ -73,6 +70,7 @@ def prepare_dataset(
     exclude_from: Sequence[str | Path] = (),
     sample_type: str | None = None,
     field_map: Mapping[str, str] | None = None,
+    sample_loader: str | None = None,
     dataset_yaml_name: str = "dataset.yaml",
     num_workers: int = DEFAULT_WORKERS,
     progress: Progress = no_progress,
@@ -95,6 +93,8 @@ def prepare_dataset(
         exclude_from: Quarantine files, whose shards and samples are excluded.
         sample_type: "CrudeWebdataset", or the name of a sample type; None writes no dataset.yaml.
         field_map: How parts become the fields of the sample type.
+        sample_loader: Instead of it, the code that makes samples: the text of `sample_loader.py`,
+            which readers run if they are allowed to.
         dataset_yaml_name: Name of the description below `.nv-meta`.
         num_workers: Processes that read shards.
         progress: Called with the number of shards that are done, and of all.
@@ -111,7 +111,7 @@ def prepare_dataset(
         StorageError: If files cannot be read or written.
     """
     dataset = Path(path)
-    description = _describe(sample_type, field_map)
+    description = describe_samples(sample_type, field_map, with_loader=sample_loader is not None)
     request = SplitRequest(
         ratio=split_ratio,
         parts=split_parts,
@@ -130,6 +130,8 @@ def prepare_dataset(
             yield "split.yaml", split_dataset(info, request, present_split(dataset)).to_yaml()
             if description is not None:
                 yield dataset_yaml_name, yaml.dump(description)
+            if sample_loader is not None:
+                yield LOADER_FILE, sample_loader
 
         return index_dataset(dataset, shards, indexing, documents)
 
@@ -195,21 +197,3 @@ def _without(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
     if not left:
         raise ConfigError(f"exclude {list(exclude)} leaves none of {len(shards)} shards")
     return left
-
-
-def _describe(
-    sample_type: str | None, field_map: Mapping[str, str] | None
-) -> dict[str, Any] | None:
-    """Return the content of dataset.yaml."""
-    if sample_type is None:
-        if field_map:
-            raise ConfigError("a field_map needs a sample_type whose fields it maps to")
-        return None
-    if sample_type == CRUDE:
-        if field_map:
-            raise ConfigError(f"{CRUDE} takes no field_map: cookers make its samples")
-        return {"__module__": "megatron.energon", "__class__": CRUDE}
-    resolved = resolve_class("megatron.energon", sample_type)
-    FieldMap.parse(field_map or {}).check(resolved)
-    kind = {"__module__": "megatron.energon", "__class__": resolved.__name__}
-    return {"sample_type": kind, "field_map": dict(field_map or {})}
