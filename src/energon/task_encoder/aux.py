@@ -9,7 +9,12 @@ from typing import Any
 
 from energon.cache.pool import active_pool
 from energon.errors import ConfigError
-from energon.sources.file_store import DecodeFileStore, FileStore, FileStoreDecoder, PrimaryFileStore
+from energon.sources.file_store import (
+    DecodeFileStore,
+    FileStore,
+    FileStoreDecoder,
+    PrimaryFileStore,
+)
 from energon.task_encoder.cooker import Cooker
 
 RESERVED = ("primary", "cache")
