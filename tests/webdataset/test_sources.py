@@ -138,8 +138,7 @@ def test_a_command_that_fails_after_its_last_byte_gives_no_last_sample(urls, del
     dataset = command(f"cat {urls[0]}; {delay}exit 3")
     found = []
     with pytest.raises(StorageError, match="ended with status 3"):
-        for sample in dataset:
-            found.append(sample)
+        found.extend(dataset)
     assert len(found) < 3
 
 
@@ -273,7 +272,7 @@ def test_a_cache_is_as_large_as_it_may_be(tmp_path):
     with web_server(tmp_path / "data") as server:
         source = f"{server.url}/shard-{{000000..000005}}.tar"
         assert samples(source, cache_dir=cache, cache_size=25_000) == [*range(18)]
-        held = [path for path in cache.rglob("*.tar")]
+        held = list(cache.rglob("*.tar"))
         assert sum(path.stat().st_size for path in held) <= 25_000
         assert len(held) == 2
 

@@ -63,18 +63,16 @@ def expected(data):
     st.sampled_from([600, 1 << 20]),
 )
 def test_finds_what_the_tar_library_finds(members, format, step, large):
+    # Fields are compared in lower case, and a field twice is an error.
     unique = {}
     for name, content in members:
-        unique.setdefault(name.lower(), (name, content))
+        key, field = split_name(name) or (name, "")
+        unique.setdefault((key, field.lower()), (name, content))
     data = tar_bytes(unique.values(), format=format)
     before = tar_parser.LARGE_BYTES
     tar_parser.LARGE_BYTES = large
     try:
-        try:
-            found = read(data, step=step)
-        except FormatError as error:
-            assert "twice" in str(error)
-            return
+        found = read(data, step=step)
     finally:
         tar_parser.LARGE_BYTES = before
     assert found == expected(data)
@@ -110,8 +108,7 @@ def test_an_archive_that_is_cut_anywhere_is_an_error_and_gives_no_half_sample(st
         reader = TarReader(Trickle(data[:cut], step), parser)
         found = []
         with pytest.raises(TruncatedError, match=r"x\.tar"):
-            while (block := reader.next_block()) is not None:
-                found += block
+            found.extend(sample for block in iter(reader.next_block, None) for sample in block)
         assert found == whole[: len(found)]
     assert read(data[: end + 512]) == whole
 

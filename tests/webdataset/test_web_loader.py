@@ -88,7 +88,7 @@ def test_epochs_of_a_length_go_through_all_data(urls, workers):
     # Workers have different shards, and one that has few samples begins its second pass early.
     assert len({number for epoch in epochs for number in epoch}) > 20
     if workers < 2:
-        assert sorted(sum(epochs[:4], [])) == list(range(28))
+        assert sorted(n for epoch in epochs[:4] for n in epoch) == list(range(28))
 
 
 def test_a_worker_that_dies_is_replaced_and_the_order_stays(urls, tmp_path):

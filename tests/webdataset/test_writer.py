@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -240,7 +241,7 @@ def test_shards_may_be_opened_by_the_program(tmp_path):
     opened = {}
 
     def opener(name):
-        opened[name] = open(name, "wb")
+        opened[name] = Path(name).open("wb")  # noqa: SIM115
         return opened[name]
 
     with wds.ShardWriter(f"{tmp_path}/x-%d.tar", maxcount=1, opener=opener) as sink:

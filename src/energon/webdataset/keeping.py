@@ -15,6 +15,7 @@ from energon.io.atomic import atomic_path
 from energon.webdataset import security
 from energon.webdataset.stage import Context, Stage, UnsavableIterator
 
+
 class Cached(Stage):
     """Keeps items in memory: after the first whole pass the source is not read any more.
 

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+import energon.webdataset as wds
+from energon.errors import ConfigError, FormatError
+from tests.webdataset.shards import keys, make_shards
+
+SPEC = """\
+dataset:
+  - shards: {a}
+    name: first
+    weight: 3
+    scaleprob: 0.5
+  - shards: [{b}]
+    weight: 1
+    extensions: TXT
+    options: {{language: en}}
+"""
+
+
+def source(*items):
+    return wds.DataPipeline([*items])
+
+
+def check_resume(make):
+    items = list(make())
+    for done in range(0, len(items) + 1, 3):
+        one, other = make(), make()
+        loop = iter(one)
+        for _ in range(done):
+            next(loop)
+        other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+        assert list(other) == items[done:]
+    return items
+
+
+def test_datasets_in_turn():
+    parts = [source(*"abc"), source(*"12345"), source(*"x")]
+    assert "".join(wds.RoundRobin(parts)) == "a1xb2"
+    longest = wds.RoundRobin(parts, longest=True)
+    assert "".join(check_resume(lambda: wds.RoundRobin(parts, longest=True))) == "a1xb2c345"
+    assert "".join(longest.map(str.upper)) == "A1XB2C345"
+
+
+def test_datasets_at_random_with_weights():
+    parts = [[0] * 10_000, [1] * 10_000, [2] * 10_000]
+    counts = Counter(wds.RandomMix(parts, [1, 3, 0]).slice(8000))
+    assert counts[2] == 0
+    assert 0.23 < counts[0] / 8000 < 0.27
+
+
+def test_mixtures_end_with_the_first_or_with_the_last():
+    def make():
+        parts = [source(*range(5)).compose(wds.shuffle(3)), source(*range(10, 25))]
+        return wds.RandomMix(parts, [1, 1], longest=True)
+
+    assert sorted(check_resume(make)) == [*range(5), *range(10, 25)]
+    short = list(wds.RandomMix([source(*range(5)), source(*range(10, 25))]))
+    assert len(short) < 20
+
+
+def test_mixtures_are_a_function_of_the_seed_and_the_epoch():
+    parts = [[*range(50)], [*range(50, 100)]]
+    mixed = wds.RandomMix(parts)
+    assert list(mixed) != list(mixed)
+    assert list(wds.RandomMix(parts)) == list(wds.RandomMix(parts))
+    assert list(wds.RandomMix(parts, seed=1)) != list(wds.RandomMix(parts, seed=2))
+
+
+@pytest.mark.parametrize("weights", [[1], [1, -1], [0, 0]])
+def test_weights_that_make_no_sense(weights):
+    with pytest.raises(ConfigError, match="RandomMix of 2 datasets"):
+        wds.RandomMix([[1], [2]], weights)
+
+
+def test_nothing_to_mix():
+    with pytest.raises(ConfigError, match="nothing to mix"):
+        wds.RoundRobin([])
+
+
+@pytest.fixture
+def spec(tmp_path):
+    make_shards(tmp_path / "a", [5, 5])
+    make_shards(tmp_path / "b", [5], name="other")
+    path = tmp_path / "spec.yaml"
+    text = SPEC.format(a="a/shard-{000000..000001}.tar", b="b/other-000000.tar")
+    path.write_text(text)
+    return path
+
+
+def test_documents_with_weights_draw_shards(spec):
+    dataset = wds.WebDataset(str(spec)).slice(3000)
+    counts = Counter("language" in sample["__options__"] for sample in dataset)
+    assert 0.2 < counts[True] / 3000 < 0.3
+    sample = next(s for s in wds.WebDataset(str(spec)) if s["__options__"].get("name") == "first")
+    assert sample["__options__"] == {"name": "first", "scaleprob": 0.5}
+    other = next(s for s in wds.WebDataset(str(spec)) if "language" in s["__options__"])
+    assert "txt" in other
+    assert "json" not in other
+
+
+def test_documents_can_be_mixed_sample_by_sample(spec):
+    seen = []
+
+    def prepare(dataset, options):
+        seen.append(options)
+        return dataset.map(lambda sample: options.get("language", "?"))
+
+    mixed = wds.mixture(spec, prepare=prepare, resampled=True).slice(2000)
+    assert 0.2 < Counter(mixed)["en"] / 2000 < 0.3
+    assert seen == [{"name": "first", "scaleprob": 0.5}, {"language": "en"}]
+
+
+def test_mistakes_in_documents_are_named_with_their_lines(tmp_path):
+    path = tmp_path / "spec.yaml"
+    for text, message in (
+        ("dataset:\n  - shard: a.tar\n", r"spec.yaml:2:5: unknown key 'shard'"),
+        ("dataset:\n  - shards: a.tar\n    weight: -1\n", r"spec.yaml:3:.*weight"),
+        ("dataset:\n  - shards: a.tar\n    scaleprob: 2\n", r"spec.yaml:3:.*scaleprob"),
+        ("dataset: []\n", r"spec.yaml:1"),
+        ("other: 1\n", "wanted is a list of sources"),
+        ("a: [\n", "spec.yaml:2"),
+    ):
+        path.write_text(text)
+        with pytest.raises((ConfigError, FormatError), match=message):
+            wds.WebDataset(str(path))
+
+
+def test_documents_of_the_older_form(tmp_path):
+    make_shards(tmp_path / "a", [2] * 6)
+    make_shards(tmp_path / "b", [2] * 2, name="other")
+    document = {
+        "prefix": f"{tmp_path}/",
+        "datasets": [
+            {"buckets": "a", "shards": "shard-{000000..000005}.tar", "choose": 2},
+            {"buckets": ["b"], "shards": ["other-000000.tar"], "resample": 3},
+        ],
+    }
+    dataset = wds.WebDataset(document)
+    epochs = [keys(dataset) for _ in range(3)]
+    assert {len(epoch) for epoch in epochs} == {10}
+    assert len(set(map(tuple, epochs))) == 3
