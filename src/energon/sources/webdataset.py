@@ -131,7 +131,13 @@ class WebdatasetSource:
     def mean_sample_bytes(self) -> float:
         """Bytes of tar per sample, estimated from a few shards."""
         chosen = np.unique(np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int))
-        sizes = file_sizes([self._shard_path(shard) for shard in chosen.tolist()])
+        try:
+            sizes = file_sizes([self._shard_path(shard) for shard in chosen.tolist()])
+        except DatasetNotFoundError as error:
+            raise DatasetNotFoundError(
+                f"{error}, but the dataset lists it; restore it, or run `energon prepare "
+                f"{self.path}` again without it"
+            ) from error
         return sum(sizes) / max(1, sum(self._counts[int(shard)] for shard in chosen))
 
     @property
