@@ -120,7 +120,7 @@ def prepare_dataset(
         shuffle=shuffle_shards,
         exclude_from=exclude_from,
     )
-    shards = _without(find_shards(dataset), exclude)
+    shards = without_shards(find_shards(dataset), exclude)
     request.check(shards)
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
@@ -188,7 +188,12 @@ def _collected(
     check_unique(found, lambda name: open_table(dataset, name))
 
 
-def _without(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
+def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
+    """Return the shards in whose path none of the regular expressions is found.
+
+    Raises:
+        ConfigError: If nothing is left, or an expression is malformed.
+    """
     try:
         expressions = [re.compile(text) for text in exclude]
     except re.error as error:

@@ -1,0 +1,147 @@
+"""What `energon prepare` is to do: by its options, by answers, or by what is usual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon.prepare.assistant import Choices
+    from energon.prepare.split_dataset import SplitRequest
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the options of the command say, see its help."""
+
+    ratio: str | None
+    parts: Sequence[str]
+    by_folder: bool
+    unit: str
+    shuffle: bool
+    exclude_from: Sequence[str]
+    sample_type: str | None
+    field_map: Mapping[str, str] | None
+    sample_loader: bool
+    describe: bool
+    dataset_yaml_name: str
+    write: bool
+
+    @property
+    def split_settings(self) -> dict[str, Any]:
+        """What is not asked about splits."""
+        return {"unit": self.unit, "shuffle": self.shuffle, "exclude_from": self.exclude_from}
+
+    def split(self) -> SplitRequest | None:
+        """Return how the dataset is to be split, or None if no option says so."""
+        from energon.prepare.split_dataset import SplitRequest
+        from energon.prepare.splits import parse_ratio
+
+        if not (self.ratio or self.parts or self.by_folder):
+            return None
+        return SplitRequest(
+            ratio=parse_ratio(self.ratio) if self.ratio else None,
+            parts=self.parts,
+            by_folder=self.by_folder,
+            **self.split_settings,
+        )
+
+
+def decide(path: Path, shards: Sequence[str], options: Options, *, ask: bool) -> dict[str, Any]:
+    """Return the arguments of `prepare_dataset`.
+
+    Args:
+        path: Folder of the dataset.
+        shards: Its shards.
+        options: What the command was told.
+        ask: Whether somebody can be asked for the rest.
+
+    Raises:
+        ConfigError: If something is missing that has no usual value, or makes no sense.
+        click.Abort: If the dataset is not to be prepared.
+    """
+    from energon.prepare.assistant import Choices
+
+    split = options.split()
+    choices = Choices(
+        split=split,
+        split_settings=options.split_settings,
+        sample_type=options.sample_type,
+        field_map=options.field_map,
+        sample_loader=_loader(path, shards, options) if options.sample_loader else None,
+        describe=options.describe,
+        dataset_yaml_name=options.dataset_yaml_name,
+        write=options.write,
+    )
+    choices = _asked(path, shards, choices) if ask else _usual(choices)
+    split = choices.split
+    if split is None:
+        raise click.Abort
+    return {
+        "split_ratio": split.ratio,
+        "split_parts": split.parts,
+        "split_by_folder": split.by_folder,
+        "split_unit": split.unit,
+        "shuffle_shards": split.shuffle,
+        "exclude_from": split.exclude_from,
+        "sample_type": choices.sample_type if choices.describe else None,
+        "field_map": choices.field_map,
+        "sample_loader": choices.sample_loader,
+        "dataset_yaml_name": choices.dataset_yaml_name,
+    }
+
+
+def _usual(choices: Choices) -> Choices:
+    """Return the choices with a sample type, without asking for anything."""
+    from dataclasses import replace
+
+    from energon.prepare.describe import CRUDE
+
+    if choices.split is None:
+        raise ConfigError(
+            "say how to split with --split-ratio or --split-parts or --split-by-folder"
+        )
+    if choices.describe and choices.sample_type is None:
+        return replace(choices, sample_type=CRUDE)
+    return choices
+
+
+def _asked(path: Path, shards: Sequence[str], choices: Choices) -> Choices:
+    """Return the choices with what somebody at the terminal has answered."""
+    from rich.console import Console
+
+    from energon.prepare.assistant import Assistant
+    from energon.prepare.assistant_prompt import Prompt
+
+    if choices.is_complete:
+        return choices
+    try:
+        answered = Assistant(path, shards, Prompt(Console())).run(choices)
+    except EOFError:
+        answered = None
+    if answered is None:
+        raise click.Abort
+    return answered
+
+
+def _loader(path: Path, shards: Sequence[str], options: Options) -> str:
+    """Return the code that makes samples: what is there, or a template."""
+    from energon.formats.info import META
+    from energon.prepare.assistant_loader import loader_template
+    from energon.prepare.assistant_samples import first_samples
+    from energon.prepare.describe import CRUDE, LOADER_FILE
+    from energon.samples.registry import resolve_class
+
+    if options.sample_type in (None, CRUDE):
+        raise ConfigError("--sample-loader needs a --sample-type whose fields the code makes")
+    present = path / META / LOADER_FILE
+    if present.is_file():
+        return present.read_text()
+    samples = first_samples(path, shards, 1)
+    return loader_template(resolve_class("megatron.energon", str(options.sample_type)), samples)
