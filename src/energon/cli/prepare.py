@@ -15,8 +15,6 @@ from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.errors import ConfigError
 from energon.formats.info import META
 
-CRUDE = "CrudeWebdataset"
-
 
 @click.command("prepare")
 @click.argument("path", type=click.Path(path_type=Path))
@@ -45,8 +43,13 @@ CRUDE = "CrudeWebdataset"
     multiple=True,
     help="Exclude what a quarantine file lists: SHARD or SHARD/KEY in each line, or JSON lines.",
 )
-@click.option("--sample-type", metavar="CLASS", help=f"E.g. CaptioningSample, or {CRUDE}.")
+@click.option("--sample-type", metavar="CLASS", help="E.g. CaptioningSample, or CrudeWebdataset.")
 @click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.')
+@click.option(
+    "--sample-loader",
+    is_flag=True,
+    help="Code makes the samples: .nv-meta/sample_loader.py, of which a template is written.",
+)
 @click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, metavar="NAME")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not describe the samples.")
 @click.option(
@@ -58,6 +61,7 @@ CRUDE = "CrudeWebdataset"
 )
 @click.option("--non-interactive", is_flag=True, help="Never ask.")
 @click.option("--force-overwrite", is_flag=True, help="Prepare again without asking.")
+@click.option("-y", "--yes", is_flag=True, help="Write what was answered without asking.")
 @media_options
 @indexing_options
 def command(
@@ -71,6 +75,7 @@ def command(
     exclude_from: tuple[str, ...],
     sample_type: str | None,
     field_map: str | None,
+    sample_loader: bool,
     dataset_yaml_name: str,
     skip_dataset_yaml: bool,
     fix_duplicates: bool,
@@ -78,6 +83,7 @@ def command(
     tar_index_only: bool,
     non_interactive: bool,
     force_overwrite: bool,
+    yes: bool,
     by_extension: bool,
     by_header: bool,
     by_glob: str | None,
@@ -104,9 +110,9 @@ def command(
     if is_jsonl(path):
         prepare_jsonl_command(path, split_ratio)
         return
-    from energon.prepare.dataset import prepare_dataset
+    from energon.cli.prepare_choices import Options, decide
+    from energon.prepare.dataset import prepare_dataset, without_shards
     from energon.prepare.shards import find_shards
-    from energon.prepare.splits import parse_ratio
 
     media = media_filter(by_extension, by_header, by_glob)
     if media is not None and (no_sqlite or tar_index_only):
@@ -118,39 +124,30 @@ def command(
         _index_only(path, sqlite=not no_sqlite, **indexing)
         return
     ask = not non_interactive and sys.stdin.isatty()
-    shards = find_shards(path)
+    shards = without_shards(find_shards(path), exclude)
     click.echo(f"{len(shards)} shards, from {shards[0]} to {shards[-1]}", err=True)
     if (path / META / ".info.json").exists() and not force_overwrite:
         question = f"{path} is prepared already. Prepare it again?"
         if not ask:
             raise ConfigError(f"{path} is prepared already; pass --force-overwrite to do it again")
         click.confirm(question, abort=True)
-    if not (split_ratio or split_parts or split_by_folder):
-        if not ask:
-            raise ConfigError(
-                "say how to split with --split-ratio or --split-parts or --split-by-folder"
-            )
-        split_ratio = click.prompt("Split ratio (train,val,test)", default="8,1,1")
-    if not skip_dataset_yaml and sample_type is None:
-        sample_type = click.prompt("Sample type", default=CRUDE) if ask else CRUDE
-    mapping = parse_field_map(field_map)
-    if ask and mapping is None and sample_type not in (None, CRUDE):
-        mapping = _ask_field_map(str(sample_type), path / shards[0])
+    options = Options(
+        ratio=split_ratio,
+        parts=split_parts,
+        by_folder=split_by_folder,
+        unit=split_unit,
+        shuffle=shuffle_tars,
+        exclude_from=exclude_from,
+        sample_type=sample_type,
+        field_map=parse_field_map(field_map),
+        sample_loader=sample_loader,
+        describe=not skip_dataset_yaml,
+        dataset_yaml_name=dataset_yaml_name,
+        write=yes,
+    )
+    arguments = decide(path, shards, options, ask=ask)
     with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
-        info = prepare_dataset(
-            path,
-            split_ratio=parse_ratio(split_ratio) if split_ratio else None,
-            split_parts=split_parts,
-            split_by_folder=split_by_folder,
-            split_unit=split_unit,
-            shuffle_shards=shuffle_tars,
-            exclude=exclude,
-            exclude_from=exclude_from,
-            sample_type=None if skip_dataset_yaml else sample_type,
-            field_map=mapping,
-            dataset_yaml_name=dataset_yaml_name,
-            indexing=how,
-        )
+        info = prepare_dataset(path, exclude=exclude, indexing=how, **arguments)
         if media is not None:
             from energon.prepare.media import prepare_media
 
@@ -173,22 +170,3 @@ def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
     with open_indexing(sqlite=sqlite, **indexing) as how:
         info = reindex_dataset(path, how)
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
-
-
-def _ask_field_map(sample_type: str, shard: Path) -> dict[str, str]:
-    """Ask for the part of each field, after showing which parts the first shard has."""
-    from dataclasses import MISSING, fields
-
-    from energon.formats.tar_scan import scan_tar
-    from energon.samples.registry import resolve_class
-
-    click.echo(f"Parts of samples: {', '.join(scan_tar(shard).part_names)}", err=True)
-    mapping = {}
-    for field in fields(resolve_class("megatron.energon", sample_type)):
-        if field.name.startswith("__"):
-            continue
-        required = field.default is MISSING and field.default_factory is MISSING
-        answer = click.prompt(field.name, default=None if required else "", show_default=False)
-        if answer:
-            mapping[field.name] = answer
-    return mapping
