@@ -17,6 +17,7 @@ COMMANDS = {
     "lint": "Decode samples, and report those that fail.",
     "mount": "Show a dataset as files in a folder.",
     "pack": "Make a dataset of files, tables or other datasets.",
+    "plan": "Show what a training run will read, and when.",
     "prepare": "Index a folder of tar shards and describe it.",
     "prepare-media": "Note sizes and durations of media files.",
     "repair": "Write anew what of an index is wrong.",

@@ -21,10 +21,7 @@ def read_spans(
     Returns:
         The buffer that each sample lies in, and where in the file that begins.
     """
-    cut = (low[1:] - high[:-1] > MAX_GAP_BYTES) | (
-        low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
-    )
-    edges = np.concatenate(([0], np.flatnonzero(cut) + 1))
+    edges = span_edges(low, high)
     begin = low[edges]
     size = np.maximum.reduceat(high, edges) - begin
     spans = file.pread_many(begin.tolist(), size.tolist())
@@ -35,3 +32,11 @@ def read_spans(
         span for span, count in zip(spans, counts.tolist(), strict=True) for _ in range(count)
     ]
     return shared, np.repeat(begin, counts)
+
+
+def span_edges(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which of the samples at `low` to `high`, ascending, are the first of a call."""
+    cut = (low[1:] - high[:-1] > MAX_GAP_BYTES) | (
+        low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
+    )
+    return np.concatenate(([0], np.flatnonzero(cut) + 1))

@@ -1,0 +1,178 @@
+"""`energon plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from energon.inspect.plan_find import Sighting
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@click.command("plan")
+@click.argument("path")
+@click.option("--split-part", default="train", show_default=True, metavar="NAME")
+@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
+@click.option(
+    "--num-workers", type=click.IntRange(0), default=0, show_default=True, help="Of each."
+)
+@click.option(
+    "--lanes",
+    type=click.IntRange(1),
+    help="As in WorkerConfig; world size times workers if left out.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="WorkerConfig(seed_offset=…).")
+@click.option("--batches", type=click.IntRange(1), help="Of all ranks; one pass if left out.")
+@click.option("--max-samples-per-sequence", type=click.IntRange(1))
+@click.option("--parallel-shard-iters", type=click.IntRange(1))
+@click.option("--shuffle-buffer-size", type=click.IntRange(0))
+@click.option("--blend-unit", type=click.Choice(["sample", "batch"]))
+@click.option("--where", "key", metavar="KEY", help="Tell when the sample with this key is seen.")
+@click.option("--step", type=click.IntRange(0), help="List the samples of a step: a batch a rank.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def command(
+    path: str,
+    split_part: str,
+    batch_size: int,
+    world_size: int,
+    num_workers: int,
+    lanes: int | None,
+    seed: int,
+    batches: int | None,
+    max_samples_per_sequence: int | None,
+    parallel_shard_iters: int | None,
+    shuffle_buffer_size: int | None,
+    blend_unit: Literal["sample", "batch"] | None,
+    key: str | None,
+    step: int | None,
+    as_json: bool,
+) -> None:
+    """Show what a training run over the dataset or metadataset at PATH will read.
+
+    Opens indexes, but reads no sample: the order is computed. Options are the arguments of
+    get_train_dataset and WorkerConfig. Samples that hooks skip are not known to it, and with
+    packing batches hold more samples than here.
+
+    \b
+    Example:
+      energon plan blend.yaml --batch-size 32 --world-size 8 --num-workers 4 --batches 100000
+      energon plan blend.yaml --batch-size 32 --world-size 8 --where images/000123
+      energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
+    """
+    from energon.inspect.plan_find import find_key, list_step
+    from energon.inspect.plan_report import describe_run
+    from energon.inspect.planned_run import open_run
+
+    run = open_run(
+        path,
+        split_part=split_part,
+        batch_size=batch_size,
+        world_size=world_size,
+        num_workers=num_workers,
+        lanes=lanes,
+        seed=seed,
+        max_samples_per_sequence=max_samples_per_sequence,
+        parallel_shard_iters=parallel_shard_iters,
+        shuffle_buffer_size=shuffle_buffer_size,
+        blend_unit=blend_unit,
+    )
+    if batches is None:
+        samples = sum(len(leaf.source) for leaf in run.leaves)
+        batches = run.num_batches or -(-samples // batch_size)
+    if key is not None:
+        _show_sightings(find_key(run, key, batches=batches), as_json)
+    elif step is not None:
+        _show_sightings(list_step(run, step), as_json)
+    else:
+        about = describe_run(run, batches=batches)
+        click.echo(json.dumps(about, indent=2) if as_json else "\n".join(_report(about)))
+
+
+def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
+    if as_json:
+        rows = [{**each._asdict(), **each.moment._asdict(), "moment": None} for each in found]
+        for row in rows:
+            del row["moment"]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not found:
+        click.echo("not seen in these batches; --batches looks further")
+    for each in found:
+        step, rank, batch, position = each.moment
+        click.echo(
+            f"step {step}  rank {rank}  batch {batch}  position {position}  {each.leaf}  epoch "
+            f"{each.epoch}  sample {each.ordinal}  {each.key}  {each.shard}"
+        )
+
+
+def _report(about: Mapping[str, Any]) -> list[str]:
+    over = about["topology"]
+    ends = about["ends_after_batches"]
+    lines = [
+        f"{about['samples']:,} samples in {about['batches']:,} batches of {about['batch_size']}, "
+        f"{about['steps']:,} steps of {over['world_size']} ranks with {over['num_workers']} "
+        f"workers, {over['lanes']} lanes",
+        "The data end then." if ends == about["batches"] else "The data go on after that.",
+        f"Each rank reads {about['rank']['samples']:,} samples, about "
+        f"{_bytes(about['rank']['bytes'])} with {about['rank']['requests']:,} requests.",
+        "",
+    ]
+    lines += _table(about)
+    for shared in about["shared_samples"]:
+        one, other = shared["leaves"]
+        lines.append(f"{one} and {other} have {shared['samples']:,} samples in common.")
+    return lines
+
+
+def _table(about: Mapping[str, Any]) -> list[str]:
+    head = ["dataset", "samples", "drawn", "epochs", "share", "over time", "request", "mixing"]
+    rows = [head]
+    for name, leaf in about["leaves"].items():
+        shares = about["shares"][name]
+        mixing = leaf["shuffle"]["neighbour_distance"] if leaf["shuffle"] else None
+        per_request = leaf["bytes_per_request"]
+        rows.append(
+            [
+                name,
+                f"{leaf['samples']:,}",
+                f"{leaf['drawn']:,}",
+                f"{leaf['epochs']:.2f}",
+                f"{leaf['drawn'] / max(1, about['samples']):.1%}",
+                sparkline(shares),
+                "-" if per_request is None else _bytes(per_request),
+                "-" if mixing is None else f"{mixing:.2f}",
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = []
+    for row in rows:
+        cells = [
+            text.ljust(width) if column in (0, 5) else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    used_up = [
+        f"{name} is used up with batch {leaf['used_up_with_batch']:,}."
+        for name, leaf in about["leaves"].items()
+        if "used_up_with_batch" in leaf
+    ]
+    return [*lines, "", *used_up]
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """Return shares as a line of bars: the full height is all of a batch."""
+    return "".join(_BARS[0 if not share else max(1, round(share * 8))] for share in shares)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,179 @@
+"""What a planned run will read: shares over time, epochs, bytes and requests, how well it mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.inspect.plan_reads import LeafReads, measure_reads
+from energon.inspect.planned_run import PlannedRun
+from energon.plan.blend import BlendPlan
+from energon.plan.excludes import include_ordinals
+from energon.plan.quality import shuffle_quality
+from energon.plan.window import WindowPlan
+from energon.sources.webdataset import WebdatasetSource
+
+MAX_COUNTED_LANES = 256
+"""With more lanes, some of them stand for all."""
+QUALITY_ROWS = 1 << 18
+"""Rows of all lanes that are looked at for how well they are mixed."""
+MIN_QUALITY_SAMPLES = 30
+
+Floats = NDArray[np.float64]
+
+
+def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str, Any]:
+    """Return what the first `batches` of a run read, as plain data.
+
+    Args:
+        run: The run.
+        batches: Of all ranks together.
+        points: Into how many stretches the run is divided for shares over time.
+    """
+    end = run.num_batches
+    batches = batches if end is None else min(batches, end)
+    marks = np.unique(np.linspace(0, batches, points + 1).astype(int)).tolist()
+    counts = np.array([_counts(run, mark) for mark in marks])
+    steps = np.diff(counts, axis=0)
+    shares = steps / np.maximum(steps.sum(axis=1, keepdims=True), 1)
+    reads = measure_reads(run, batches=batches) if batches else {}
+    qualities = _qualities(run, batches=batches)
+    leaves = {
+        name: _describe_leaf(run, leaf, float(counts[-1][leaf]), reads.get(leaf), qualities[leaf])
+        for leaf, name in enumerate(run.names)
+    }
+    world_size = run.workers.world_size
+    return {
+        "topology": {
+            "world_size": world_size,
+            "num_workers": run.workers.num_workers,
+            "lanes": run.lanes,
+        },
+        "batch_size": run.batch_size,
+        "batches": batches,
+        "steps": -(-batches // world_size),
+        "samples": round(float(counts[-1].sum())),
+        "ends_after_batches": end,
+        "rank": {
+            "samples": round(float(counts[-1].sum()) / world_size),
+            "bytes": round(sum(leaf["bytes"] for leaf in leaves.values()) / world_size),
+            "requests": round(sum(leaf["requests"] for leaf in leaves.values()) / world_size),
+        },
+        "leaves": leaves,
+        "shares": {
+            "batches": marks,
+            **{name: shares[:, leaf].round(6).tolist() for leaf, name in enumerate(run.names)},
+        },
+        "shared_samples": shared_samples(run),
+    }
+
+
+def shared_samples(run: PlannedRun) -> list[dict[str, Any]]:
+    """Return which leaves have samples in common, so that these are seen more often."""
+    found = []
+    for (one, first), (other, second) in combinations(enumerate(run.leaves), 2):
+        count = _overlap(first.source, second.source)
+        if count:
+            found.append({"leaves": [run.names[one], run.names[other]], "samples": count})
+    return found
+
+
+def _overlap(first: Any, second: Any) -> int:
+    if not (isinstance(first, WebdatasetSource) and isinstance(second, WebdatasetSource)):
+        return 0
+    if str(first.path) != str(second.path):
+        return 0
+    ranges = [_shard_ranges(source) for source in (first, second)]
+    return sum(
+        max(0, min(stop, ranges[1][shard][1]) - max(start, ranges[1][shard][0]))
+        for shard, (start, stop) in ranges[0].items()
+        if shard in ranges[1]
+    )
+
+
+def _shard_ranges(source: WebdatasetSource) -> dict[str, tuple[int, int]]:
+    """Return from where to where a source has the samples of each shard, excluded ones, too."""
+    edges = np.array([source.start, source.stop - 1])
+    low, high = include_ordinals(edges, source.excluded).tolist()
+    return {
+        shard: (max(start, low) - start + first, min(stop, high + 1) - start + first)
+        for shard, start, stop, first in zip(
+            source.shards,
+            source.bounds[:-1].tolist(),
+            source.bounds[1:].tolist(),
+            source.firsts.tolist(),
+            strict=True,
+        )
+        if max(start, low) < min(stop, high + 1)
+    }
+
+
+def _counts(run: PlannedRun, batches: int) -> Floats:
+    """Return how often each leaf comes in the first batches of all ranks."""
+    lanes: Sequence[int] = range(run.lanes)
+    if run.lanes > MAX_COUNTED_LANES:
+        lanes = np.linspace(0, run.lanes - 1, MAX_COUNTED_LANES).astype(int).tolist()
+    counts = [run.plan.leaf_counts(lane, run.rows_until(lane, batches)) for lane in lanes]
+    total: Floats = np.sum(counts, axis=0) * (run.lanes / len(lanes))
+    return total
+
+
+def _describe_leaf(
+    run: PlannedRun,
+    leaf: int,
+    drawn: float,
+    reads: LeafReads | None,
+    quality: dict[str, float] | None,
+) -> dict[str, Any]:
+    opened = run.leaves[leaf]
+    size = opened.source.mean_sample_bytes
+    about: dict[str, Any] = {
+        "path": str(opened.source.path),
+        "samples": len(opened.source),
+        "drawn": round(drawn),
+        "epochs": round(drawn / len(opened.source), 4),
+        "bytes": round(drawn * (reads.bytes_read if reads else size)),
+        "requests": round(drawn * (reads.requests if reads else 1)),
+        "bytes_per_request": round(reads.bytes_read / reads.requests) if reads else None,
+        "slice_samples": run.recipe.leaves[leaf].slice_samples,
+        "parallel_slices": run.recipe.leaves[leaf].parallel_slices,
+        "shuffle": quality,
+    }
+    last = _last_batch(run, leaf)
+    return about if last is None else {**about, "used_up_with_batch": last}
+
+
+def _last_batch(run: PlannedRun, leaf: int) -> int | None:
+    """Return with which batch the last sample of a leaf with a limit comes."""
+    plan = run.plan.plan if isinstance(run.plan, WindowPlan) else run.plan
+    if not isinstance(plan, BlendPlan):
+        return None
+    source = next(n for n, leaves in enumerate(plan.sources) if leaf in leaves)
+    place = plan.last_row(source)
+    return None if place is None else run.moment(*place).batch
+
+
+def _qualities(run: PlannedRun, *, batches: int) -> list[dict[str, float] | None]:
+    """Return for each leaf how well it is shuffled, in the order of the first batches."""
+    per_lane = max(run.batch_size, QUALITY_ROWS // run.lanes)
+    parts = []
+    for lane in range(min(run.lanes, QUALITY_ROWS)):
+        rows = run.plan.rows(lane, 0, min(per_lane, run.rows_until(lane, batches)))
+        turn, position = np.divmod(np.arange(len(rows.leaf)), run.batch_size)
+        order = (turn * run.lanes + lane) * run.batch_size + position
+        parts.append(np.stack((order, rows.leaf, rows.epoch, rows.ordinal)))
+    order, leaf, epoch, ordinal = np.concatenate(parts, axis=1)
+    in_order = np.argsort(order, kind="stable")
+    found: list[dict[str, float] | None] = []
+    for number, opened in enumerate(run.leaves):
+        mine = in_order[(leaf[in_order] == number) & (epoch[in_order] == 0)]
+        if len(mine) < MIN_QUALITY_SAMPLES:
+            found.append(None)
+            continue
+        quality = shuffle_quality(ordinal[mine], len(opened.source))
+        found.append({name: round(value, 4) for name, value in quality._asdict().items()})
+    return found

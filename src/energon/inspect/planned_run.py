@@ -1,0 +1,124 @@
+"""A training run that is planned and not run: its order, and where in it a row is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from energon.metadataset.resolve import resolve
+from energon.plan.recipe import PlanRecipe
+from energon.plan.rows import Plan
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.train_plan import train_plan
+from energon.worker import WorkerConfig
+
+
+class Moment(NamedTuple):
+    """When a row of a lane is delivered."""
+
+    step: int
+    """How many batches its rank has delivered before."""
+    rank: int
+    batch: int
+    """Number of the batch among those of all ranks."""
+    position: int
+    """Place in the batch."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a training run would read, in which order, if no hook skipped or packed samples.
+
+    Args:
+        recipe: The order.
+        leaves: The datasets, opened.
+        lanes: Fixed streams of batches.
+        batch_size: Samples of a batch.
+        workers: Ranks and workers; the order depends on neither.
+    """
+
+    recipe: PlanRecipe
+    leaves: tuple[OpenedLeaf, ...]
+    lanes: int
+    batch_size: int
+    workers: WorkerConfig
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The order of all lanes."""
+        return self.recipe(self.lanes)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the leaves."""
+        return [leaf.plan_leaf.uid for leaf in self.leaves]
+
+    def moment(self, lane: int, row: int) -> Moment:
+        """Return when a row of a lane is delivered."""
+        turn, position = divmod(row, self.batch_size)
+        batch = turn * self.lanes + lane
+        step, rank = divmod(batch, self.workers.world_size)
+        return Moment(step, rank, batch, position)
+
+    def rows_until(self, lane: int, batches: int) -> int:
+        """Return how many rows of a lane are in the first batches of all ranks."""
+        rows = max(0, -((lane - batches) // self.lanes)) * self.batch_size
+        end = self.plan.num_rows(lane)
+        return rows if end is None else min(rows, end)
+
+    @cached_property
+    def num_batches(self) -> int | None:
+        """How many batches there are; None if there is no end."""
+        ends = [self.plan.num_rows(lane) for lane in range(self.lanes)]
+        counts = [-(-end // self.batch_size) for end in ends if end is not None]
+        return sum(counts) if len(counts) == len(ends) else None
+
+
+def open_run(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    split_part: str = "train",
+    batch_size: int,
+    world_size: int = 1,
+    num_workers: int = 0,
+    lanes: int | None = None,
+    seed: int = 0,
+    packing_buffer_size: int | None = None,
+    shuffle_buffer_size: int | None = None,
+    max_samples_per_sequence: int | None = None,
+    parallel_shard_iters: int | None = None,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    blend_unit: Literal["sample", "batch"] | None = None,
+    repeat: bool = True,
+) -> PlannedRun:
+    """Return the run that `get_train_dataset` would make of the same arguments.
+
+    Indexes are opened, samples are not. The code of joiners and hooks is not needed.
+
+    Raises:
+        ConfigError: If an argument or a document makes no sense.
+        DatasetNotFoundError: If there is no such dataset.
+        EmptyDatasetError: If a leaf has no samples in this split.
+    """
+    workers = WorkerConfig(
+        rank=0, world_size=world_size, num_workers=num_workers, lanes=lanes, seed_offset=seed
+    )
+    resolved = resolve(path, split_part=split_part, training=True)
+    leaves: Sequence[OpenedLeaf] = open_leaves(resolved.leaves, None)
+    recipe = train_plan(
+        resolved,
+        leaves,
+        seed=seed,
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        parallel_shard_iters=parallel_shard_iters,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        blend_unit=blend_unit,
+        repeat=repeat,
+    )
+    return PlannedRun(recipe, tuple(leaves), workers.default_lanes, batch_size, workers)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from energon.cli.main import main
+from energon.cli.plan import sparkline
+from tests.datasets import make_crude
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    root = tmp_path_factory.mktemp("plan")
+    make_crude(root / "a", [30])
+    make_crude(root / "b", [20], prefix="b")
+    (root / "m.yaml").write_text(
+        "splits: {train: {blend: [{path: a, weight: {0: 3, 100: 0}}, {path: b}, "
+        "{path: b, max_epochs: 1}]}}"
+    )
+    return str(root / "m.yaml")
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(main, ["plan", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_shows_what_a_run_reads(path):
+    output = invoke(path, "--batch-size", "5", "--world-size", "2", "--batches", "100")
+    assert "500 samples in 100 batches of 5, 50 steps of 2 ranks" in output
+    assert "The data go on after that." in output
+    assert "b/train#2 is used up with batch" in output
+    assert "b/train and b/train#2 have 20 samples in common." in output
+    (line,) = [line for line in output.splitlines() if line.startswith("a/train ")]
+    assert "▅" in line
+
+
+def test_plans_one_pass_unless_told_otherwise(path):
+    assert "70 samples in 14 batches of 5" in invoke(path, "--batch-size", "5")
+
+
+def test_json_is_for_scripts(path):
+    about = json.loads(invoke(path, "--batch-size", "5", "--batches", "20", "--json"))
+    assert about["samples"] == 100
+    (where, *_) = json.loads(invoke(path, "--where", "b3", "--json"))
+    assert where["key"] == "b3"
+    step = json.loads(invoke(path, "--step", str(where["step"]), "--json"))
+    assert where in step
+
+
+def test_tells_when_a_sample_is_seen(path):
+    output = invoke(path, "--where", "s3", "--batch-size", "2", "--batches", "40")
+    assert output.startswith("step ")
+    assert "a/train  epoch 0  sample 3  s3  000.tar" in output
+    assert "not seen in these batches" in invoke(path, "--where", "s3", "--batches", "1")
+
+
+def test_an_unknown_dataset_is_an_error_without_a_traceback():
+    result = CliRunner().invoke(main, ["plan", "/nowhere.yaml"])
+    assert result.exit_code == 1
+    assert "/nowhere.yaml does not exist" in result.output
+
+
+def test_bars_are_full_where_a_dataset_is_all_there_is():
+    assert sparkline([0, 0.01, 0.5, 1]) == " ▁▄█"

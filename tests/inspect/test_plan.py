@@ -1,0 +1,155 @@
+"""What is planned is what a loader then delivers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from energon import (
+    ConfigError,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
+from energon.inspect.plan_find import find_key, list_step
+from energon.inspect.plan_report import describe_run, shared_samples
+from energon.inspect.planned_run import open_run
+from tests.datasets import make_crude
+
+DOCUMENT = """
+splits:
+  train:
+    blend:
+      - {path: a, weight: {0: 5, 150: 2, 300: ramp to 0}}
+      - {path: b, weight: 2, max_epochs: 3}
+      - weight: 3
+        concat: [{path: c}, {path: a, subset: {range: [10, 25]}}]
+"""
+SETTINGS = {"batch_size": 4, "world_size": 2, "num_workers": 2, "seed": 3}
+
+
+class Keys(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    root = tmp_path_factory.mktemp("plan")
+    for name, sizes in (("a", [30, 20]), ("b", [17]), ("c", [25, 25])):
+        make_crude(root / name, sizes, prefix=name)
+    (root / "m.yaml").write_text(DOCUMENT)
+    return root / "m.yaml"
+
+
+def deliver(path, rank, steps, **settings):
+    config = WorkerConfig(rank=rank, world_size=2, num_workers=2, seed_offset=3)
+    dataset = get_train_dataset(
+        path, worker_config=config, batch_size=4, task_encoder=Keys(), **settings
+    )
+    with get_savable_loader(dataset, workers="thread") as loader:
+        return list(islice(iter(loader), steps))
+
+
+@pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 9}, {"blend_unit": "batch"}])
+def test_steps_and_sightings_are_those_of_a_loader(path, settings):
+    run = open_run(path, **SETTINGS, **settings)
+    delivered = [deliver(path, rank, 60, **settings) for rank in range(2)]
+    for step in (0, 1, 17, 59):
+        found = [[], []]
+        for each in list_step(run, step):
+            assert each.moment.step == step
+            found[each.moment.rank].append(each.key)
+        assert found == [batches[step] for batches in delivered]
+    for key in ("a12", "b3", "c49"):
+        seen = {
+            (step, rank, position)
+            for rank, batches in enumerate(delivered)
+            for step, batch in enumerate(batches)
+            for position, each in enumerate(batch)
+            if each == key
+        }
+        found = find_key(run, key, batches=120)
+        assert {(m.step, m.rank, m.position) for m in (each.moment for each in found)} == seen
+        assert all(each.key == key for each in found)
+
+
+def test_counts_are_those_of_a_loader(path):
+    run = open_run(path, **SETTINGS)
+    about = describe_run(run, batches=120)
+    assert json.loads(json.dumps(about)) == about
+    delivered = Counter(
+        key[0] for rank in range(2) for batch in deliver(path, rank, 60) for key in batch
+    )
+    leaves = about["leaves"]
+    assert about["samples"] == 480
+    assert about["steps"] == 60
+    assert leaves["b/train"]["drawn"] == delivered["b"] == 51
+    assert leaves["b/train"]["epochs"] == 3
+    both = sum(leaves[name]["drawn"] for name in ("a/train", "a/train#2"))
+    assert abs(both - delivered["a"]) <= 12
+    assert abs(leaves["c/train"]["drawn"] - delivered["c"]) <= 12
+    assert about["rank"]["samples"] == 240
+    shares = about["shares"]
+    assert shares["a/train"][0] == pytest.approx(0.5, abs=0.1)
+    assert shares["a/train"][-1] == 0
+    last = leaves["b/train"]["used_up_with_batch"]
+    assert any(each.leaf == "b/train" for each in list_step(run, last // 2))
+    assert not any(each.leaf == "b/train" for each in list_step(run, last // 2 + 1))
+
+
+def test_knows_what_is_read_together_and_how_well_it_mixes(path):
+    coarse = describe_run(open_run(path, **SETTINGS), batches=100)
+    fine = describe_run(open_run(path, **SETTINGS, max_samples_per_sequence=1), batches=100)
+    for name, leaf in coarse["leaves"].items():
+        assert leaf["bytes"] >= leaf["drawn"] * 512
+        assert leaf["requests"] <= leaf["drawn"]
+        assert fine["leaves"][name]["slice_samples"] == 1
+        assert leaf["shuffle"] is None or 0.5 < leaf["shuffle"]["neighbour_distance"] < 1.5
+
+
+def test_names_leaves_that_have_samples_in_common(path):
+    run = open_run(path, **SETTINGS)
+    assert shared_samples(run) == [{"leaves": ["a/train", "a/train#2"], "samples": 15}]
+
+
+def test_a_run_that_ends_is_not_planned_beyond_its_end(path):
+    document = {"splits": {"train": {"blend": [{"path": str(path.parent / "a"), "max_epochs": 1}]}}}
+    run = open_run(document, batch_size=4, world_size=2, num_workers=1)
+    about = describe_run(run, batches=10**6)
+    assert (about["samples"], about["batches"]) == (50, run.num_batches)
+    assert about["ends_after_batches"] == run.num_batches == 14
+    with pytest.raises(ConfigError, match="there is no step 7: the run ends before"):
+        list_step(run, 7)
+    assert len(find_key(run, "a3", batches=10**6)) == 1
+
+
+def test_far_moments_are_found_at_once(path):
+    run = open_run(path, **SETTINGS)
+    for each in list_step(run, 10**12):
+        leaf = run.names.index(each.leaf)
+        assert run.plan.find(leaf, each.epoch, each.ordinal) == (each.lane, each.row)
+        assert each.moment.step == 10**12
+
+
+def test_an_unknown_key_is_an_error(path):
+    with pytest.raises(ConfigError, match=r"no dataset has a sample 'x1'.*a/train, b/train"):
+        find_key(open_run(path, **SETTINGS), "x1", batches=9)
+
+
+def test_excluded_samples_and_those_outside_of_a_subset_are_never_seen(tmp_path):
+    root = make_crude(tmp_path / "d", [6])
+    split = root / ".nv-meta/split.yaml"
+    split.write_text("split_parts: {train: [000.tar]}\nexclude: [000.tar/s2]\n")
+    document = {"splits": {"train": {"path": str(root), "subset": {"range": [0, 3]}}}}
+    run = open_run(document, batch_size=1)
+    assert [len(find_key(run, f"s{n}", batches=30)) for n in (0, 1, 3)] == [10, 10, 10]
+    for key in ("s2", "s4"):
+        with pytest.raises(ConfigError, match="no dataset has"):
+            find_key(run, key, batches=30)
