@@ -7,14 +7,17 @@ from typing import Any
 
 import click
 
+from energon.cli.address import ADDRESS, run_on_stand_in
 from energon.cli.indexing_options import indexing_options, open_indexing
+from energon.io.epath import AnyPath
 
 
 @click.command("index")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=ADDRESS)
 @click.option("--no-sqlite", is_flag=True, help="Leave index.sqlite out.")
 @indexing_options
-def command(path: Path, no_sqlite: bool, **indexing: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, path: AnyPath, no_sqlite: bool, **indexing: Any) -> None:
     """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.
 
     Takes the shards that the dataset consists of, reads those again that have changed, and
@@ -29,6 +32,9 @@ def command(path: Path, no_sqlite: bool, **indexing: Any) -> None:
     """
     from energon.prepare.reindex import reindex_dataset
 
+    if not isinstance(path, Path):
+        run_on_stand_in(context, path)
+        return
     with open_indexing(sqlite=not no_sqlite, **indexing) as how:
         info = reindex_dataset(path, how)
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)

@@ -8,16 +8,18 @@ from typing import Any
 
 import click
 
+from energon.cli.address import ADDRESS, run_on_stand_in
 from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.cli.media_options import media_filter, media_options, show_report
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.errors import ConfigError
 from energon.formats.info import META
+from energon.io.epath import AnyPath
 
 
 @click.command("prepare")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=ADDRESS)
 @click.option("--split-ratio", metavar="RATIO", help="Splits by ratio: 8,1,1 or train:9,holdout:1.")
 @click.option(
     "--split-parts",
@@ -64,8 +66,11 @@ from energon.formats.info import META
 @click.option("-y", "--yes", is_flag=True, help="Write what was answered without asking.")
 @media_options
 @indexing_options
+@click.pass_context
 def command(
-    path: Path,
+    context: click.Context,
+    /,
+    path: AnyPath,
     split_ratio: str | None,
     split_parts: tuple[str, ...],
     split_by_folder: bool,
@@ -106,6 +111,9 @@ def command(
     """
     if path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(path)
+        return
+    if not isinstance(path, Path):
+        run_on_stand_in(context, path, exclude)
         return
     if is_jsonl(path):
         prepare_jsonl_command(path, split_ratio)
@@ -155,7 +163,7 @@ def command(
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
 
 
-def _prepare_metadataset(path: Path) -> None:
+def _prepare_metadataset(path: AnyPath) -> None:
     from energon.task_encoder.load_dataset import prepare_metadataset
 
     indexes = prepare_metadataset(path)

@@ -73,6 +73,11 @@ class EPath:
         return address_name(self._address)
 
     @property
+    def suffix(self) -> str:
+        """The last suffix of the name, with its dot, or nothing."""
+        return PurePosixPath(self.name).suffix
+
+    @property
     def parent(self) -> EPath:
         """The folder that it is in."""
         return EPath(parent_address(self._address))

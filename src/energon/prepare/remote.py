@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from energon.errors import DatasetNotFoundError
+from energon.errors import DatasetNotFoundError, EnergonError
 from energon.formats.info import META
 from energon.formats.part_table import part_table_path
 from energon.formats.tar_index import encode_tar_index, tar_index_path
@@ -70,7 +70,12 @@ def standing_in(
         mirror.update()
         mirror.index(exclude, IndexOptions() if options is None else options, progress)
         before = mirror.digests()
-        yield mirror.folder
+        try:
+            yield mirror.folder
+        except EnergonError as error:
+            # Who reads the message knows the dataset by its address.
+            said = str(error).replace(str(mirror.folder), redact(address))
+            raise type(error)(said) from error
         mirror.upload(before)
 
 

@@ -1,0 +1,62 @@
+"""Addresses as arguments of commands: paths, or URLs of datasets in stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from energon.cli.indexing_options import open_indexing
+from energon.errors import ConfigError
+from energon.io.epath import AnyPath, EPath, any_path
+
+_MEDIA_OPTIONS = ("by_extension", "by_header", "by_glob")
+_INDEXING_OPTIONS = (
+    *("num_workers", "engine", "address", "progress"),
+    *("checksum", "reindex", "wait"),
+)
+
+
+class AddressType(click.ParamType):  # type: ignore[type-arg]
+    """A path of the standard library, or an `EPath` for a URL."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> AnyPath:
+        """Return the path that a text stands for."""
+        return any_path(value)
+
+
+ADDRESS = AddressType()
+
+
+def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> None:
+    """Run the command of `context` again, on a local folder that stands for a remote dataset.
+
+    What it changes there is uploaded if it succeeds.
+
+    Raises:
+        ConfigError: If the command would need the contents of shards.
+    """
+    from energon.prepare.index import IndexOptions
+    from energon.prepare.remote import standing_in
+
+    given = context.params
+    if any(given.get(option) for option in _MEDIA_OPTIONS):
+        raise ConfigError(
+            f"{path}: media metadata are made from local datasets only; make them before uploading"
+        )
+    with ExitStack() as stack:
+        with open_indexing(**{name: given[name] for name in _INDEXING_OPTIONS}) as how:
+            folder = stack.enter_context(
+                standing_in(
+                    path.url,
+                    exclude=exclude,
+                    options=IndexOptions(how.checksum, how.force),
+                    progress=how.progress,
+                )
+            )
+        # Every shard is indexed by now; the shards of the folder have no content.
+        context.invoke(context.command, **{**given, "path": folder, "reindex": False})

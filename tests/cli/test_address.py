@@ -1,0 +1,79 @@
+"""Commands on datasets in stores."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from energon.cli.main import main
+from energon.io.files import list_files
+from tests.datasets import write_shard
+from tests.servers.places import moto_port, open_place  # noqa: F401
+from tests.sources.distant import train, upload
+
+
+@pytest.fixture
+def s3(request):
+    yield from open_place("moto", request)
+
+
+@pytest.fixture
+def address(s3, tmp_path):
+    for shard in range(3):
+        samples = [(f"{shard}{n:03}", {"txt": f"text {n}".encode()}) for n in range(20)]
+        write_shard(tmp_path / f"ds/{shard}.tar", samples)
+    return upload(tmp_path / "ds", s3.address)
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+PREPARE = ["--split-parts", "train:.*", "--non-interactive", "--no-progress"]
+
+
+def test_a_dataset_in_a_bucket_is_prepared_and_described(address):
+    done = run("prepare", address, *PREPARE)
+    assert done.exit_code == 0, done.output
+    assert "60 samples in 3 shards" in done.output
+    about = json.loads(run("info", address, "--json").stdout)
+    assert about["samples"] == 60
+    assert about["sample_type"] == "CrudeWebdataset"
+    assert len(train(address, batches=5)[0]) == 5
+
+
+def test_a_second_preparation_needs_to_be_confirmed(address):
+    run("prepare", address, *PREPARE)
+    refused = run("prepare", address, *PREPARE)
+    assert refused.exit_code != 0
+    assert f"{address} is prepared already" in refused.output
+    assert run("prepare", address, *PREPARE, "--force-overwrite").exit_code == 0
+
+
+def test_an_index_left_out_is_made_later(address):
+    run("prepare", address, *PREPARE, "--no-sqlite")
+    names = [found.key for found in list_files(f"{address}/.nv-meta")]
+    assert "index.sqlite" not in names
+    done = run("index", address)
+    assert done.exit_code == 0, done.output
+    assert "index.sqlite" in [found.key for found in list_files(f"{address}/.nv-meta")]
+
+
+def test_a_failed_preparation_uploads_nothing(address):
+    done = run("prepare", address, *PREPARE, "--sample-type", "NoSuchSample")
+    assert done.exit_code != 0
+    assert list_files(f"{address}/.nv-meta") == []
+
+
+def test_media_metadata_are_refused_with_advice(address):
+    done = run("prepare", address, *PREPARE, "--media-metadata-by-extension")
+    assert done.exit_code != 0
+    assert "before uploading" in done.output
+
+
+def test_an_unknown_scheme_is_named():
+    done = run("prepare", "ftp://host/x", *PREPARE)
+    assert done.exit_code != 0
+    assert "no store for ftp://" in done.output
