@@ -215,3 +215,32 @@ def test_the_content_tells_videos_from_other_files():
     assert isinstance(decoder.decode("x.bin", sound()), AVDecoder)
     for name in ("mkv", "avi", "flv", "webm of VP8"):
         assert isinstance(decoder.decode("x.bin", video(name)[0]), AVDecoder)
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in KINDS])
+def test_whole_files_pass_the_check(name):
+    AVDecoder(video(name)[0]).check()
+
+
+@pytest.mark.parametrize(
+    "name", ["mp4", "mov", "mkv", "webm of VP8", "webm of VP9", "avi", "flv", "fragmented mp4"]
+)
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_files_that_are_cut_off_fail_the_check(name, share):
+    data = video(name)[0]
+    with pytest.raises(DecodeError):
+        AVDecoder(data[: int(share * len(data))]).check()
+
+
+def test_sounds_that_are_cut_off_or_empty_fail_the_check():
+    AVDecoder(sound()).check()
+    with pytest.raises(DecodeError, match="bytes"):
+        AVDecoder(sound()[:-1000]).check()
+
+
+def test_a_picture_that_was_overwritten_fails_the_check():
+    data = bytearray(video("mkv")[0])
+    middle = len(data) // 2
+    data[middle : middle + 200] = bytes(200)
+    with pytest.raises(DecodeError):
+        AVDecoder(bytes(data)).check()

@@ -24,6 +24,10 @@ from energon.formats.media import AVMetadata
 
 logger = logging.getLogger("energon")
 
+MISSING_SECONDS = 0.5
+MISSING_SHARE = 0.02
+"""How much of a file may be missing at its end, since headers are not exact."""
+
 Range = tuple[float, float]
 VideoUnit = Literal["seconds", "frames"]
 AudioUnit = Literal["seconds", "samples"]
@@ -83,6 +87,23 @@ class AVDecoder:
             with_audio = video_decode_audio and self.has_audio_stream()
             return self.get_video_with_audio() if with_audio else self.get_video()
         return self.get_audio() if self.has_audio_stream() else None
+
+    def check(self) -> None:
+        """Decode everything and keep nothing, to find out whether the file is whole.
+
+        Raises:
+            DecodeError: If it is damaged, cut off or has neither video nor audio.
+        """
+        _check_riff(self.stream)
+        reached = [0.0]
+        if self.has_video_stream():
+            reached.append(self._video.check())
+        if self.has_audio_stream():
+            reached.append(self._audio.check())
+        with open_container(self.stream) as container:
+            expected = (container.duration or 0) / 1_000_000
+        if max(reached) <= min(expected - MISSING_SECONDS, (1 - MISSING_SHARE) * expected):
+            raise DecodeError(f"the file ends after {max(reached):.3f} of {expected:.3f} s")
 
     def get_video_clips(
         self,
@@ -364,6 +385,17 @@ def get_single_frames_uniform(
 
         frames = torch.cat([clip[:1] for clip in clips])
     return (frames, [start for start, _ in times]) if return_timestamps else frames
+
+
+def _check_riff(stream: IO[bytes]) -> None:
+    """Raise DecodeError if an AVI or WAV file is shorter than it says; decoders do not mind."""
+    stream.seek(0)
+    head = stream.read(8)
+    size = stream.seek(0, 2)
+    # A file that is being streamed says 0 or 2^32 - 1.
+    said = int.from_bytes(head[4:8], "little")
+    if head[:4] == b"RIFF" and size < said + 8 < 1 << 32:
+        raise DecodeError(f"the file has {size} of {said + 8} bytes")
 
 
 def _checked(value: str, known: tuple[str, ...], name: str) -> str:

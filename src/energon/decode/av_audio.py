@@ -90,6 +90,17 @@ class AudioReader:
         pieces = [_to_floats(frame) for frame in self._frames()]
         return np.concatenate(pieces, axis=1) if pieces else self._nothing()
 
+    def check(self) -> float:
+        """Decode all samples, keep none, and return when the last one ends.
+
+        Raises:
+            DecodeError: If they are damaged.
+        """
+        self._reopen()
+        total = sum(frame.samples for frame in self._frames())
+        self._reopen()
+        return self.to_seconds(total)
+
     def by_number(self, first: int, stop: int) -> Samples:
         """Return samples from number `first` up to but without `stop`; see `all`."""
         first = max(0, first)

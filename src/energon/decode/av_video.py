@@ -112,6 +112,22 @@ class VideoReader:
         self._reopen()
         return self._clip(_Cursor(self._frames()), math.inf, size)
 
+    def check(self) -> float:
+        """Decode all frames, keep none, and return when the last one ends.
+
+        Raises:
+            DecodeError: If one is damaged.
+        """
+        self._reopen()
+        self._stream.codec_context.options = {"err_detect": "explode"}
+        reached = 0.0
+        for number, frame in enumerate(self._frames()):
+            if frame.is_corrupt:
+                raise DecodeError(f"frame {number} of the video is damaged")
+            reached = self._to_seconds(self._end(frame))
+        self._reopen()
+        return reached
+
     def by_time(self, start: float, stop: float, size: Size | None = None) -> Clip | None:
         """Return the frames that are shown at any time from `start` to `stop`, both included.
 
