@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError, SecurityError
 from energon.metadataset.leaf import Leaf
@@ -116,6 +117,8 @@ class _Check:
                 continue
             try:
                 decoded[part] = self.decoder.decode(f"{sample['__key__']}.{part}", data)
+                if isinstance(decoded[part], AVDecoder):
+                    decoded[part].check()
             except SecurityError:
                 self.unchecked[part] = self.unchecked.get(part, 0) + 1
             except EnergonError as error:
