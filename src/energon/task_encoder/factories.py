@@ -14,24 +14,17 @@ from typing import Any
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.formats.tar_scan import scan_tar
-from energon.metadataset.dataset_config import DatasetConfig
-from energon.plan.leaf import PlanLeaf, choose_slice_samples
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.shards import find_shards
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.map import MapDataset as MapStage
-from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
-from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets, make_reader
+from energon.task_encoder.described import NO_CONFIG, plan_leaf_of, take_over
+from energon.task_encoder.leaf_dataset import LeafDataset
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, sources_of
 from energon.worker import WorkerConfig
-from energon.wrappers.base import Always
-
-PARALLEL_SLICES = 16
 
 
 class WebdatasetFactory(LeafDataset):
@@ -91,46 +84,30 @@ class WebdatasetFactory(LeafDataset):
             subsets=() if subset is None else (subset,),
             parts=part_filter if fields is None or part_filter is not None else fields.parts,
         )
-        name = source.path.name
         opened = OpenedLeaf(
             source,
             OpenLeaf(
-                name=name,
+                name=source.path.name,
                 dataset_path=str(source.path),
                 subflavors=dict(subflavors or {}),
                 sample_type=sample_type if fields is not None else None,
                 field_map=fields,
                 primary=WebdatasetFileStore(source.path),
             ),
-            PlanLeaf(
-                uid=f"{name}/{split_part}",
-                num_samples=len(source),
-                slice_samples=max_samples_per_sequence
-                or choose_slice_samples(source.mean_sample_bytes),
-                parallel_slices=parallel_shard_iters or PARALLEL_SLICES,
+            plan_leaf_of(
+                source,
+                split_part=split_part,
+                slice_samples=max_samples_per_sequence,
+                parallel_slices=parallel_shard_iters,
                 shuffle_over_epochs=shuffle_over_epochs,
             ),
-            _NO_CONFIG,
+            NO_CONFIG,
         )
-        encoder = _decoding(None if sample_loader is not None else decoder)
-        (loaded,) = loaded_datasets([opened], None, encoder, worker_config, training=training)
-        found: LeafDataset = loaded.dataset
-        samples = found.samples
-        if sample_loader is not None and sample_type is not None and samples is not None:
-            reader = make_reader([opened])
+        if sample_loader is None or sample_type is None:
+            take_over(self, opened, decoder, worker_config, training=training)
+        else:
             load = LoadFields(str(source.path), sample_type, sample_loader, decoder)
-            hook = HookMaker(encoder, reader, (name,), worker_config.global_error_handler)
-            samples = MapStage(samples, Always((hook.make("load_sample", load),)))
-        super().__init__(
-            name=found.name,
-            paths=found.paths,
-            subflavors=found.subflavors,
-            num_samples=found.num_samples,
-            samples=samples,
-            worker_config=worker_config,
-            identity=found.identity,
-            primary=found.primary,
-        )
+            take_over(self, opened, None, worker_config, training=training, load=load)
         self.path = source.path
         self.split_part = split_part
         self.shards = source.shards
@@ -206,31 +183,6 @@ class LoadFields:
             "__sources__": sources_of(self.dataset_path, raw),
         }
         return self.sample_type(**{**about, **fields})
-
-
-_NO_CONFIG = DatasetConfig(
-    crude=True,
-    sample_type=None,
-    field_map=None,
-    sample_loader=None,
-    part_filter=None,
-    subflavors={},
-    split_config=None,
-    split_part=None,
-    shuffle_over_epochs=None,
-    parallel_shard_iters=None,
-    max_samples_per_sequence=None,
-    subset=None,
-    decoder=None,
-    given=frozenset(),
-    origin="",
-)
-
-
-def _decoding(decoder: SampleDecoder | None) -> AnyTaskEncoder:
-    encoder: AnyTaskEncoder = DefaultTaskEncoder()
-    encoder.decoder = decoder
-    return encoder
 
 
 def _field_map(sample_type: type | None, given: Mapping[str, str] | None) -> FieldMap | None:
