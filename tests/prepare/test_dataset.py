@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from energon.errors import (
@@ -19,8 +21,11 @@ from energon.errors import (
 from energon.formats.info import load_info
 from energon.formats.part_table import part_table_path
 from energon.formats.split import load_split
+from energon.formats.sqlite_index import indexed_shards
 from energon.prepare import index
-from energon.prepare.dataset import prepare_dataset
+from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.verify import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 
@@ -163,7 +168,140 @@ def test_killing_it_at_any_moment_leaves_the_old_or_the_new_dataset(tmp_path):
         process.stdout.close()
         assert load_info(tmp_path).shard_counts in (old, new)
         source = WebdatasetSource(tmp_path)
-        import numpy as np
-
         assert len(source.read(np.arange(len(source)))) == len(source)
     assert prepare_dataset(tmp_path, **ALL).shard_counts == new
+
+
+@pytest.mark.timeout(120)
+def test_killing_it_while_shards_change_their_numbers_leaves_no_index_that_does_not_fit(tmp_path):
+    """Kill -9 while the dataset goes back and forth between two sets of shards."""
+    shards(tmp_path, [30] * 5)
+    program = (
+        "import sys\nfrom energon.prepare.dataset import prepare_dataset\n"
+        "print('go', flush=True)\n"
+        f"prepare_dataset({str(tmp_path)!r}, split_parts=['train:.*'], exclude=[sys.argv[1]],"
+        " sample_type='CrudeWebdataset')"
+    )
+    prepare_dataset(tmp_path, **ALL, exclude=["000"])
+    sets = {
+        exclude: [f"{n:03}.tar" for n in range(5) if f"{n:03}" != exclude]
+        for exclude in ("000", "004")
+    }
+    moments = random.Random(5)
+    seen = set()
+    for turn in range(14):
+        exclude = ("004", "000")[turn % 2]
+        process = subprocess.Popen([sys.executable, "-c", program, exclude], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(moments.uniform(0, 0.06))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        source = WebdatasetSource(tmp_path)
+        assert source.shards in sets.values()
+        assert len(source.read(np.arange(len(source)))) == 120
+        seen.add(tuple(source.shards))
+        listed = list(load_info(tmp_path).shard_counts)
+        index = indexed_shards(tmp_path / ".nv-meta/index.sqlite") or []
+        assert [shard.name for shard in index] == listed[: len(index)]
+    assert len(seen) == 2
+    prepare_dataset(tmp_path, **ALL)
+    assert verify_dataset(tmp_path, engine=Engine(num_workers=1)).ok
+
+
+def rows(root):
+    connection = sqlite3.connect(root / ".nv-meta/index.sqlite")
+    found = [sorted(connection.execute(f"SELECT * FROM {t}")) for t in ("samples", "sample_parts")]
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize("change", ["nothing", "append", "insert", "replace", "remove"])
+def test_the_sql_index_after_a_change_is_the_one_of_a_fresh_dataset(tmp_path, change):
+    root = shards(tmp_path / "ds", [3, 4, 5])
+    prepare_dataset(root, **ALL)
+    uuid = (root / ".nv-meta/index.uuid").read_text()
+    written = os.stat(root / ".nv-meta/index.sqlite").st_mtime_ns
+    match change:
+        case "append":
+            write_shard(root / "900.tar", [("new", {"txt": b"new"})])
+        case "insert":
+            write_shard(root / "000a.tar", [("new", {"txt": b"new"})])
+        case "replace":
+            write_shard(root / "001.tar", [("new", {"txt": b"new"})])
+        case "remove":
+            (root / "001.tar").unlink()
+    prepare_dataset(root, **ALL)
+    assert (uuid == (root / ".nv-meta/index.uuid").read_text()) == (change == "nothing")
+    same = written == os.stat(root / ".nv-meta/index.sqlite").st_mtime_ns
+    assert same == (change == "nothing")
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    for path in root.glob("*.tar"):
+        (fresh / path.name).write_bytes(path.read_bytes())
+    prepare_dataset(fresh, **ALL)
+    assert rows(root) == rows(fresh)
+
+
+def test_a_stale_sql_index_is_not_left_where_none_is_wanted(tmp_path):
+    without = Indexing(Engine(num_workers=1), sqlite=False)
+    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    prepare_dataset(tmp_path, **ALL, indexing=without)
+    assert (tmp_path / ".nv-meta/index.sqlite").exists()
+    write_shard(tmp_path / "001.tar", [("new", {"txt": b"new"})])
+    prepare_dataset(tmp_path, **ALL, indexing=without)
+    assert not (tmp_path / ".nv-meta/index.sqlite").exists()
+
+
+def test_few_shards_are_shared_by_splits(tmp_path, caplog):
+    ratio = {"train": 8, "val": 1, "test": 1}
+    prepare_dataset(shards(tmp_path, [20]), split_ratio=ratio)
+    assert "splits share shards" in caplog.text
+    lengths = {name: len(WebdatasetSource(tmp_path, split_part=name)) for name in ratio}
+    assert lengths == {"train": 16, "val": 2, "test": 2}
+    prepare_dataset(tmp_path, split_ratio=ratio, split_unit="shard")
+    assert set(load_split(tmp_path).split_parts) == {"train"}
+
+
+def test_samples_may_be_dealt_where_there_are_shards_enough(tmp_path):
+    prepare_dataset(
+        shards(tmp_path, [10, 10, 10]), split_ratio={"a": 1, "b": 1}, split_unit="sample"
+    )
+    keys = []
+    for name in ("a", "b"):
+        source = WebdatasetSource(tmp_path, split_part=name)
+        keys += [sample["__key__"] for sample in source.read(np.arange(len(source)))]
+    assert keys == [f"{shard}_{n}" for shard in range(3) for n in range(10)]
+
+
+def test_folders_may_be_splits(tmp_path):
+    for name in ("train/0", "train/1", "val/0"):
+        write_shard(tmp_path / f"shards/{name}.tar", [(name.replace("/", "_"), {"txt": b"x"})])
+    prepare_dataset(tmp_path, split_by_folder=True)
+    split = load_split(tmp_path)
+    assert split.shards("train") == ["shards/train/0.tar", "shards/train/1.tar"]
+    assert split.shards("val") == ["shards/val/0.tar"]
+
+
+def test_a_shuffled_order_is_always_the_same(tmp_path):
+    shards(tmp_path, [1] * 8)
+    orders = []
+    for _ in range(2):
+        prepare_dataset(tmp_path, split_ratio={"train": 1, "val": 1}, shuffle_shards=True)
+        split = load_split(tmp_path)
+        orders.append([split.shards("train"), split.shards("val")])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != [f"{n:03}.tar" for n in range(4)]
+    assert sorted(orders[0][0] + orders[0][1]) == [f"{n:03}.tar" for n in range(8)]
+
+
+def test_a_shard_that_is_written_to_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+    shards(tmp_path, [3])
+    scan = index.scan_tar
+
+    def scan_and_touch(path):
+        os.utime(path)
+        return scan(path)
+
+    monkeypatch.setattr(index, "scan_tar", scan_and_touch)
+    with pytest.raises(FormatError, match="was written to while it was read"):
+        prepare_dataset(tmp_path, **ALL)

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.prepare.splits import parse_ratio, split_by_pattern, split_by_ratio
+from energon.prepare.splits import (
+    parse_ratio,
+    split_by_folder,
+    split_by_pattern,
+    split_by_ratio,
+    split_samples_by_ratio,
+)
 
 
 @given(
@@ -68,3 +74,39 @@ def test_numbers_in_braces_are_names_if_a_zero_leads():
 def test_patterns_that_match_nothing_are_refused(pattern):
     with pytest.raises(ConfigError, match="split part"):
         split_by_pattern(["a.tar"], [pattern])
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 100), min_size=1),
+)
+def test_every_sample_is_in_one_split(counts, ratios):
+    sizes = {f"{number}.tar": count for number, count in enumerate(counts)}
+    parts, ranges = split_samples_by_ratio(sizes, ratios)
+    dealt = []
+    for name, shards in parts.items():
+        for shard in shards:
+            start, stop = ranges.get(name, {}).get(shard, (0, sizes[shard]))
+            assert 0 <= start < stop <= sizes[shard]
+            dealt += [(shard, sample) for sample in range(start, stop)]
+    assert dealt == [(shard, n) for shard, count in sizes.items() for n in range(count)]
+    if sum(counts) >= len(ratios):
+        assert set(parts) == set(ratios)
+
+
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [
+        (["a/0", "a/1", "b/0"], {"a": ["a/0", "a/1"], "b": ["b/0"]}),
+        (["x/a/0", "x/b/s/0", "x/b/1"], {"a": ["x/a/0"], "b": ["x/b/s/0", "x/b/1"]}),
+        (["x/a/0", "x/a/1"], {"a": ["x/a/0", "x/a/1"]}),
+    ],
+)
+def test_the_first_folder_that_differs_is_the_split(shards, expected):
+    assert split_by_folder(shards) == expected
+
+
+@pytest.mark.parametrize("shards", [["0", "1"], ["a/0", "1"], ["a/0", "a/b/1"]])
+def test_shards_in_no_folder_of_their_own_are_refused(shards):
+    with pytest.raises(ConfigError, match="in no folder"):
+        split_by_folder(shards)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import NamedTuple
 
@@ -120,6 +120,17 @@ def indexed_shards(path: str | os.PathLike[str]) -> list[IndexedShard] | None:
         connection.close()
 
 
+def forget_shards(path: str | os.PathLike[str]) -> None:
+    """Make an index one that does not say of which shards it is, so that it is written anew."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("DROP TABLE IF EXISTS energon_shards")
+    except sqlite3.DatabaseError:
+        pass  # it is damaged, and will be written anew for that
+    finally:
+        connection.close()
+
+
 def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     # The file is renamed into place when it is complete: until then nobody reads it.
@@ -136,27 +147,53 @@ def _insert_all(connection: sqlite3.Connection, shards: Iterable[Shard], first: 
             "INSERT INTO energon_shards VALUES (?, ?, ?, ?)",
             (number, name, table.shard_size, table.shard_mtime_ns),
         )
-        _insert(connection, "samples", _sample_rows(number, table), table.num_samples)
-        _insert(connection, "sample_parts", _part_rows(number, table), table.num_parts)
+        _insert_shard(connection, number, table)
+
+
+def _insert_shard(connection: sqlite3.Connection, number: int, table: PartTable) -> None:
+    keys: Sequence[str | bytes] = table.keys(np.arange(table.num_samples))
+    names: Sequence[str | bytes] = table.part_names
+    sample_row, part_row = "(?, ?, ?, ?, ?)", "(?, ?, ?, ?, ?)"
+    if not (_is_unicode(keys) and _is_unicode(names)):
+        # Names of files may be any bytes, and SQLite keeps what it is told to be text.
+        keys = [os.fsencode(key) for key in keys]
+        names = [os.fsencode(name) for name in names]
+        sample_row, part_row = "(?, CAST(? AS TEXT), ?, ?, ?)", "(?, ?, CAST(? AS TEXT), ?, ?)"
+    samples, parts = _sample_rows(number, table, keys), _part_rows(number, table, names)
+    _insert(connection, "samples", sample_row, samples, table.num_samples)
+    _insert(connection, "sample_parts", part_row, parts, table.num_parts)
+
+
+def _is_unicode(texts: Sequence[str | bytes]) -> bool:
+    try:
+        "".join(map(str, texts)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _insert(
-    connection: sqlite3.Connection, table: str, rows: Iterator[tuple[object, ...]], count: int
+    connection: sqlite3.Connection,
+    table: str,
+    row: str,
+    rows: Iterator[tuple[object, ...]],
+    count: int,
 ) -> None:
     values = chain.from_iterable(rows)
     for size, repetitions in ((_ROWS, count // _ROWS), (1, count % _ROWS)):
-        row = f"({', '.join('?' * _COLUMNS)})"
         statement = f"INSERT INTO {table} VALUES {', '.join([row] * size)}"
         columns = [values] * (size * _COLUMNS)
         connection.executemany(statement, islice(zip(*columns, strict=False), repetitions))
 
 
-def _sample_rows(number: int, table: PartTable) -> Iterator[tuple[object, ...]]:
+def _sample_rows(
+    number: int, table: PartTable, keys: Sequence[str | bytes]
+) -> Iterator[tuple[object, ...]]:
     count = table.num_samples
     offsets = table.sample_offset
     return zip(
         repeat(number, count),
-        table.keys(np.arange(count)),
+        keys,
         range(count),
         offsets[:-1].tolist(),
         np.diff(offsets).tolist(),
@@ -164,9 +201,10 @@ def _sample_rows(number: int, table: PartTable) -> Iterator[tuple[object, ...]]:
     )
 
 
-def _part_rows(number: int, table: PartTable) -> Iterator[tuple[object, ...]]:
+def _part_rows(
+    number: int, table: PartTable, names: Sequence[str | bytes]
+) -> Iterator[tuple[object, ...]]:
     owners = np.repeat(np.arange(table.num_samples), np.diff(table.first_part))
-    names = table.part_names
     return zip(
         repeat(number, table.num_parts),
         owners.tolist(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,9 +25,9 @@ def commit_dataset(
 ) -> None:
     """Write the files of `.nv-meta`.
 
-    The list of shards decides what the dataset consists of. It is replaced before the splits
-    that name new shards, and while the SQL index, which goes by the numbers of shards, is
-    either away or fits.
+    The list of shards decides what the dataset consists of. While splits are replaced, it has
+    the shards of both the old and the new ones. While the list is replaced, the SQL index, which
+    goes by the numbers of shards, is either away or fits.
 
     Args:
         dataset: The folder.
@@ -36,34 +37,44 @@ def commit_dataset(
         sqlite: A new SQL index, on its way under another name; None if there is none.
     """
     meta = dataset / META
-    present = _present_shards(dataset)
+    present = _present_counts(dataset)
     names = list(info.shard_counts)
-    changed |= present != names
+    changed |= list(present) != names
+    removed = {name: count for name, count in present.items() if name not in info.shard_counts}
     heads = []
     if changed or sqlite is not None or not (meta / "index.uuid").exists():
         heads.append((meta / "index.uuid", str(uuid4())))
-    if (meta / ".info.yaml").exists():
-        heads.append((meta / ".info.yaml", yaml.dump({"shard_counts": dict(info.shard_counts)})))
-    heads.append((meta / ".info.json", info.to_json()))
-    rest = [(meta / name, text) for name, text in documents]
-    first, second = (
-        stage_files((path, text.encode()) for path, text in files) for files in (heads, rest)
+    heads += _lists(meta, replace(info, shard_counts={**info.shard_counts, **removed}))
+    others = [(meta / name, text) for name, text in documents]
+    ends = _lists(meta, info) if removed else []
+    first, second, third = (
+        stage_files((path, text.encode()) for path, text in files)
+        for files in (heads, others, ends)
     )
     target = sqlite_path(dataset)
     with reporting(target):
         if sqlite is not None:
             with open(sqlite, "rb") as file:
                 os.fsync(file.fileno())
-        if present != names[: len(present)] or (changed and sqlite is None):
+        if list(present) != names[: len(present)] or (changed and sqlite is None):
             target.unlink(missing_ok=True)
         first.commit()
         if sqlite is not None:
             os.replace(sqlite, target)
         second.commit()
+        third.commit()
 
 
-def _present_shards(dataset: Path) -> list[str]:
+def _lists(meta: Path, info: DatasetInfo) -> list[tuple[Path, str]]:
+    """Return the files that list the shards; that of early releases is kept up if it is there."""
+    files = [(meta / ".info.json", info.to_json())]
+    if (meta / ".info.yaml").exists():
+        files.insert(0, (meta / ".info.yaml", yaml.dump({"shard_counts": dict(info.shard_counts)})))
+    return files
+
+
+def _present_counts(dataset: Path) -> dict[str, int]:
     try:
-        return list(load_info(dataset).shard_counts)
+        return dict(load_info(dataset).shard_counts)
     except EnergonError:
-        return []
+        return {}

@@ -20,7 +20,7 @@ from energon.prepare.fix_duplicates import fix_duplicates
 from energon.prepare.index import IndexedShard, IndexOptions
 from energon.prepare.leftovers import clear_leftovers
 from energon.prepare.lock import dataset_lock
-from energon.prepare.name_index import open_table, sqlite_path, write_name_index
+from energon.prepare.name_index import has_media, open_table, sqlite_path, write_name_index
 from energon.prepare.shards import find_shards, index_shards
 from energon.prepare.split_dataset import SplitRequest, present_split, split_dataset
 from energon.version import __version__
@@ -159,7 +159,8 @@ def index_dataset(
     found: list[IndexedShard] = []
     indexed = _collected(dataset, shards, indexing, found)
     with temporary_file(sqlite_path(dataset)) as sqlite:
-        written = indexing.sqlite and write_name_index(dataset, shards, indexed, sqlite)
+        wanted = indexing.sqlite or has_media(dataset)
+        written = wanted and write_name_index(dataset, shards, indexed, sqlite)
         for _ in indexed:
             pass  # those that nobody has asked for
         info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
+from energon.errors import FormatError
 from energon.formats.info import META
 from energon.formats.media_table import copy_media
 from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.sqlite_file import open_readonly, table_names
 from energon.formats.sqlite_index import (
     IndexedShard as SqlShard,
 )
@@ -21,6 +26,8 @@ from energon.formats.sqlite_index import (
 )
 from energon.prepare.files import file_state, reporting
 from energon.prepare.index import IndexedShard
+
+log = logging.getLogger("energon")
 
 
 def sqlite_path(dataset: Path) -> Path:
@@ -57,8 +64,7 @@ def write_name_index(
     following = iter(shards)
     if not known or known != wanted[: len(known)]:
         write_sqlite_index(target, _tables(dataset, following))
-        if sqlite_path(dataset).is_file():
-            copy_media(sqlite_path(dataset), target)
+        _copy_media(sqlite_path(dataset), target)
         return True
     for _ in islice(following, len(known)):
         pass  # indexed, and in the SQL index already
@@ -69,6 +75,32 @@ def write_name_index(
         shutil.copyfile(sqlite_path(dataset), target)
     extend_sqlite_index(target, _tables(dataset, following))
     return True
+
+
+def has_media(dataset: Path) -> bool:
+    """Return whether the SQL index of a dataset holds more than can be made from the shards."""
+    path = sqlite_path(dataset)
+    if not path.is_file():
+        return False
+    try:
+        with closing(open_readonly(path)) as connection:
+            return "media_metadata" in table_names(connection)
+    except FormatError:
+        return False
+
+
+def _copy_media(source: Path, target: Path) -> None:
+    if not source.is_file():
+        return
+    try:
+        copy_media(source, target)
+    except (FormatError, sqlite3.DatabaseError) as error:
+        log.warning(
+            "%s: if it had metadata of media, they are lost: %s; `energon prepare-media` makes "
+            "them again",
+            source,
+            error,
+        )
 
 
 def _tables(dataset: Path, shards: Iterator[IndexedShard]) -> Iterator[Shard]:

@@ -11,6 +11,7 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table import part_table_path
 from energon.formats.split import Split, load_split
+from energon.formats.sqlite_index import forget_shards
 from energon.prepare.dataset import Indexing, index_dataset
 from energon.prepare.files import reporting
 from energon.prepare.index import IndexOptions, index_batch
@@ -115,7 +116,7 @@ def _index_all(
         )
     sqlite = indexing.sqlite and sqlite_path(dataset).exists()
     if sqlite and stale:
-        sqlite_path(dataset).unlink()
+        forget_shards(sqlite_path(dataset))
 
     def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
         if dropped:

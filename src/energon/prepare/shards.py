@@ -99,9 +99,9 @@ def _batches(dataset: Path, shards: Sequence[str], engine: Engine) -> list[list[
     sizes = [file_state(dataset / shard).size for shard in shards]
     limit = max(MIN_BATCH_BYTES, sum(sizes) // (BATCHES_PER_WORKER * engine.num_workers))
     batches: list[list[str]] = []
-    filled = limit
+    filled = 0
     for shard, size in zip(shards, sizes, strict=True):
-        if filled + size > limit or len(batches[-1]) == MAX_BATCH_SHARDS:
+        if not batches or filled + size > limit or len(batches[-1]) == MAX_BATCH_SHARDS:
             batches.append([])
             filled = 0
         batches[-1].append(shard)

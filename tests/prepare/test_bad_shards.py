@@ -1,0 +1,114 @@
+"""Shards that are unusual or damaged: each is prepared as it should be, or refused with advice."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
+from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.tar_header import END, encode_header, padded
+from energon.prepare.dataset import prepare_dataset
+from energon.sources.webdataset import WebdatasetSource
+
+ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
+
+
+def write(path, names, *, end=END, content=b"x"):
+    with open(path, "wb") as file:
+        for name in names:
+            file.write(encode_header(name, len(content)) + padded(content))
+        file.write(end)
+
+
+def keys(root):
+    source = WebdatasetSource(root)
+    return [sample["__key__"] for sample in source.read(np.arange(len(source)))]
+
+
+def test_interleaved_samples(tmp_path):
+    write(tmp_path / "0.tar", ["a.jpg", "b.jpg", "a.txt", "b.txt"])
+    with pytest.raises(DuplicateSampleKeyError, match=r"'a' comes twice in 0\.tar, with other"):
+        prepare_dataset(tmp_path, **ALL)
+
+
+def test_names_without_extension_and_hidden_files(tmp_path):
+    write(tmp_path / "0.tar", ["README", "a.txt", ".hidden", "dir/.x.txt", "__m__/b.txt", "c.txt"])
+    prepare_dataset(tmp_path, **ALL)
+    assert keys(tmp_path) == ["a", "c"]
+
+
+@pytest.mark.parametrize("data", [END, b"", bytes(10_240)])
+def test_empty_shards(tmp_path, data):
+    (tmp_path / "0.tar").write_bytes(data)
+    with pytest.raises(FormatError, match=r"0\.tar: (has no samples|ends at byte 0)"):
+        prepare_dataset(tmp_path, **ALL)
+
+
+def test_members_of_zero_bytes(tmp_path):
+    write(tmp_path / "0.tar", ["a.txt", "b.txt"], content=b"")
+    prepare_dataset(tmp_path, **ALL)
+    source = WebdatasetSource(tmp_path)
+    assert [sample["txt"] for sample in source.read(np.arange(2))] == [b"", b""]
+
+
+def test_a_member_of_five_gigabytes(tmp_path):
+    size = 5 << 30
+    with open(tmp_path / "0.tar", "wb") as file:
+        file.write(encode_header("a.bin", size))
+        file.seek(512 + size)
+        file.write(encode_header("b.txt", 1) + padded(b"x") + END)
+    prepare_dataset(tmp_path, **ALL)
+    table = PartTable.open(part_table_path(tmp_path / "0.tar"))
+    assert table.part_size.tolist() == [size, 1]
+    assert table.sample_offset.tolist() == [0, 512 + size, 512 + size + 1024]
+
+
+def test_a_header_of_five_gigabytes_without_the_content(tmp_path):
+    (tmp_path / "0.tar").write_bytes(encode_header("a.bin", 5 << 30) + bytes(10_000))
+    with pytest.raises(TruncatedError, match=r"0\.tar: 'a\.bin' at byte 0 has 5368709120 bytes"):
+        prepare_dataset(tmp_path, **ALL)
+
+
+def test_unicode_and_names_of_300_characters(tmp_path):
+    names = [
+        "ä/ö.txt",
+        "日本語.txt",
+        "x" * 300 + ".txt",
+        "d" * 150 + "/" + "e" * 90 + ".txt",
+        "😀.txt",
+    ]
+    write(tmp_path / "0.tar", names)
+    prepare_dataset(tmp_path, **ALL)
+    assert keys(tmp_path) == [name.removesuffix(".txt") for name in names]
+    table = PartTable.open(part_table_path(tmp_path / "0.tar"))
+    assert [table.index_of(name.removesuffix(".txt")) for name in names] == list(range(5))
+
+
+def test_names_that_are_no_unicode(tmp_path):
+    write(tmp_path / "0.tar", ["a.txt", os.fsdecode(b"\xff\xfe.txt")])
+    prepare_dataset(tmp_path, **ALL)
+    assert keys(tmp_path) == ["a", os.fsdecode(b"\xff\xfe")]
+
+
+def test_names_that_lead_elsewhere_are_names_and_no_more(tmp_path):
+    folder = tmp_path / "ds"
+    folder.mkdir()
+    write(folder / "0.tar", ["../../evil.txt", "/abs.txt", "a/../b.txt"])
+    prepare_dataset(folder, **ALL)
+    assert keys(folder) == ["../../evil", "/abs", "a/../b"]
+    assert os.listdir(tmp_path) == ["ds"]
+
+
+def test_another_file_that_is_called_tar(tmp_path):
+    (tmp_path / "0.tar").write_bytes(b"PK\3\4" + os.urandom(5000))
+    with pytest.raises(FormatError, match=r"0\.tar: no tar header at byte 0"):
+        prepare_dataset(tmp_path, **ALL)
+
+
+def test_an_archive_whose_end_marker_is_missing(tmp_path):
+    write(tmp_path / "0.tar", ["a.txt"], end=b"")
+    with pytest.raises(TruncatedError, match="without the end marker"):
+        prepare_dataset(tmp_path, **ALL)
