@@ -38,7 +38,9 @@ def test_a_dataset_in_a_bucket_is_prepared_and_described(address):
     done = run("prepare", address, *PREPARE)
     assert done.exit_code == 0, done.output
     assert "60 samples in 3 shards" in done.output
-    about = json.loads(run("info", address, "--json").stdout)
+    described = run("info", address, "--json")
+    assert described.exit_code == 0, described.output
+    about = json.loads(described.stdout)
     assert about["samples"] == 60
     assert about["sample_type"] == "CrudeWebdataset"
     assert len(train(address, batches=5)[0]) == 5

@@ -11,6 +11,7 @@ from energon.formats.split import load_split
 from energon.inspect.leaves import find_leaves, split_names
 from energon.inspect.part_statistics import part_statistics
 from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.epath import any_path
 from energon.io.files import file_info
 from energon.io.registry import open_store
 from energon.metadataset.dataset_config import load_dataset_config
@@ -59,8 +60,9 @@ def _name(address: str) -> str:
 def _webdataset(
     address: str, split_config: str, dataset_config: str, parts: bool
 ) -> dict[str, Any]:
-    info = load_info(address)
-    split = load_split(address, split_config)
+    root = any_path(address)
+    info = load_info(root)
+    split = load_split(root, split_config)
     sizes = dict(zip(info.shard_counts, _sizes(address, list(info.shard_counts)), strict=True))
     missing = [shard for shard, size in sizes.items() if size is None]
     about: dict[str, Any] = {

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from energon.errors import ConfigError, EnergonError
 from energon.formats.split import load_split
 from energon.io.address import is_remote, redact
+from energon.io.epath import any_path
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
@@ -83,7 +84,7 @@ def split_names(address: str, kind: str, split_config: str | None = None) -> lis
         return jsonl_splits(address)
     if kind == "filesystem":
         return []
-    return list(load_split(address, split_config or "split.yaml").split_parts)
+    return list(load_split(any_path(address), split_config or "split.yaml").split_parts)
 
 
 def _single(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
