@@ -11,13 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import IO, Any, Literal, cast
 
-import numpy as np
-
+from energon.decode.av_arrays import as_frames, as_tensor
 from energon.decode.av_audio import AudioReader
-from energon.decode.av_container import as_stream, open_container
+from energon.decode.av_container import StreamView, as_stream, check_riff, open_container
 from energon.decode.av_video import Clip, Size, VideoReader
 from energon.errors import ConfigError, DecodeError
 from energon.formats.media import AVMetadata
@@ -62,13 +60,13 @@ class AVDecoder:
     def get_video(self) -> AVData:
         """Return all frames, as one clip."""
         clip = self._video.all()
-        return AVData([_frames([clip])], [(clip.start, clip.stop)], None, None)
+        return AVData([as_frames(clip)], [(clip.start, clip.stop)], None, None)
 
     def get_audio(self) -> AVData:
         """Return all samples of the audio, as one clip."""
         samples = self._audio.all()
         stop = self._audio.to_seconds(samples.shape[1])
-        return AVData(None, None, [_tensor(samples)], [(self._audio.start, stop)])
+        return AVData(None, None, [as_tensor(samples)], [(self._audio.start, stop)])
 
     def get_video_with_audio(self) -> AVData:
         """Return all frames and all samples of the audio, as one clip of each."""
@@ -94,7 +92,7 @@ class AVDecoder:
         Raises:
             DecodeError: If it is damaged, cut off or has neither video nor audio.
         """
-        _check_riff(self.stream)
+        check_riff(self.stream)
         reached = [0.0]
         if self.has_video_stream():
             reached.append(self._video.check())
@@ -137,7 +135,7 @@ class AVDecoder:
             if clip is None:
                 self._warn(low, high, video_unit)
                 clip = Clip([], reader.duration, reader.duration)
-            clips[number] = _frames([clip], video_out_frame_size or reader.size[::-1])
+            clips[number] = as_frames(clip, video_out_frame_size or reader.size[::-1])
             times[number] = clip.start, clip.stop
         return clips, times
 
@@ -163,7 +161,7 @@ class AVDecoder:
             samples = reader.by_number(first, stop)
             if not samples.shape[1] and first < stop:
                 self._warn(low, high, audio_unit)
-            clips.append(_tensor(samples))
+            clips.append(as_tensor(samples))
             times.append((reader.to_seconds(first), reader.to_seconds(first + samples.shape[1])))
         return clips, times
 
@@ -274,128 +272,17 @@ class AVDecoder:
     # Two readers seek in one stream, each to where it wants to be.
     @cached_property
     def _video(self) -> VideoReader:
-        return VideoReader(cast(IO[bytes], _View(self.stream)))
+        return VideoReader(cast(IO[bytes], StreamView(self.stream)))
 
     @cached_property
     def _audio(self) -> AudioReader:
-        return AudioReader(cast(IO[bytes], _View(self.stream)))
+        return AudioReader(cast(IO[bytes], StreamView(self.stream)))
 
     def _warn(self, low: float, high: float, unit: str) -> None:
         if not self.suppress_warnings:
             logger.warning(
                 "a clip from %s to %s %s lies behind the end of the file", low, high, unit
             )
-
-
-class _View:
-    """A stream with a place of its own, over one that others read, too."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._place = 0
-
-    def read(self, size: int = -1) -> bytes:
-        self._stream.seek(self._place)
-        data = self._stream.read(size)
-        self._place += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        if whence == 1:
-            offset, whence = self._place + offset, 0
-        self._place = self._stream.seek(offset, whence)
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-
-def get_clips_uniform(
-    av_decoder: AVDecoder,
-    clip_duration_seconds: float,
-    num_clips: int,
-    request_video: bool = False,
-    request_audio: bool = False,
-    video_out_frame_size: Size | None = None,
-) -> AVData:
-    """Return clips of equal length that are spread evenly from beginning to end.
-
-    Args:
-        av_decoder: The file.
-        clip_duration_seconds: Length of each; 0 for single frames, which lie half a frame from
-            beginning and end.
-        num_clips: How many.
-        request_video: Whether to return video.
-        request_audio: Whether to return audio.
-        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
-
-    Raises:
-        ConfigError: If neither video nor audio is wanted, or numbers make no sense.
-        DecodeError: If the file lacks what is wanted.
-    """
-    if not request_video and not request_audio:
-        raise ConfigError("request_video and request_audio are both False: nothing to return")
-    if num_clips < 1 or clip_duration_seconds < 0:
-        raise ConfigError(
-            f"{num_clips} clips of {clip_duration_seconds} s: wanted is 1 or more, of 0 s or more"
-        )
-    durations = []
-    if request_video:
-        durations.append(av_decoder.get_video_duration()[0])
-    if request_audio:
-        durations.append(av_decoder.get_audio_duration())
-    margin = 0.5 / (av_decoder.get_video_fps() or 1) if request_video else 0.0
-    first = 0.0 if clip_duration_seconds else margin
-    last = max(first, min(durations) - (clip_duration_seconds or margin))
-    starts = np.linspace(first, last, num_clips).tolist()
-    ranges = [(start, start + clip_duration_seconds) for start in starts]
-    return av_decoder.get_clips(
-        video_clip_ranges=ranges if request_video else None,
-        audio_clip_ranges=ranges if request_audio else None,
-        video_out_frame_size=video_out_frame_size,
-    )
-
-
-def get_single_frames_uniform(
-    av_decoder: AVDecoder,
-    num_frames: int,
-    *,
-    video_out_frame_size: Size | None = None,
-    return_timestamps: bool = False,
-) -> Any:
-    """Return single frames that are spread evenly from beginning to end, as one tensor.
-
-    Args:
-        av_decoder: The file.
-        num_frames: How many.
-        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
-        return_timestamps: Whether to return a pair: the frames, and when each is shown.
-
-    Returns:
-        Shape (frames, channels, height, width).
-    """
-    found = get_clips_uniform(
-        av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
-    )
-    clips, times = found.video_clips or [], found.video_timestamps or []
-    if find_spec("torch") is None:
-        frames: Any = np.concatenate([clip[:1] for clip in clips])
-    else:
-        import torch
-
-        frames = torch.cat([clip[:1] for clip in clips])
-    return (frames, [start for start, _ in times]) if return_timestamps else frames
-
-
-def _check_riff(stream: IO[bytes]) -> None:
-    """Raise DecodeError if an AVI or WAV file is shorter than it says; decoders do not mind."""
-    stream.seek(0)
-    head = stream.read(8)
-    size = stream.seek(0, 2)
-    # A file that is being streamed says 0 or 2^32 - 1.
-    said = int.from_bytes(head[4:8], "little")
-    if head[:4] == b"RIFF" and size < said + 8 < 1 << 32:
-        raise DecodeError(f"the file has {size} of {said + 8} bytes")
 
 
 def _checked(value: str, known: tuple[str, ...], name: str) -> str:
@@ -407,17 +294,3 @@ def _checked(value: str, known: tuple[str, ...], name: str) -> str:
 def _check_range(low: float, high: float) -> None:
     if not 0 <= low <= high:
         raise DecodeError(f"a clip from {low} to {high}: wanted is a range that ascends from 0 on")
-
-
-def _frames(clips: list[Clip], size: Size | None = None) -> Any:
-    frames = [frame for clip in clips for frame in clip.frames]
-    pixels = np.stack(frames) if frames else np.empty((0, *(size or (0, 0)), 3), np.uint8)
-    return _tensor(pixels.transpose(0, 3, 1, 2))
-
-
-def _tensor(array: Any) -> Any:
-    if find_spec("torch") is None:
-        return array
-    import torch
-
-    return torch.from_numpy(array)
