@@ -17,6 +17,7 @@ from energon import (
     get_loader,
     get_savable_loader,
     get_train_dataset,
+    get_val_dataset,
     stateless,
 )
 from tests.datasets import make_crude
@@ -314,3 +315,66 @@ def test_a_row_is_described_by_the_mix_of_its_time(folder):
         assert f"sample {key!r} of " in again.dataset.describe_row(
             0, 1, row, state["positions"]["0"]["state"]
         )
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_report_is_what_was_delivered(folder, world_size):
+    mix = document(
+        folder,
+        ("a", {"weight": "auto", "tokens": 3000}),
+        ("b", {"weight": "auto", "tokens": 1000}),
+    )
+    loader = get_savable_loader(train(mix, world_size=world_size, encoder=SkipSome()))
+    assert loader.report()["samples"] == 0
+    batches = [next(iter(loader)) for _ in range(40)]
+    report = json.loads(json.dumps(loader.report()))
+    skipped = sum(each["skipped"]["encode_sample"] for each in report["datasets"].values())
+    assert report["samples"] == 200 + skipped
+    for name, count in kinds(batches).items():
+        about = report["datasets"][f"{name}/train"]
+        assert about["samples"] == count + about["skipped"]["encode_sample"]
+        assert about["epochs"] == pytest.approx(
+            about["samples"] * world_size / SIZES[name], abs=1e-4
+        )
+        assert about["failed"] == {}
+        assert about["bytes"] >= about["samples"] * 512
+    assert report["datasets"]["a/train"]["share"] == pytest.approx(0.75, abs=0.02)
+    assert report["datasets"]["a/train"]["tokens"] == 100 * report["datasets"]["a/train"]["samples"]
+
+
+@pytest.mark.parametrize("kind", ["concat", "blend_epochized"])
+def test_lines_are_reported_by_their_parts(folder, kind):
+    entries = [{"path": str(folder / name)} for name in "ab"]
+    loader = get_savable_loader(train({"splits": {"train": {kind: entries}}}))
+    assert len(keys([next(iter(loader)) for _ in range(9)])) == 45
+    report = loader.report()
+    assert report["samples"] == 45
+    assert abs(report["datasets"]["a/train"]["samples"] - 45 * 30 / 47) <= 1
+
+
+def test_a_report_goes_on_after_a_restore_with_another_mix(folder):
+    loader = get_savable_loader(train(document(folder, "a", "b")))
+    _, state = save_after(loader, 10)
+    before = loader.report()["datasets"]
+    again = get_savable_loader(train(document(folder, "c", ("a", {"weight": 0}))))
+    again.restore_state_rank(state, strict=False)
+    assert again.report()["datasets"]["a/train"]["samples"] == before["a/train"]["samples"]
+    batches, _ = save_after(again, 10)
+    assert kinds(batches) == {"c": 50}
+    report = again.report()["datasets"]
+    assert report["c/train"]["samples"] == 50
+    assert report["a/train"]["samples"] == before["a/train"]["samples"]
+
+
+def test_validation_is_reported_too(folder):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_val_dataset(
+        {"splits": {"val": document(folder, "a", "b")["splits"]["train"]}},
+        worker_config=config,
+        batch_size=10,
+        task_encoder=Keys(),
+    )
+    loader = get_savable_loader(dataset)
+    assert len(keys(islice(iter(loader), 4))) == 40
+    report = loader.report()["datasets"]
+    assert report["a/val"]["samples"] == 30

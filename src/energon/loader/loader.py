@@ -13,7 +13,7 @@ from energon.loader.heap import keep_heap
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.options import LoaderOptions
 from energon.loader.pinning import pin_batches
-from energon.loader.pipeline import Pipeline, RestoresSamples
+from energon.loader.pipeline import Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.loader.stream import LaneWorker, RankStream
 from energon.worker import WorkerConfig
@@ -97,6 +97,26 @@ class BasicDataLoader:
                 total.update(position.counts)
         skipped = {v: list(p.skip_rows) for v, p in (self._positions or {}).items() if p.skip_rows}
         return {**total, "skipped_rows": skipped}
+
+    def report(self) -> dict[str, Any]:
+        """Return what this rank has drawn from each dataset since the run began, as JSON.
+
+        For each dataset the number of samples, their share, epochs over all ranks, bytes
+        (estimated), tokens (if the metadataset says how many there are), and how many samples
+        hooks have skipped or failed on since this loader was made. Samples count when they are
+        drawn, so those that wait for packing or a group are in it.
+
+        Raises:
+            ConfigError: If the pipeline does not know.
+        """
+        if not isinstance(self.dataset, Reports):
+            raise ConfigError(f"{type(self.dataset).__name__} does not know what it has drawn")
+        positions = self._current_positions()
+        return self.dataset.report(
+            lanes=self._lanes,
+            states={lane: position.saved_state() for lane, position in positions.items()},
+            counts={name: n for name, n in self.stats().items() if isinstance(n, int)},
+        )
 
     def can_restore_sample(self) -> bool:
         """Return whether `restore_sample` has a pipeline that can."""

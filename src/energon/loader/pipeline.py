@@ -64,3 +64,19 @@ class Continues(Protocol):
 
     def continuing(self, fingerprint: Mapping[str, Any]) -> Pipeline:
         """Return the pipeline for a run that was saved with `fingerprint`."""
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A pipeline that can also say what was drawn from which dataset."""
+
+    def report(
+        self, *, lanes: int, states: Mapping[int, State | None], counts: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Return the achieved mix of the lanes in `states`, of `lanes` in all, as JSON.
+
+        Args:
+            lanes: How many lanes the run has.
+            states: State of each lane that is asked for; None at the beginning.
+            counts: Statistics by name.
+        """

@@ -16,6 +16,7 @@ from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.changes import ChangesDataset, rows_of_changes
 from energon.stages.lane import Lane
+from energon.task_encoder.mix_report import mix_report
 from energon.worker import WorkerConfig
 
 
@@ -76,8 +77,6 @@ class SavableDataset(Dataset[Any]):
         return self._planned_stage(lane).open(lane)
 
     def _planned_stage(self, lane: Lane) -> Dataset[Any]:
-        if self.plan.kind != "blend":
-            return self.stage
         return ChangesDataset(self.stage, self.plan(lane.lanes), len(self.plan.past))
 
     def num_items(self, lane: int, lanes: int) -> int | None:
@@ -111,6 +110,24 @@ class SavableDataset(Dataset[Any]):
         leaf, epoch, ordinal = (int(column[0]) for column in found)
         (source,) = self.reader.locate((leaf, epoch, ordinal))
         return f"{source}, epoch {epoch}"
+
+    def report(
+        self, *, lanes: int, states: Mapping[int, State | None], counts: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Return the achieved mix of some lanes, by dataset, as JSON.
+
+        Args:
+            lanes: How many lanes the run has.
+            states: Where the lanes are that are asked for; None at the beginning.
+            counts: Statistics of hooks by name.
+        """
+        return mix_report(
+            self.plan,
+            lanes=lanes,
+            states=states,
+            counts=counts,
+            sample_bytes=[source.mean_sample_bytes for source in self.reader.sources],
+        )
 
     def restore_sample(self, key: RestoreKey) -> Any:
         """Make again what has this restore key: a batch, or a sample or pack within one.
