@@ -18,6 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from energon.cache.file_pool import FileCacheLazy, FileStoreCachePool
+    from energon.cache.lazy import DirectLazy, Lazy, MockLazy
+    from energon.cache.pool import CachePool, NoCachePool
     from energon.decode.sample_decoder import SampleDecoder
     from energon.errors import (
         ConfigError,
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from energon.loader.loader import BasicDataLoader
     from energon.loader.savable import SavableDataLoader
     from energon.metadataset.resolve import traverse_metadataset
+    from energon.packing.packer import Packer
+    from energon.packing.selection import Selection
     from energon.prepare.shard_writer import ShardWriter
     from energon.prepare.tar_writer import TarWriter
     from energon.samples.collate import (
@@ -71,24 +76,50 @@ if TYPE_CHECKING:
         VQAOCRSample,
         VQASample,
     )
+    from energon.sources.file_store import (
+        DecodeFileStore,
+        FileStore,
+        FileStoreDecoder,
+        PrimaryFileStore,
+    )
+    from energon.sources.file_store_folder import SystemFileStore
     from energon.stages.hook import log_exception, reraise_exception
     from energon.stages.quarantine import Quarantine
     from energon.task_encoder.augment import AugmentTaskEncoder
-    from energon.task_encoder.cooker import Cooker, stateless
+    from energon.task_encoder.build import LoadedDataset
+    from energon.task_encoder.cooker import Cooker, cooker, stateless
     from energon.task_encoder.dataset import SavableDataset
     from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
     from energon.task_encoder.getters import get_train_dataset, get_val_dataset, get_val_datasets
     from energon.task_encoder.load_dataset import (
         DatasetLoader,
-        LoadedDataset,
         LoadedDatasetList,
         load_dataset,
         prepare_metadataset,
     )
     from energon.version import __version__
     from energon.worker import WorkerConfig
+    from energon.wrappers.batches import (
+        BatchDataset,
+        GroupBatchDataset,
+        MixBatchDataset,
+        PackingDataset,
+    )
+    from energon.wrappers.items import FilterDataset, IterMapDataset, MapDataset
+    from energon.wrappers.streams import (
+        BlendDataset,
+        ConcatDataset,
+        EpochizeDataset,
+        LimitDataset,
+        RepeatDataset,
+        ShuffleBufferDataset,
+    )
+    from energon.wrappers.watching import GcDataset, LogSampleDataset, WatchdogDataset
 
 _ROOMS = {
+    "cache.file_pool": ["FileCacheLazy", "FileStoreCachePool"],
+    "cache.lazy": ["DirectLazy", "Lazy", "MockLazy"],
+    "cache.pool": ["CachePool", "NoCachePool"],
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [
         "ConfigError",
@@ -115,6 +146,8 @@ _ROOMS = {
     "loader.loader": ["BasicDataLoader"],
     "loader.savable": ["SavableDataLoader"],
     "metadataset.resolve": ["traverse_metadataset"],
+    "packing.packer": ["Packer"],
+    "packing.selection": ["Selection"],
     "prepare.shard_writer": ["ShardWriter"],
     "prepare.tar_writer": ["TarWriter"],
     "samples.collate": [
@@ -142,22 +175,35 @@ _ROOMS = {
         "VQASample",
         "VidQASample",
     ],
+    "sources.file_store": ["DecodeFileStore", "FileStore", "FileStoreDecoder", "PrimaryFileStore"],
+    "sources.file_store_folder": ["SystemFileStore"],
     "stages.hook": ["log_exception", "reraise_exception"],
     "stages.quarantine": ["Quarantine"],
     "task_encoder.augment": ["AugmentTaskEncoder"],
-    "task_encoder.cooker": ["Cooker", "stateless"],
+    "task_encoder.build": ["LoadedDataset"],
+    "task_encoder.cooker": ["Cooker", "cooker", "stateless"],
     "task_encoder.dataset": ["SavableDataset"],
     "task_encoder.encoder": ["DefaultTaskEncoder", "TaskEncoder"],
     "task_encoder.getters": ["get_train_dataset", "get_val_dataset", "get_val_datasets"],
     "task_encoder.load_dataset": [
         "DatasetLoader",
-        "LoadedDataset",
         "LoadedDatasetList",
         "load_dataset",
         "prepare_metadataset",
     ],
     "version": ["__version__"],
     "worker": ["WorkerConfig"],
+    "wrappers.batches": ["BatchDataset", "GroupBatchDataset", "MixBatchDataset", "PackingDataset"],
+    "wrappers.items": ["FilterDataset", "IterMapDataset", "MapDataset"],
+    "wrappers.streams": [
+        "BlendDataset",
+        "ConcatDataset",
+        "EpochizeDataset",
+        "LimitDataset",
+        "RepeatDataset",
+        "ShuffleBufferDataset",
+    ],
+    "wrappers.watching": ["GcDataset", "LogSampleDataset", "WatchdogDataset"],
 }
 _HOME = {name: f"energon.{room}" for room, names in _ROOMS.items() for name in names}
 
@@ -165,7 +211,11 @@ __all__ = [
     "AugmentTaskEncoder",
     "BasicDataLoader",
     "Batch",
+    "BatchDataset",
+    "BlendDataset",
+    "CachePool",
     "CaptioningSample",
+    "ConcatDataset",
     "ConfigError",
     "Cooker",
     "CrudeSample",
@@ -173,34 +223,59 @@ __all__ = [
     "DatasetLoader",
     "DatasetNotFoundError",
     "DecodeError",
+    "DecodeFileStore",
     "DefaultTaskEncoder",
+    "DirectLazy",
     "DuplicateSampleKeyError",
     "EmptyDatasetError",
     "EnergonError",
+    "EpochizeDataset",
     "FatalSampleError",
     "FieldAccessError",
+    "FileCacheLazy",
+    "FileStore",
+    "FileStoreCachePool",
+    "FileStoreDecoder",
+    "FilterDataset",
     "FormatError",
+    "GcDataset",
+    "GroupBatchDataset",
     "ImageClassificationSample",
     "ImageSample",
     "InterleavedSample",
+    "IterMapDataset",
+    "Lazy",
+    "LimitDataset",
     "LoadedDataset",
     "LoadedDatasetList",
+    "LogSampleDataset",
+    "MapDataset",
     "MissingExtraError",
+    "MixBatchDataset",
+    "MockLazy",
     "MultiChoiceVQASample",
+    "NoCachePool",
     "OCRSample",
+    "Packer",
+    "PackingDataset",
+    "PrimaryFileStore",
     "Quarantine",
+    "RepeatDataset",
     "Sample",
     "SampleDecoder",
     "SampleError",
     "SavableDataLoader",
     "SavableDataset",
     "SecurityError",
+    "Selection",
     "ShardChangedError",
     "ShardWriter",
+    "ShuffleBufferDataset",
     "SimilarityInterleavedSample",
     "SkipSample",
     "SourceInfo",
     "StateError",
+    "SystemFileStore",
     "TarWriter",
     "TaskEncoder",
     "TextSample",
@@ -209,6 +284,7 @@ __all__ = [
     "VQAOCRSample",
     "VQASample",
     "VidQASample",
+    "WatchdogDataset",
     "WorkerConfig",
     "WorkerError",
     "__version__",
@@ -217,6 +293,7 @@ __all__ = [
     "batch_pad_stack",
     "batch_stack",
     "concat_pad",
+    "cooker",
     "edataclass",
     "generic_batch",
     "generic_concat",

@@ -35,8 +35,10 @@ class LoadedDataset:
     """A dataset of a document, and how it takes part in a blend.
 
     Args:
-        dataset: The dataset; `dataset.build()` returns its samples.
-        weight: Its share in a blend by weights; None if the document names none.
+        dataset: The dataset. In `build_train_datasets`, `dataset.build()` returns its samples;
+            in what `load_dataset` gives, `dataset.source` has them by number.
+        weight: Its share in a blend by weights at the beginning of a run; None if it is no such
+            blend, or if weights come from sizes.
         repetitions: How often it comes in an epochized blend; None for once.
         aux: Auxiliary data by name.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from energon.metadataset.leaf import BlendMode, Subset, TraversedDatasetReferenc
 from energon.metadataset.resolve import DatasetPath, resolve, traverse_metadataset
 from energon.plan.subset import resolve_range
 from energon.sources.shards import ShardPool
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves, open_members
+from energon.task_encoder.build import LoadedDataset
+from energon.task_encoder.leaves import open_leaves, open_members
 from energon.task_encoder.open_join import (
     build_index,
     cache_folders,
@@ -24,24 +25,6 @@ from energon.task_encoder.open_join import (
     index_name,
     join_digest,
 )
-
-
-@dataclass(frozen=True)
-class LoadedDataset:
-    """A leaf, opened.
-
-    Args:
-        dataset: Its samples by ordinal (`source`), and what becomes of them.
-        weight: Share in the blend at the beginning of a run; None if it is no blend by weights,
-            or if weights come from sizes.
-        repetitions: Passes in an epoch; None if it is no epochized blend.
-        aux: Addresses of auxiliary data by name.
-    """
-
-    dataset: OpenedLeaf
-    weight: float | None = None
-    repetitions: float | None = None
-    aux: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

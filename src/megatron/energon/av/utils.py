@@ -1,0 +1,13 @@
+"""Clips and frames at even distances."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.decode.av_uniform": [
+            "get_clips_uniform",
+            "get_single_frames_uniform",
+        ],
+    },
+)

@@ -1,0 +1,12 @@
+"""A dataset as its folder describes it."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.task_encoder.described": [
+            "get_dataset_from_config",
+        ],
+    },
+)

@@ -1,0 +1,12 @@
+"""Dataclasses for samples."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.samples.sample": [
+            "edataclass",
+        ],
+    },
+)

@@ -1,0 +1,13 @@
+"""JSONL files."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.task_encoder.jsonl_factory": [
+            ("CrudeJsonlDatasetFactory", "JsonlFactory"),
+            ("DefaultCrudeJsonlDatasetFactory", "JsonlFactory"),
+        ],
+    },
+)

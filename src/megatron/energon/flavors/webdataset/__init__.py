@@ -1,0 +1,25 @@
+"""Datasets of tar shards."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.decode.av": [
+            "AVData",
+            "AVDecoder",
+        ],
+        "energon.decode.sample_decoder": [
+            "SampleDecoder",
+        ],
+        "energon.errors": [
+            "EmptyDatasetError",
+        ],
+        "energon.task_encoder.factories": [
+            ("BaseWebdatasetFactory", "WebdatasetFactory"),
+            ("DefaultDecoderWebdatasetFactory", "WebdatasetFactory"),
+            ("DefaultGenericWebdatasetFactory", "WebdatasetFactory"),
+            "StandardWebdatasetFactory",
+        ],
+    },
+)

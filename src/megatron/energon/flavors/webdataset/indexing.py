@@ -1,0 +1,12 @@
+"""Keys that are there twice."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.errors": [
+            "DuplicateSampleKeyError",
+        ],
+    },
+)

@@ -1,0 +1,12 @@
+"""Datasets of tar shards of a sample type."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.task_encoder.factories": [
+            "StandardWebdatasetFactory",
+        ],
+    },
+)

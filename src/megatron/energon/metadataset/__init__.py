@@ -1,0 +1,20 @@
+"""Documents that put datasets together."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.metadataset.resolve": [
+            "traverse_metadataset",
+        ],
+        "energon.task_encoder.load_dataset": [
+            "DatasetLoader",
+            ("DatasetLoaderInterface", "DatasetLoader"),
+            ("Metadataset", "DatasetLoader"),
+            ("MetadatasetV2", "DatasetLoader"),
+            "load_dataset",
+            "prepare_metadataset",
+        ],
+    },
+)

@@ -1,0 +1,12 @@
+"""Documents that put datasets together."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.task_encoder.load_dataset": [
+            ("MetadatasetV2", "DatasetLoader"),
+        ],
+    },
+)

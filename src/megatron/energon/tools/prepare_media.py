@@ -1,0 +1,12 @@
+"""The command `energon prepare-media`."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.cli.prepare_media": [
+            "command",
+        ],
+    },
+)

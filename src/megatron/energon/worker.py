@@ -1,0 +1,12 @@
+"""Ranks and workers."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.worker": [
+            "WorkerConfig",
+        ],
+    },
+)

@@ -1,0 +1,12 @@
+"""The wrapper `GcDataset`."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.wrappers.watching": [
+            "GcDataset",
+        ],
+    },
+)

@@ -1,0 +1,145 @@
+"""The import paths that programs written for Megatron-Energon use."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import energon
+import megatron.energon
+
+# What Megatron-Energon 7 exports, and names of former days.
+NAMES = re.findall(
+    r"\w+",
+    """
+__version__
+TaskEncoder DefaultTaskEncoder AugmentTaskEncoder Batch Cooker cooker basic_sample_keys stateless
+generic_batch batch_list batch_stack batch_pad_stack
+get_train_dataset get_val_dataset get_val_datasets get_loader get_savable_loader load_dataset
+prepare_metadataset traverse_metadataset DatasetLoader DatasetLoaderInterface Metadataset
+MetadatasetV2 SavableDataLoader SavableDataset WorkerConfig
+BaseCoreDatasetFactory BaseWebdatasetFactory DefaultGenericWebdatasetFactory
+DefaultDecoderWebdatasetFactory StandardWebdatasetFactory CrudeWebdataset
+CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory
+Sample CaptioningSample CrudeSample ImageSample ImageClassificationSample InterleavedSample
+MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VidQASample VQASample
+CaptioningWebdataset ImageWebdataset ImageClassificationWebdataset InterleavedWebdataset
+MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset TextWebdataset
+VidQAWebdataset VQAOCRWebdataset VQAWebdataset
+BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset GroupBatchDataset
+IterMapDataset LimitDataset LogSampleDataset MapDataset MixBatchDataset PackingDataset
+RepeatDataset ShuffleBufferDataset concat_pad generic_concat homogeneous_concat_mix
+FileStore SystemFileStore DecodeFileStore PrimaryFileStore FileStoreDecoder SampleDecoder
+CachePool NoCachePool FileStoreCachePool Lazy DirectLazy FileCacheLazy MockLazy SourceInfo
+SkipSample log_exception reraise_exception edataclass
+BaseCoreDataset BaseWebdataset DefaultGenericWebdataset DefaultDecoderWebdataset
+FatalSampleError VQAOCRSample BasicDataLoader
+""",
+)
+
+IMPORTS = """
+from megatron.energon.av import AVDecoder, AVData, get_clips_uniform, get_single_frames_uniform
+from megatron.energon.cache import FileStore, FileStoreCachePool
+from megatron.energon.cache.base import CachePool, Lazy
+from megatron.energon.cache.file_store import SystemFileStore, WebdatasetFileStore
+from megatron.energon.cli.main import main
+from megatron.energon.dataset_config import get_dataset_from_config
+from megatron.energon.edataclass import edataclass
+from megatron.energon.epathlib import EPath
+from megatron.energon.epathlib.epath import EPath
+from megatron.energon.errors import FatalSampleError, SampleException, SkipSample
+from megatron.energon.errors import SYSTEM_EXCEPTIONS, log_exception, reraise_exception
+from megatron.energon.flavors import CaptioningSample, CrudeWebdataset, SavableDataset
+from megatron.energon.flavors.base_dataset import Sample, SavableDataset, BaseCoreDatasetFactory
+from megatron.energon.flavors.captioning import CaptioningSample
+from megatron.energon.flavors.crude import CrudeSample
+from megatron.energon.flavors.vqa_and_ocr import VQAOCRSample
+from megatron.energon.flavors.webdataset import StandardWebdatasetFactory, SampleDecoder
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
+from megatron.energon.flavors.webdataset.sample_decoder import SampleDecoder
+from megatron.energon.loader import get_loader, get_savable_loader
+from megatron.energon.media import AVMetadata, ImageMetadata, MediaMetadataType
+from megatron.energon.media.metadata import deserialize_media_metadata
+from megatron.energon.metadataset import Metadataset, MetadatasetV2
+from megatron.energon.metadataset.loader import load_dataset, prepare_metadataset
+from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
+from megatron.energon.metadataset.loader_interface import TraversedDatasetReference
+from megatron.energon.savable_loader import BasicDataLoader, SavableDataLoader
+from megatron.energon.source_info import SourceInfo, add_source_info
+from megatron.energon.task_encoder import DefaultTaskEncoder
+from megatron.energon.task_encoder.base import Batch, TaskEncoder, stateless
+from megatron.energon.task_encoder.cooking import Cooker, basic_sample_keys, cooker
+from megatron.energon.task_encoder.loader import get_train_dataset
+from megatron.energon.tools.info import command
+from megatron.energon.tools.lint import command
+from megatron.energon.tools.prepare import command
+from megatron.energon.worker import WorkerConfig
+from megatron.energon.wrappers import BatchDataset, SkipSample, WatchdogDataset
+from megatron.energon.wrappers.group_batch_dataset import GroupBatchDataset
+from megatron.energon.wrappers.watchdog_dataset import WatchdogDataset
+""".strip().splitlines()
+
+
+def modules():
+    return [
+        found.name
+        for found in pkgutil.walk_packages(megatron.energon.__path__, "megatron.energon.")
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_megatron_energon_are_there(name):
+    assert name in megatron.energon.__all__
+    assert getattr(megatron.energon, name) is not None
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_imports_of_its_documentation_work(line):
+    exec(line, {})
+
+
+@pytest.mark.parametrize("module", modules())
+def test_every_name_of_every_module_resolves_to_the_same_object(module):
+    found = import_module(module)
+    for name in getattr(found, "__all__", ()):
+        value = getattr(found, name)
+        assert name in dir(found)
+        if name in energon.__all__:
+            assert value is getattr(energon, name)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_names_that_do_not_exist_are_attribute_errors(module):
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        import_module(module).nothing  # noqa: B018 - the access is the point
+
+
+def test_modules_are_there_without_being_imported_first():
+    for module in (name for name in modules() if name.count(".") == 2):
+        short = module.rpartition(".")[2]
+        if not short.startswith("_"):
+            assert short in dir(megatron.energon)
+    run = "import megatron.energon as e; print(e.wrappers.BatchDataset, e.errors.SkipSample)"
+    subprocess.run([sys.executable, "-c", run], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("first", ["import megatron.energon.edataclass", "pass"])
+def test_the_function_of_the_same_name_as_a_module_wins(first):
+    run = f"{first}\nfrom megatron.energon import edataclass\n@edataclass\nclass A: x: int\nA(x=3)"
+    subprocess.run([sys.executable, "-c", run], check=True)
+
+
+def test_aliases_hold_no_code_of_their_own():
+    for file in Path(megatron.energon.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        if file.name not in ("_alias.py",) and file.parent.name != "energon":
+            assert not [
+                node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            ]
