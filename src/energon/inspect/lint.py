@@ -90,7 +90,9 @@ def lint_dataset(
     report = LintReport(os.fspath(path))
     report.findings += [Finding(report.path, split, line) for split, line in found.problems]
     leaves = [leaf for some in found.splits.values() for leaf in some]
-    counted = [(leaf, count) for leaf in leaves if (count := _count(leaf, report)) is not None]
+    counted = [
+        (leaf, count) for leaf in leaves if (count := _count(leaf, report, allow)) is not None
+    ]
     run = secrets.token_hex(8)
     batches = [
         (run, pickle.dumps(leaf), ordinals, tuple(allow))
@@ -129,9 +131,9 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
         write_quarantine(file, [(*place, reason) for place, reason in reversed(unique.items())])
 
 
-def _count(leaf: Leaf, report: LintReport) -> int | None:
+def _count(leaf: Leaf, report: LintReport, allow: Sequence[str]) -> int | None:
     try:
-        return len(open_leaves([leaf], None)[0].source)
+        return len(open_leaves([leaf], None, allow=allow)[0].source)
     except EnergonError as error:
         report.findings.append(Finding(leaf.path, leaf.split_part, str(error)))
         return None

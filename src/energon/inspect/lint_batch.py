@@ -60,7 +60,9 @@ def lint_batch(run: str, leaf: bytes, ordinals: range, allow: tuple[str, ...]) -
         ordinals: Numbers of samples.
         allow: What the user allows.
     """
-    check = _Check(pickle.loads(leaf), _opened(run, leaf), SampleDecoder("rgb8", allow=allow))
+    check = _Check(
+        pickle.loads(leaf), _opened(run, leaf, allow), SampleDecoder("rgb8", allow=allow)
+    )
     findings: list[Finding] = []
     for start in range(0, len(ordinals), READ_TOGETHER):
         findings += check(ordinals[start : start + READ_TOGETHER])
@@ -68,8 +70,8 @@ def lint_batch(run: str, leaf: bytes, ordinals: range, allow: tuple[str, ...]) -
 
 
 @lru_cache(maxsize=8)
-def _opened(run: str, leaf: bytes) -> OpenedLeaf:
-    return open_leaves([pickle.loads(leaf)], None)[0]
+def _opened(run: str, leaf: bytes, allow: tuple[str, ...]) -> OpenedLeaf:
+    return open_leaves([pickle.loads(leaf)], None, allow=allow)[0]
 
 
 class _Check:

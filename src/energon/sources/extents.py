@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ class Extents(NamedTuple):
 
 
 def wanted_extents(
-    table: PartTable, indices: Ints, parts: Collection[str] | None
+    table: PartTable, indices: Ints, parts: Container[str] | None
 ) -> tuple[Ints, Ints]:
     """Return from where to where to read samples of a shard.
 

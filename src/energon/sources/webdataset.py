@@ -36,6 +36,7 @@ from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents, wanted_extents
+from energon.sources.part_filter import PartFilter
 from energon.sources.rows import META, join_rows, slice_rows
 from energon.sources.shards import OpenShard, ShardPool
 from energon.sources.spans import read_spans
@@ -88,12 +89,12 @@ class WebdatasetSource:
         split_config: str = "split.yaml",
         subsets: Sequence[Any] = (),
         exclude: Sequence[str] = (),
-        parts: Iterable[str] | None = None,
+        parts: Iterable[str] | PartFilter | None = None,
         pool: ShardPool | None = None,
     ) -> None:
         self.path = any_path(path)
         self.split_part = split_part
-        self.parts = None if parts is None else frozenset(parts)
+        self.parts = parts if parts is None or isinstance(parts, PartFilter) else frozenset(parts)
         counts = load_info(self.path).shard_counts
         split = load_split(self.path, split_config)
         split = replace(split, exclude=[*split.exclude, *exclude])

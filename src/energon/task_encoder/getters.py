@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from energon.errors import ConfigError
@@ -45,6 +45,7 @@ def get_train_dataset(
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
+    allow: Collection[str] = (),
     **legacy: Any,
 ) -> SavableDataset | WrapperDataset:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
@@ -77,12 +78,15 @@ def get_train_dataset(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
             left out. None for none.
+        allow: "code" lets code beside datasets make their samples (`sample_loader.py`), and
+            modules be imported that they name. ENERGON_ALLOW=code does, too.
         legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
 
     Raises:
         ConfigError: If an argument or a document makes no sense.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
+        SecurityError: If a dataset needs what is not allowed.
     """
     _check_least(1, max_samples_per_sequence=max_samples_per_sequence)
     _check_least(1, parallel_shard_iters=parallel_shard_iters)
@@ -94,7 +98,7 @@ def get_train_dataset(
         dataset_config=dataset_config,
         split_config=split_config,
     )
-    opened = open_leaves(resolved.leaves, subflavors, exclude_from)
+    opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow)
     encoder = with_legacy_arguments(task_encoder, legacy)
     check_encoder(encoder, packing=bool(packing_buffer_size))
     plan = train_plan(
@@ -153,6 +157,7 @@ def get_val_dataset(
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
+    allow: Collection[str] = (),
     **legacy: Any,
 ) -> SavableDataset | WrapperDataset:
     """Return the validation pipeline: each sample once, leaf after leaf, in order.
@@ -174,12 +179,15 @@ def get_val_dataset(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
             left out. None for none.
+        allow: "code" lets code beside datasets make their samples (`sample_loader.py`), and
+            modules be imported that they name. ENERGON_ALLOW=code does, too.
         legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
 
     Raises:
         ConfigError: If an argument or a document makes no sense.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
+        SecurityError: If a dataset needs what is not allowed.
     """
     leaves = resolve(
         path,
@@ -189,7 +197,7 @@ def get_val_dataset(
         split_config=split_config,
     ).leaves
     return _build_validation(
-        open_leaves(leaves, subflavors, exclude_from),
+        open_leaves(leaves, subflavors, exclude_from, allow),
         worker_config=worker_config,
         task_encoder=with_legacy_arguments(task_encoder, legacy),
         batch_size=batch_size,
@@ -213,6 +221,7 @@ def get_val_datasets(
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
+    allow: Collection[str] = (),
     **legacy: Any,
 ) -> list[tuple[SavableDataset | WrapperDataset, LeafDataset]]:
     """Return a validation pipeline for each leaf, so that losses can be told apart.
@@ -240,7 +249,7 @@ def get_val_datasets(
             ),
             loaded_datasets([opened], None, encoder, worker_config, training=False)[0].dataset,
         )
-        for opened in open_leaves(leaves, subflavors, exclude_from)
+        for opened in open_leaves(leaves, subflavors, exclude_from, allow)
     ]
 
 

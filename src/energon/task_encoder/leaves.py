@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from energon.allow import is_allowed
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
@@ -21,12 +22,14 @@ from energon.sources.file_store_open import open_aux
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.join import JoinedSource
 from energon.sources.jsonl import JsonlFileStore, JsonlSource
+from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.quarantine import quarantine_file
+from energon.task_encoder.dataset_code import CodeFields, find_code
 from energon.task_encoder.load import OpenJoin, OpenLeaf
-from energon.task_encoder.open_jsonl import is_jsonl_leaf, jsonl_config
 from energon.task_encoder.open_join import open_join
+from energon.task_encoder.open_jsonl import is_jsonl_leaf, jsonl_config
 
 Source = WebdatasetSource | JsonlSource | JoinedSource
 
@@ -45,6 +48,7 @@ def open_leaves(
     leaves: Sequence[Leaf],
     subflavors: Mapping[str, Any] | None,
     exclude_from: str | os.PathLike[str] | None = None,
+    allow: Collection[str] = (),
 ) -> list[OpenedLeaf]:
     """Open the datasets that `leaves` refer to, with `subflavors` merged over theirs.
 
@@ -53,15 +57,18 @@ def open_leaves(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files; None for none. Joined datasets are read as
             they were joined.
+        allow: "code" lets code beside datasets make their samples, and modules be imported that
+            they name.
 
     Raises:
+        SecurityError: If a dataset needs what is not allowed.
         ConfigError: If a dataset.yaml makes no sense, or asks for what is not there.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in its split.
     """
     seen: dict[str, int] = {}
     pool = ShardPool()
-    return [_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from) for leaf in leaves]
+    return [_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from, allow) for leaf in leaves]
 
 
 def _open_leaf(
@@ -70,6 +77,7 @@ def _open_leaf(
     seen: dict[str, int],
     pool: ShardPool,
     exclude_from: str | os.PathLike[str] | None,
+    allow: Collection[str],
 ) -> OpenedLeaf:
     name = "&".join(address_name(each.path) for each, _ in leaf.datasets) + f"/{leaf.split_part}"
     # Neither the place in the document nor the mount point is part of the identity of a leaf,
@@ -78,12 +86,12 @@ def _open_leaf(
     uid = name if count == 1 else f"{name}#{count}"
     source: Source
     if leaf.joiner is not None:
-        members = [_open_dataset(member.leaf, pool) for member in leaf.join]
+        members = [_open_dataset(member.leaf, pool, allow=allow) for member in leaf.join]
         source = open_join(leaf, [_shards(member) for member in members])
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors)
     else:
-        single = _open_dataset(leaf, pool, _quarantined(leaf.path, exclude_from))
+        single = _open_dataset(leaf, pool, _quarantined(leaf.path, exclude_from), allow)
         source, config = single.source, single.config
         opened = _single(leaf, uid, single, subflavors)
     return OpenedLeaf(
@@ -114,7 +122,7 @@ class _Dataset:
     source: WebdatasetSource | JsonlSource
     config: DatasetConfig
     sample_type: type | None
-    field_map: FieldMap | None
+    field_map: FieldMap | CodeFields | None
     aux: Mapping[str, FileStore[Any]]
     primary: FileStore[Any] | None
 
@@ -175,7 +183,9 @@ def _shards(dataset: _Dataset) -> WebdatasetSource:
     return dataset.source
 
 
-def _open_dataset(leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = ()) -> _Dataset:
+def _open_dataset(
+    leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = (), allow: Collection[str] = ()
+) -> _Dataset:
     if is_jsonl_leaf(leaf):
         return _Dataset(
             JsonlSource(
@@ -198,14 +208,14 @@ def _open_dataset(leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = ()) -> _
             f"{config.origin}: a decoder of its own for a dataset is not part of this release; set "
             "`decoder` of the task encoder"
         )
-    sample_type, field_map = _sample_type(config, leaf)
+    sample_type, field_map = _sample_type(config, leaf, allow)
     source = WebdatasetSource(
         leaf.path,
         split_part=config.split_part or leaf.split_part,
         split_config=config.split_config or leaf.split_config,
         subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
         exclude=exclude,
-        parts=_parts(config, field_map),
+        parts=_filter(config, leaf, allow) if field_map is None else field_map.parts,
         pool=pool,
     )
     return _Dataset(
@@ -228,25 +238,24 @@ def _quarantined(path: str, folder: str | os.PathLike[str] | None) -> list[str]:
     return load_quarantine(file) if file.exists() else []
 
 
-def _sample_type(config: DatasetConfig, leaf: Leaf) -> tuple[type | None, FieldMap | None]:
-    if config.crude:
+def _sample_type(
+    config: DatasetConfig, leaf: Leaf, allow: Collection[str]
+) -> tuple[type | None, FieldMap | CodeFields | None]:
+    if config.sample_type is None:
         return None, None
-    if config.sample_type is None or config.field_map is None:
-        raise ConfigError(
-            f"{leaf.path}/.nv-meta/{leaf.dataset_config}: sample_loader is not part of this "
-            "release; use a field_map, or CrudeWebdataset and a cooker"
-        )
-    sample_type = resolve_class(*config.sample_type)
-    field_map = FieldMap.parse(config.field_map)
+    sample_type = resolve_class(*config.sample_type, allow_code=is_allowed("code", allow))
+    if config.sample_loader is not None:
+        loader = find_code(config, leaf.path, "sample_loader", config.sample_loader, allow)
+        return sample_type, CodeFields(loader, sample_type, _filter(config, leaf, allow) or ())
+    field_map = FieldMap.parse(config.field_map or {})
     field_map.check(sample_type)
     return sample_type, field_map
 
 
-def _parts(config: DatasetConfig, field_map: FieldMap | None) -> Collection[str] | None:
-    """Return the parts to read; None for all."""
+def _filter(
+    config: DatasetConfig, leaf: Leaf, allow: Collection[str]
+) -> Collection[str] | PartFilter | None:
+    """Return the parts that the description names; None if it names none."""
     if isinstance(config.part_filter, str):
-        raise ConfigError(
-            f"{config.origin}: part_filter: {config.part_filter!r} is code, which is not part of "
-            "this release; list the names of the parts to read"
-        )
-    return config.part_filter if field_map is None else field_map.parts
+        return PartFilter(find_code(config, leaf.path, "part_filter", config.part_filter, allow))
+    return config.part_filter

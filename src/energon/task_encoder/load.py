@@ -16,6 +16,7 @@ from energon.stages.hook import Hook
 from energon.task_encoder.augment import find_hook
 from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
+from energon.task_encoder.dataset_code import CodeFields
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 
 
@@ -27,7 +28,7 @@ class OpenLeaf:
         name: How messages call it.
         subflavors: Of the dataset and all documents that refer to it.
         sample_type: What its samples become; None for crude datasets.
-        field_map: From parts to the fields of `sample_type`.
+        field_map: Makes the fields of `sample_type` of the parts.
         aux: Auxiliary data by name, for cookers.
         primary: The files of the dataset by name, for cookers that want them.
         join: What it is joined of; None for a single dataset.
@@ -37,7 +38,7 @@ class OpenLeaf:
     dataset_path: str
     subflavors: Mapping[str, Any]
     sample_type: type | None = None
-    field_map: FieldMap | None = None
+    field_map: FieldMap | CodeFields | None = None
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
     primary: FileStore[Any] | None = None
     join: OpenJoin | None = None
@@ -94,19 +95,19 @@ class LoadSample:
 
     dataset_path: str
     sample_type: type
-    field_map: FieldMap
+    field_map: FieldMap | CodeFields
     decoder: SampleDecoder | None
 
     def __call__(self, raw: CrudeSample) -> Any:
         """Return the sample of `raw`, decoded."""
         parts = self.decoder(raw) if self.decoder is not None else raw
-        return self.sample_type(
-            __key__=raw["__key__"],
-            __restore_key__=raw["__restore_key__"],
-            __subflavors__=raw["__subflavors__"],
-            __sources__=sources_of(self.dataset_path, raw),
-            **self.field_map.apply(parts),
-        )
+        fields = {
+            "__key__": raw["__key__"],
+            "__restore_key__": raw["__restore_key__"],
+            "__subflavors__": raw["__subflavors__"],
+            "__sources__": sources_of(self.dataset_path, raw),
+        }
+        return self.sample_type(**fields | self.field_map.apply(parts))
 
 
 @dataclass(frozen=True)
