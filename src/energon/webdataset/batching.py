@@ -114,13 +114,10 @@ class _FlatMapIterator(StageIterator):
     def _run(self) -> Iterator[Any]:
         function, replay, skip = self._stage.function, self._replay, self._done
         for item in replay:
-            # Until its last part is out, this item may have to be taken again.
-            replay.oldest = replay.count - 1
             for number, part in enumerate(islice(function(item), skip, None), skip + 1):
                 self._done = number
                 yield part
             skip = self._done = 0
-            replay.oldest = replay.count
 
     def state_dict(self) -> State:
         return {"replay": self._replay.state_dict(), "done": self._done}

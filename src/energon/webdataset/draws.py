@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import length_hint
 from typing import Any
 
 from energon.errors import StateError
@@ -22,29 +23,33 @@ class Draws:
 
     def __init__(self, seed_of: Callable[[int], int]) -> None:
         self._seed_of = seed_of
-        self._drawn = 0
-        self._random = random.Random()
+        self._blocks = 0
+        self._block: Iterator[float] = iter(())
+
+    def block(self) -> Iterator[float]:
+        """Return numbers from 0 up to 1 that are ready: what is taken of these was drawn."""
+        if not length_hint(self._block):
+            draw = random.Random(self._seed_of(self._blocks)).random
+            self._blocks += 1
+            self._block = iter([draw() for _ in range(BLOCK_DRAWS)])
+        return self._block
 
     def fraction(self) -> float:
         """Return a number from 0 up to, but not including, 1."""
-        if not self._drawn % BLOCK_DRAWS:
-            self._random.seed(self._seed_of(self._drawn // BLOCK_DRAWS))
-        self._drawn += 1
-        return self._random.random()
+        return next(self.block())
 
     def below(self, limit: int) -> int:
         """Return a whole number from 0 up to, but not including, `limit`."""
-        return int(self.fraction() * limit)
+        return int(next(self.block()) * limit)
 
     def state_dict(self) -> State:
         """Return how many numbers were drawn."""
-        return {"drawn": self._drawn}
+        return {"drawn": self._blocks * BLOCK_DRAWS - length_hint(self._block)}
 
     def load_state_dict(self, state: State) -> None:
         """Go on after so many numbers."""
-        drawn = state["drawn"]
-        self._drawn = drawn - drawn % BLOCK_DRAWS
-        for _ in range(drawn % BLOCK_DRAWS):
+        self._blocks, taken = divmod(state["drawn"], BLOCK_DRAWS)
+        for _ in range(taken):
             self.fraction()
 
 
@@ -53,6 +58,10 @@ class UserDraws:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+
+    def block(self) -> Iterator[float]:
+        """Return numbers from 0 up to 1, each drawn when it is taken."""
+        return iter(self._rng.random, None)
 
     def fraction(self) -> float:
         """Return a number from 0 up to, but not including, 1."""

@@ -8,7 +8,8 @@ and which of the items that came since it still has. Restoring takes these from 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from energon.errors import StateError
@@ -18,32 +19,40 @@ NOTE_ITEMS = 256
 """A position of the source is noted before each so many items."""
 
 
-class Replay:
-    """The items of a source, which can be taken again from any that is still of use.
+class ReplayLog:
+    """Positions of a source, by the number of the item that comes next there.
 
     Args:
-        source: What to iterate over.
+        source: Whose positions to note.
     """
 
     def __init__(self, source: Iterator[Any]) -> None:
-        self.count = 0
-        """How many items have been taken."""
-        self.oldest = 0
-        """Number of the oldest item that may be needed again; the user moves it on."""
         self._source = source
         self._notes: deque[tuple[int, State]] = deque()
         self._unsavable: StateError | None = None
 
-    def __iter__(self) -> Iterator[Any]:
-        self._note()
-        for item in self._source:
-            self.count += 1
-            yield item
-            if not self.count % NOTE_ITEMS:
-                self._note()
+    def note(self, number: int, oldest: Callable[[], int]) -> None:
+        """Note the position before item `number`, unless the last note is not far.
 
-    def state_dict(self) -> State:
-        """Return how to get at item number `oldest` again.
+        Args:
+            number: Number of the item that comes next.
+            oldest: Gives the number of the first item that may be needed again.
+        """
+        notes = self._notes
+        if self._unsavable is not None or (notes and number - notes[-1][0] < NOTE_ITEMS):
+            return
+        try:
+            notes.append((number, state_of(self._source)))
+        except StateError as error:
+            # Only who saves has to know.
+            self._unsavable = error
+            return
+        needed = oldest()
+        while len(notes) > 1 and notes[1][0] <= needed:
+            notes.popleft()
+
+    def state_at(self, number: int) -> State:
+        """Return how to get at item `number` again, which was not taken before `oldest`.
 
         Raises:
             StateError: If the source cannot be saved.
@@ -51,30 +60,54 @@ class Replay:
         if self._unsavable is not None:
             raise self._unsavable
         if not self._notes:
-            return {"source": state_of(self._source), "skip": 0}
-        number, state = next(note for note in reversed(self._notes) if note[0] <= self.oldest)
-        return {"source": state, "skip": self.oldest - number}
+            return {"source": state_of(self._source), "skip": number}
+        noted, state = next(note for note in reversed(self._notes) if note[0] <= number)
+        return {"source": state, "skip": number - noted}
 
     def load_state_dict(self, state: State) -> None:
-        """Go to a saved position; counting starts at 0 there."""
+        """Bring the source to a saved position; items are counted from 0 there."""
         source, skip = unpack(state, "source", "skip")
         load_state(self._source, source)
-        items = iter(self._source)
-        for number in range(skip):
-            if next(items, self) is self:
-                raise StateError(
-                    f"the data has ended {skip - number} items before the saved position; has it "
-                    "changed since?"
-                )
+        passed = sum(1 for _ in islice(iter(self._source), skip))
+        if passed < skip:
+            raise StateError(
+                f"the data has ended {skip - passed} items before the saved position; has it "
+                "changed since?"
+            )
 
-    def _note(self) -> None:
-        if self._unsavable is not None:
-            return
-        try:
-            self._notes.append((self.count, state_of(self._source)))
-        except StateError as error:
-            # Only who saves has to know.
-            self._unsavable = error
-            return
-        while len(self._notes) > 1 and self._notes[1][0] <= self.oldest:
-            self._notes.popleft()
+
+class Replay:
+    """The items of a source one by one, of which the last may be needed again.
+
+    Args:
+        source: What to iterate over.
+    """
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self.oldest = 0
+        """Number of the oldest item that may be needed again; the user moves it on."""
+        self._source = source
+        self._log = ReplayLog(source)
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._log.note(0, int)
+        for item in self._source:
+            self.oldest = self._count
+            self._count += 1
+            yield item
+            self.oldest = self._count
+            if not self._count % NOTE_ITEMS:
+                self._log.note(self._count, lambda: self._count)
+
+    def state_dict(self) -> State:
+        """Return how to get at item number `oldest` again.
+
+        Raises:
+            StateError: If the source cannot be saved.
+        """
+        return self._log.state_at(self.oldest)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go to a saved position."""
+        self._log.load_state_dict(state)

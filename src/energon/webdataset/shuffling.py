@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import length_hint
 from typing import Any
 
 from energon.errors import ConfigError, StateError
 from energon.webdataset.draws import make_draws
-from energon.webdataset.replay import NOTE_ITEMS, Replay
+from energon.webdataset.replay import NOTE_ITEMS, ReplayLog
 from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
 
 
@@ -50,66 +51,92 @@ class Shuffle(Stage):
 
 
 class _ShuffleIterator(StageIterator):
+    """A buffer of items, and the numbers they came with."""
+
     def __init__(
         self, stage: Shuffle, source: Iterator[Any], seed_of: Callable[[int], int]
     ) -> None:
         self._stage = stage
-        self._replay = Replay(source)
+        self._log = ReplayLog(source)
         self._buffer: list[Any] = []
         self._numbers: list[int] = []
         self._draws = make_draws(stage.rng, seed_of)
-        self._restored = 0
+        self._taken = 0
+        self._is_restored = False
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
-        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
-        replay, draw = self._replay, self._draws.below
-        source = iter(replay)
-        taken = self._refill(source)
-        wanted = 1 if taken else max(1, min(self._stage.initial, size))
-        tidy = taken + NOTE_ITEMS
-        # The second item for each one that is given out, until the buffer is full.
-        while more := list(islice(source, wanted + (bool(taken) and len(buffer) + 1 < size))):
-            buffer += more
-            numbers += range(taken, taken + len(more))
-            taken += len(more)
-            if taken >= tidy:
-                replay.oldest = min(numbers)
-                tidy = taken + NOTE_ITEMS
-            wanted = 1
-            yield _remove(buffer, numbers, draw(len(buffer)))
+        buffer, numbers, draw = self._buffer, self._numbers, self._draws.below
+        items = iter(self._source)
+        if self._is_restored:
+            self._refill(items)
+        yield from self._filling(items)
+        if len(buffer) == self._stage.bufsize:
+            yield from self._exchanging(items)
         while buffer:
             yield _remove(buffer, numbers, draw(len(buffer)))
 
+    def _filling(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Give out one item for every two that are taken, until the buffer is full."""
+        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+        wanted = min(max(1, self._stage.initial), size) if not self._taken else 2
+        while len(buffer) < size:
+            self._log.note(self._taken, self._oldest)
+            more = list(islice(items, min(wanted, size - len(buffer))))
+            buffer += more
+            numbers += range(self._taken, self._taken + len(more))
+            self._taken += len(more)
+            if len(buffer) == size or not more:
+                return
+            wanted = 2
+            yield _remove(buffer, numbers, self._draws.below(len(buffer)))
+
+    def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Give out an item of the full buffer for each one that is taken."""
+        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+        while True:
+            self._log.note(self._taken, self._oldest)
+            draws = self._draws.block()
+            number = self._taken
+            stop = number + min(NOTE_ITEMS, length_hint(draws, NOTE_ITEMS))
+            for fraction, item in zip(islice(draws, NOTE_ITEMS), items, strict=False):
+                place = int(fraction * size)
+                chosen = buffer[place]
+                buffer[place] = item
+                numbers[place] = number
+                self._taken = number = number + 1
+                yield chosen
+            if number < stop:
+                # There are random numbers left: it was the source that has ended.
+                return
+
     def state_dict(self) -> State:
-        replay = self._replay
-        if self._restored:
-            # Nothing was taken since the state was loaded: it is the state.
-            kept, taken, oldest = self._numbers, self._restored, 0
-        else:
-            taken = replay.count
-            oldest = replay.oldest = min(self._numbers, default=taken)
-            kept = [number - oldest for number in self._numbers]
+        # Right after a state was loaded, that is the state.
+        oldest = 0 if self._is_restored else self._oldest()
         return {
-            "replay": replay.state_dict(),
-            "taken": taken - oldest,
-            "kept": list(kept),
+            "replay": self._log.state_at(oldest),
+            "taken": self._taken - oldest,
+            "kept": [number - oldest for number in self._numbers],
             **self._draws.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        replay, taken, kept, drawn = unpack(state, "replay", "taken", "kept", "drawn")
-        self._replay.load_state_dict(replay)
-        self._restored = taken
+        replay, self._taken, kept, drawn = unpack(state, "replay", "taken", "kept", "drawn")
+        self._log.load_state_dict(replay)
         self._numbers += kept
         self._draws.load_state_dict({"drawn": drawn})
+        self._is_restored = True
 
-    def _refill(self, source: Iterator[Any]) -> int:
-        """Take the items of a restored buffer again; return how many were taken."""
-        taken, self._restored = self._restored, 0
+    def _oldest(self) -> int:
+        return min(self._numbers, default=self._taken)
+
+    def _refill(self, items: Iterator[Any]) -> None:
+        """Take the items of a restored buffer again."""
+        self._log.note(0, int)
+        self._is_restored = False
         places = {number: place for place, number in enumerate(self._numbers)}
         self._buffer += [None] * len(places)
-        for number, item in enumerate(islice(source, taken)):
+        for number, item in enumerate(islice(items, self._taken)):
             if number in places:
                 self._buffer[places.pop(number)] = item
         if places:
@@ -117,7 +144,6 @@ class _ShuffleIterator(StageIterator):
                 f"the data has ended {len(places)} items before the saved position; has it "
                 "changed since?"
             )
-        return taken
 
 
 def _remove(buffer: list[Any], numbers: list[int], pick: int) -> Any:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.formats.braces import expand_braces
 from energon.formats.tar import split_name
+from energon.loader.heap import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.shard_cache import cache_of
@@ -30,6 +32,17 @@ from energon.webdataset.tar_parser import Sample, TarParser
 from energon.webdataset.tar_reader import TarReader
 
 logger = logging.getLogger("energon")
+
+KEPT_BYTES = 128 << 20
+
+
+@cache
+def keep_memory() -> None:
+    """Let the C library keep what blocks of samples free, for the next ones: once is enough.
+
+    Measured on images of 70 kB: more than three times as many samples a second.
+    """
+    keep_heap(KEPT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,7 @@ class TarSamples(Stage):
         )
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        keep_memory()
         return _TarSamplesIterator(self, source)
 
 
