@@ -1,63 +1,34 @@
 """The part table of a shard: where each part of each sample lies.
 
 A file beside the shard, `x.tar.parts` for `x.tar`, with which readers take content without
-parsing a tar header. It is mapped into memory, and what follows from the rest is left out, as
-the names of parts where all samples have the same. All numbers are little-endian.
-
-| bytes | content |
-|---|---|
-| 8 | magic `ENERGPT2` |
-| 8 | bytes of the rest after this header (uint64) |
-| 4 | CRC-32 of that rest (uint32) |
-| 4 | bytes of the JSON (uint32) |
-| … | JSON, see below, spaces at its end |
-| … | columns, each beginning at a multiple of 8 |
-
-The JSON has `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, the `names` of parts in
-hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie:
-
-| column | length | content | left out if there is |
-|---|---|---|---|
-| `sample_block` | N+1 | 512-byte block in which each sample begins, and the last ends | `header` |
-| `part_block` | P | block in which the content of each part begins | |
-| `part_size` | P | bytes of content | |
-| `first_part` | N+1 | number of the first part of each sample, and P | `schema` |
-| `part_name` | P | index of the name of each part | `schema` |
-| `key_start` | N+1 | where each key begins, and the length of all | `key_length` |
-| `key_order` | N | the samples in the order of their keys | ascending keys |
-| `part_crc32` | P | CRC-32 of each content | nothing read of contents |
-| `key_bytes` | | the keys, UTF-8 | |
-
-`header` are two numbers: how many blocks before the content of its first part every sample
-begins, and the block in which the last one ends. `schema` are the indices of the names that
-every sample has, in their order; `key_length` is the length of every key; `unique` says whether
-no key is there twice.
+parsing a tar header. It is mapped into memory; `part_table_bytes` has its layout.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import lt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import FormatError, TruncatedError
+from energon.errors import TruncatedError
+from energon.formats.part_table_bytes import decode_part_table, encode_part_table
 from energon.formats.scan_builder import TarScan
+from energon.formats.scan_columns import (
+    common_header,
+    common_key_length,
+    common_schema,
+    key_order,
+    smallest,
+)
 from energon.formats.tar_scan import scan_tar
 from energon.formats.tar_window import BLOCK
 
-MAGIC = b"ENERGPT2"
-_HEADER = struct.Struct("<8sQII")
 Column = NDArray[Any]
 
 
@@ -239,9 +210,9 @@ class PartTable:
     @classmethod
     def from_scan(cls, scan: TarScan, *, shard_mtime_ns: int = 0) -> PartTable:
         """Return the table of a shard that was just scanned."""
-        schema = _schema(scan)
-        key_length = _key_length(scan)
-        header = _header(scan)
+        schema = common_schema(scan)
+        key_length = common_key_length(scan)
+        header = common_header(scan)
         columns: dict[str, Column] = {
             "part_block": scan.part_offset // BLOCK,
             "part_size": scan.part_size,
@@ -252,7 +223,7 @@ class PartTable:
             columns |= {"first_part": scan.first_part, "part_name": scan.part_name}
         if key_length is None:
             columns["key_start"] = scan.key_start
-        order, unique = _key_order(scan)
+        order, unique = key_order(scan)
         if order is not None:
             columns["key_order"] = order
         if scan.part_crc32 is not None:
@@ -263,7 +234,7 @@ class PartTable:
             shard_size=scan.size,
             shard_mtime_ns=shard_mtime_ns,
             part_names=scan.part_names,
-            columns={name: _smallest(column) for name, column in columns.items()},
+            columns={name: smallest(column) for name, column in columns.items()},
             header=header,
             schema=schema,
             key_length=key_length,
@@ -284,15 +255,8 @@ class PartTable:
             "schema": self.schema,
             "key_length": self.key_length,
             "unique": self.unique,
-            "columns": [
-                [name, column.dtype.str, len(column)] for name, column in self.columns.items()
-            ],
         }
-        text = json.dumps(about).encode()
-        text += b" " * (-(_HEADER.size + len(text)) % 8)
-        body = text + b"".join(_padded(column.tobytes()) for column in self.columns.values())
-        body += bytes(self.key_bytes)
-        return _HEADER.pack(MAGIC, len(body), zlib.crc32(body), len(text)) + body
+        return encode_part_table(about, self.columns, bytes(self.key_bytes))
 
     @classmethod
     def from_buffer(cls, data: Any, *, origin: str, verify: bool = False) -> PartTable:
@@ -306,25 +270,7 @@ class PartTable:
         Raises:
             FormatError: If it is not a part table, or damaged.
         """
-        again = "delete it and run `energon prepare` again"
-        if len(data) < _HEADER.size:
-            raise TruncatedError(f"{origin}: has {len(data)} bytes, no part table; {again}")
-        magic, length, checksum, text_length = _HEADER.unpack_from(data)
-        if magic != MAGIC:
-            raise FormatError(f"{origin}: begins with {magic!r}, wanted {MAGIC!r}; {again}")
-        if len(data) != _HEADER.size + length:
-            raise TruncatedError(
-                f"{origin}: has {len(data)} bytes, wanted {_HEADER.size + length}; {again}"
-            )
-        if verify and zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
-            raise FormatError(f"{origin}: checksum does not fit; {again}")
-        about = json.loads(bytes(data[_HEADER.size : _HEADER.size + text_length]))
-        position = _HEADER.size + text_length
-        columns: dict[str, Column] = {}
-        for name, dtype, count in about["columns"]:
-            columns[name] = np.frombuffer(data, dtype, count, position)
-            size = columns[name].nbytes
-            position += size + -size % 8
+        about, columns, keys = decode_part_table(data, origin=origin, verify=verify)
         names = (bytes.fromhex(name) for name in about["names"])
         return cls(
             num_samples=about["samples"],
@@ -337,7 +283,7 @@ class PartTable:
             schema=None if about["schema"] is None else tuple(about["schema"]),
             key_length=about["key_length"],
             unique=about.get("unique", False),
-            key_bytes=memoryview(data)[position:],
+            key_bytes=keys,
         )
 
     @classmethod
@@ -368,55 +314,3 @@ def open_part_table(shard: str | os.PathLike[str]) -> PartTable:
     if path.exists():
         return PartTable.open(path)
     return PartTable.from_scan(scan_tar(shard, strict=False))
-
-
-def _header(scan: TarScan) -> tuple[int, int] | None:
-    if not scan.num_samples:
-        return None
-    begins = scan.sample_offset[:-1]
-    gaps = scan.part_offset[scan.first_part[:-1]] - begins
-    if (gaps != gaps[0]).any():
-        return None
-    return int(gaps[0]) // BLOCK, int(scan.sample_offset[-1]) // BLOCK
-
-
-def _schema(scan: TarScan) -> tuple[int, ...] | None:
-    count = len(scan.part_name) // max(1, scan.num_samples)
-    if not count or len(scan.part_name) != count * scan.num_samples:
-        return None
-    names = scan.part_name.reshape(-1, count)
-    regular = scan.first_part[:-1] == np.arange(0, len(scan.part_name), count)
-    if not regular.all() or not (names == names[0]).all():
-        return None
-    return tuple(names[0].tolist())
-
-
-def _key_length(scan: TarScan) -> int | None:
-    lengths = np.diff(scan.key_start)
-    if not len(lengths) or (lengths != lengths[0]).any():
-        return None
-    return int(lengths[0])
-
-
-def _key_order(scan: TarScan) -> tuple[NDArray[np.int64] | None, bool]:
-    """Return the samples in the order of their keys, and whether no key is there twice.
-
-    The order is None if they are in it.
-    """
-    edges = scan.key_start.tolist()
-    keys = [scan.key_bytes[start:stop] for start, stop in pairwise(edges)]
-    if all(map(lt, keys, keys[1:])):
-        return None, True
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    ascending = [keys[index] for index in order]
-    return np.array(order), all(map(lt, ascending, ascending[1:]))
-
-
-def _smallest(column: Column) -> Column:
-    """Return unsigned numbers in as few bytes as they need, little-endian."""
-    dtype = np.min_scalar_type(int(column.max(initial=0)))
-    return column.astype(dtype.newbyteorder("<"))
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)

@@ -1,0 +1,111 @@
+"""The bytes of a part table, which says where each part of each sample of a shard lies.
+
+A file beside the shard, `x.tar.parts` for `x.tar`, with which readers take content without
+parsing a tar header. It is mapped into memory, and what follows from the rest is left out, as
+the names of parts where all samples have the same. All numbers are little-endian.
+
+| bytes | content |
+|---|---|
+| 8 | magic `ENERGPT2` |
+| 8 | bytes of the rest after this header (uint64) |
+| 4 | CRC-32 of that rest (uint32) |
+| 4 | bytes of the JSON (uint32) |
+| … | JSON, see below, spaces at its end |
+| … | columns, each beginning at a multiple of 8 |
+
+The JSON has `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, the `names` of parts in
+hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie:
+
+| column | length | content | left out if there is |
+|---|---|---|---|
+| `sample_block` | N+1 | 512-byte block in which each sample begins, and the last ends | `header` |
+| `part_block` | P | block in which the content of each part begins | |
+| `part_size` | P | bytes of content | |
+| `first_part` | N+1 | number of the first part of each sample, and P | `schema` |
+| `part_name` | P | index of the name of each part | `schema` |
+| `key_start` | N+1 | where each key begins, and the length of all | `key_length` |
+| `key_order` | N | the samples in the order of their keys | ascending keys |
+| `part_crc32` | P | CRC-32 of each content | nothing read of contents |
+| `key_bytes` | | the keys, UTF-8 | |
+
+`header` are two numbers: how many blocks before the content of its first part every sample
+begins, and the block in which the last one ends. `schema` are the indices of the names that
+every sample has, in their order; `key_length` is the length of every key; `unique` says whether
+no key is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import FormatError, TruncatedError
+
+MAGIC = b"ENERGPT2"
+_HEADER = struct.Struct("<8sQII")
+Column = NDArray[Any]
+
+
+def encode_part_table(
+    about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: bytes
+) -> bytes:
+    """Return the content of a part table.
+
+    Args:
+        about: What the JSON has, all but the list of columns.
+        columns: The columns by name.
+        key_bytes: All keys.
+    """
+    listed = [[name, column.dtype.str, len(column)] for name, column in columns.items()]
+    text = json.dumps({**about, "columns": listed}).encode()
+    text += b" " * (-(_HEADER.size + len(text)) % 8)
+    body = text + b"".join(_padded(column.tobytes()) for column in columns.values()) + key_bytes
+    return _HEADER.pack(MAGIC, len(body), zlib.crc32(body), len(text)) + body
+
+
+def decode_part_table(
+    data: Any, *, origin: str, verify: bool
+) -> tuple[dict[str, Any], dict[str, Column], memoryview]:
+    """Return what the JSON has, the columns and the keys, without copying them.
+
+    Args:
+        data: A buffer with the whole file.
+        origin: What messages call it.
+        verify: Whether to check the CRC, which reads all of it.
+
+    Raises:
+        FormatError: If it is not a part table, or damaged.
+    """
+    again = "delete it and run `energon prepare` again"
+    if len(data) < _HEADER.size:
+        raise TruncatedError(f"{origin}: has {len(data)} bytes, no part table; {again}")
+    magic, length, checksum, text_length = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise FormatError(f"{origin}: begins with {magic!r}, wanted {MAGIC!r}; {again}")
+    if len(data) != _HEADER.size + length:
+        raise TruncatedError(
+            f"{origin}: has {len(data)} bytes, wanted {_HEADER.size + length}; {again}"
+        )
+    if verify and zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
+        raise FormatError(f"{origin}: checksum does not fit; {again}")
+    position = _HEADER.size + text_length
+    columns: dict[str, Column] = {}
+    try:
+        about: dict[str, Any] = json.loads(bytes(data[_HEADER.size : position]))
+        for name, dtype, count in about["columns"]:
+            columns[name] = np.frombuffer(data, dtype, count, position)
+            size = columns[name].nbytes
+            position += size + -size % 8
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(f"{origin}: is damaged: {error!r}; {again}") from error
+    return about, columns, memoryview(data)[position:]
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
