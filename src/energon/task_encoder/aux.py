@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import GeneratorType
 from typing import Any
 
 from energon.cache.pool import active_pool
 from energon.errors import ConfigError
+from energon.samples.source_info import add_source_info, get_source_info
 from energon.sources.file_store import (
     DecodeFileStore,
     FileStore,
@@ -94,3 +96,17 @@ def _check_signature(cooker: Cooker, names: list[str], dataset: str) -> None:
             "It gets an argument for each `aux` of the metadataset, and those that "
             "@cooker(need_primary=..., need_cache=...) asks for"
         ) from error
+
+
+def note_sources(cooked: Any, crude: Any) -> Any:
+    """Return what a cooker made of `crude`, with all that it has read from stores noted in it.
+
+    Cookers take over the sources of the crude sample before they read from stores or after, as
+    the arguments of a constructor happen to stand.
+    """
+    if type(cooked) is GeneratorType:
+        return (note_sources(each, crude) for each in cooked)
+    noted, all_of_them = get_source_info(cooked), get_source_info(crude)
+    if noted and all_of_them and all_of_them[: len(noted)] == tuple(noted):
+        add_source_info(cooked, *all_of_them[len(noted) :])
+    return cooked
