@@ -14,7 +14,7 @@ from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 from energon.stages.hook import Hook
 from energon.task_encoder.augment import find_hook
-from energon.task_encoder.aux import CookerArguments, cooker_arguments
+from energon.task_encoder.aux import CookerArguments, cooker_arguments, note_sources
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.dataset_code import CodeFields
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
@@ -125,7 +125,9 @@ class CookSample:
         sources = sources_of(self.dataset_path, raw)
         sample = self.decoder(raw) if self.decoder is not None else raw
         sample["__sources__"] = sources
-        return self.encoder.cook_crude_sample(sample, self.cooker, self.arguments(raw["__key__"]))
+        arguments = self.arguments(raw["__key__"])
+        cooked = self.encoder.cook_crude_sample(sample, self.cooker, arguments)
+        return note_sources(cooked, sample) if arguments else cooked
 
 
 def sources_of(dataset_path: str, raw: CrudeSample) -> tuple[SourceInfo, ...]:
