@@ -113,6 +113,20 @@ def test_what_went_into_a_sample_is_noted_in_it(root):
     ]
 
 
+@pytest.mark.parametrize("as_generator", [False, True])
+def test_sources_are_noted_whenever_the_sample_took_over_those_of_the_crude_one(root, as_generator):
+    def cook_first(sample, media, texts):
+        cooked = Cooked(**basic_sample_keys(sample), media=b"", text="")
+        texts.get(sample["json"]["text"], sample)
+        return cooked
+
+    def cook_each(sample, media, texts):
+        yield cook_first(sample, media, texts)
+
+    sample = load(root / "meta.yaml", cook_each if as_generator else cook_first)[7]
+    assert [source.file_names for source in sample.__sources__] == [("p7.json",), ("7.txt",)]
+
+
 def test_worker_processes_find_the_same(root):
     dataset = get_val_dataset(
         root / "meta.yaml",
