@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from energon.errors import ConfigError
+from energon.metadataset import document
 from energon.metadataset.document import json_schema, read_mapping, read_metadataset
 from tests.metadataset.folders import write
 
@@ -74,4 +78,10 @@ def test_the_schema_describes_both_versions():
     assert models["WeightedReference"]["required"] == ["path"]
     assert models["WeightedReference"]["additionalProperties"] is False
     assert set(models["Document"]["properties"]) == {"__module__", "__class__", "splits", "vars"}
-    assert models["SubsetNode"]["properties"]["range"]["minItems"] == 2
+    assert models["SubsetNode"]["properties"]["range"]["anyOf"][0]["minItems"] == 2
+
+
+def test_the_schema_that_is_shipped_is_that_of_the_grammar():
+    shipped = json.loads(Path(document.__file__).with_name("schema.json").read_text())
+    # Write it anew with: json.dumps(json_schema(), indent=1)
+    assert shipped == json_schema()
