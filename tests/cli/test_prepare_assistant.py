@@ -1,0 +1,184 @@
+"""The assistant of `energon prepare`, through a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pexpect
+import pytest
+
+from energon.formats import yaml
+from energon.sources.webdataset import WebdatasetSource
+from tests.datasets import jpeg, make_captions, write_shard
+
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+class Terminal:
+    """Answers the command's questions."""
+
+    def __init__(self, *arguments):
+        command = ["-m", "energon.cli.main", "prepare", *map(str, arguments), "--num-workers", "1"]
+        self.process = pexpect.spawn(
+            sys.executable, command, encoding="utf-8", dimensions=(60, 120), timeout=60
+        )
+
+    def answer(self, question, text):
+        """Wait for a question, and return what was shown before it, without colours."""
+        self.process.expect_exact(question)
+        shown = COLOUR.sub("", self.process.before)
+        self.process.expect_exact(": ")
+        self.process.send(f"{text}\r")
+        return shown
+
+    def end(self):
+        """Wait for the end; return what was shown and the exit code."""
+        self.process.expect(pexpect.EOF)
+        self.process.close()
+        return self.process.before, self.process.exitstatus
+
+
+def write_captions(root, counts=(2, 1, 1), names="{}.tar"):
+    number = 0
+    for shard, count in enumerate(counts):
+        samples = []
+        for _ in range(count):
+            parts = {"jpg": jpeg(number), "json": b'{"about": "cat %d"}' % number}
+            samples.append((f"k{number}", parts))
+            number += 1
+        write_shard(root / names.format(shard), samples)
+    return root
+
+
+def document(root, name="dataset.yaml"):
+    path = root / ".nv-meta" / name
+    return yaml.load(path.read_text(), origin=str(path))
+
+
+def test_prepares_a_folder_by_answers(tmp_path):
+    root = write_captions(tmp_path / "ds")
+    terminal = Terminal(root)
+    shown = terminal.answer("Split ratio", "train:2,held:1")
+    assert "0.tar: k0" in shown
+    assert "image, 12 by 8 pixels" in shown
+    assert "▀" in shown
+    assert '{"about": "cat 0"}' in shown
+    shown = terminal.answer("Sample type", "2")
+    assert "CrudeWebdataset" in shown
+    terminal.answer("Map fields to parts?", "")
+    terminal.answer("image (torch.Tensor)", "")
+    terminal.answer("caption (str)", "txt")
+    terminal.process.expect_exact("no sample has a part 'txt'; there are jpg, json")
+    terminal.answer("caption (str)", "json[nothing]")
+    terminal.process.expect_exact("but the sample has only")
+    terminal.answer("caption (str)", "json[ab\t")
+    terminal.process.expect_exact('"cat 0"')
+    shown = terminal.answer("write this to", "y")
+    assert "CaptioningSample" in shown
+    assert "{0..1}.tar" in shown
+    shown, code = terminal.end()
+    assert code == 0
+    assert "4 samples in 3 shards" in shown
+    assert document(root)["field_map"] == {"image": "jpg", "caption": "json[about]"}
+    assert len(WebdatasetSource(root, split_part="held")) == 1
+
+
+def test_offers_folders_named_like_splits_and_proposes_crude_samples_first(tmp_path):
+    root = write_captions(tmp_path / "ds", names="shards/val/{}.tar")
+    write_captions(root, names="shards/train/t{}.tar")
+    for shard in (root / "shards/train").iterdir():
+        write_shard(shard, [(shard.stem, {"txt": b"x"})])
+    terminal = Terminal(root)
+    terminal.answer("Are the folders train, val the splits?", "")
+    terminal.answer("Sample type, by number or name [1]", "")
+    terminal.answer("write this to", "")
+    assert terminal.end()[1] == 0
+    assert document(root)["__class__"] == "CrudeWebdataset"
+    assert len(WebdatasetSource(root, split_part="train")) == 3
+
+
+def test_offers_names_that_begin_with_splits(tmp_path):
+    root = tmp_path / "ds"
+    for name in ("train_0", "train_1", "val_0"):
+        write_shard(root / f"{name}.tar", [(name, {"txt": b"x"})])
+    terminal = Terminal(root, "--sample-type", "CrudeWebdataset")
+    terminal.answer("begin with their split: train, val?", "y")
+    terminal.answer("write this to", "")
+    assert terminal.end()[1] == 0
+    assert len(WebdatasetSource(root, split_part="train")) == 2
+
+
+def test_writes_a_template_of_a_sample_loader(tmp_path):
+    root = write_captions(tmp_path / "ds")
+    terminal = Terminal(root, "--split-ratio", "1", "--sample-type", "CaptioningSample")
+    terminal.answer("Map fields to parts?", "n")
+    shown = terminal.answer("write this to", "y")
+    assert "def sample_loader" in shown
+    assert terminal.end()[1] == 0
+    assert document(root)["sample_loader"] == "sample_loader.py:sample_loader"
+    code = (root / ".nv-meta/sample_loader.py").read_text()
+    assert 'raw["json"]["about"]' in code or 'raw["jpg"]' in code
+
+
+def test_nothing_is_written_after_a_no(tmp_path):
+    root = write_captions(tmp_path / "ds")
+    terminal = Terminal(root, "--split-ratio", "1")
+    terminal.answer("Sample type", "")
+    terminal.answer("write this to", "n")
+    shown, code = terminal.end()
+    assert code == 1
+    assert "Aborted" in shown
+    assert not (root / ".nv-meta").exists()
+
+
+@pytest.mark.parametrize("key", ["\x03", "\x04"])
+def test_ends_when_nobody_wants_to_answer(tmp_path, key):
+    root = write_captions(tmp_path / "ds")
+    terminal = Terminal(root)
+    terminal.process.expect_exact("Split ratio")
+    terminal.process.expect_exact("]: ")
+    terminal.process.send(key)
+    shown, code = terminal.end()
+    assert code == 1
+    assert "Traceback" not in shown
+    assert not (root / ".nv-meta").exists()
+
+
+def test_keeps_a_present_description_and_asks_before_preparing_again(tmp_path):
+    root = make_captions(tmp_path / "ds", [2])
+    before = (root / ".nv-meta/dataset.yaml").read_text()
+    terminal = Terminal(root)
+    terminal.answer("is prepared already. Prepare it again?", "y")
+    terminal.answer("Split ratio", "1")
+    terminal.answer("Keep this dataset.yaml?", "")
+    terminal.answer("write this to", "")
+    assert terminal.end()[1] == 0
+    assert (root / ".nv-meta/dataset.yaml").read_text() == before
+
+
+def test_asks_nothing_if_options_say_it_all(tmp_path):
+    root = write_captions(tmp_path / "ds")
+    field_map = '{"image": "jpg", "caption": "json[about]"}'
+    options = ("--split-ratio", "1", "--sample-type", "CaptioningSample")
+    terminal = Terminal(root, *options, "--field-map", field_map)
+    assert terminal.end()[1] == 0
+
+
+def test_asks_nothing_if_told_so(tmp_path):
+    root = write_captions(tmp_path / "ds")
+    shown, code = Terminal(root, "--non-interactive").end()
+    assert code == 1
+    assert "--split-ratio" in shown
+
+
+def test_control_characters_of_samples_do_not_reach_the_terminal(tmp_path):
+    root = tmp_path / "ds"
+    write_shard(root / "0.tar", [("a\x1b[31m", {"txt": b"\x1b]0;title\x07 red"})])
+    terminal = Terminal(root)
+    terminal.process.expect_exact("Split ratio")
+    shown = terminal.process.before
+    assert "\x1b]0;" not in shown
+    assert "a\x1b[31m" not in shown
+    assert "[31m" in shown
+    terminal.process.close(force=True)
