@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from energon.errors import ConfigError
+from energon.prepare.assistant_fields import check_field, known_ways, suggest
+from energon.prepare.assistant_loader import loader_template
+from energon.prepare.assistant_preview import describe, preview, printable, show_sample
+from energon.prepare.assistant_samples import first_samples, part_names
+from energon.samples.types import CaptioningSample, OCRSample, VQASample
+from tests.datasets import jpeg, write_shard
+
+ABOUT = {"caption": "a cat", "label": 3, "boxes": [[1, 2]], "deep": {"er": {"est": {"x": 1}}}}
+
+
+def look_at(tmp_path, *samples):
+    """Write each sample to a shard of its own, and look at all of them."""
+    names = []
+    for number, parts in enumerate(samples):
+        names.append(f"{number}.tar")
+        write_shard(tmp_path / names[-1], [(f"k{number}", parts)])
+    return first_samples(tmp_path, names, 3)
+
+
+def test_looks_at_the_first_samples_and_at_one_of_some_other_shards(tmp_path):
+    for shard in range(9):
+        write_shard(tmp_path / f"{shard}.tar", [(f"{shard}{n}", {"txt": b""}) for n in range(5)])
+    samples = first_samples(tmp_path, [f"{shard}.tar" for shard in range(9)], 2)
+    assert [sample.key for sample in samples] == ["00", "01", "10", "30", "50", "80"]
+
+
+def test_skips_shards_without_samples(tmp_path):
+    write_shard(tmp_path / "0.tar", [])
+    write_shard(tmp_path / "1.tar", [("a", {"txt": b"x"})])
+    assert [sample.key for sample in first_samples(tmp_path, ["0.tar", "1.tar"], 2)] == ["a"]
+
+
+def test_a_part_that_cannot_be_decoded_is_shown_as_such(tmp_path):
+    (sample,) = look_at(tmp_path, {"json": b"{", "txt": b"fine"})
+    console = Console(file=io.StringIO(), width=100)
+    console.print(show_sample(sample))
+    shown = console.file.getvalue()
+    assert "cannot be decoded" in shown
+    assert '"fine"' in shown
+
+
+@given(st.text())
+def test_nothing_printable_moves_the_cursor(text):
+    assert printable(text).isprintable() or not set(printable(text)) & set("\x1b\r\n\b\x07\x9b")
+
+
+@pytest.mark.parametrize("value", ["x" * 999, b"\x00" * 999, list(range(999)), np.zeros((2, 3))])
+def test_a_description_is_one_short_line(value):
+    assert len(describe(value)) <= 200
+    assert "\n" not in describe(value)
+
+
+@pytest.mark.parametrize("shape", [(1, 900, 3), (900, 1, 3), (2, 2, 3), (500, 400, 3)])
+def test_images_of_any_shape_fit_into_the_terminal(shape):
+    console = Console(file=io.StringIO(), width=80, color_system="truecolor", force_terminal=True)
+    console.print(preview(np.zeros(shape, np.uint8)))
+    assert len(console.file.getvalue().splitlines()) <= 15
+
+
+def test_completes_parts_and_what_lies_in_them(tmp_path):
+    ways = known_ways(look_at(tmp_path, {"jpg": jpeg(0), "json": json.dumps(ABOUT).encode()}))
+    assert list(ways)[:2] == ["jpg", "json"]
+    assert {"json[caption]", "json[boxes][0]", "json[boxes][0][0]", "json[deep][er]"} <= set(ways)
+    assert ways["json[label]"] == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "way"),
+    [
+        ("image", "jpg"),
+        ("caption", "json[caption]"),
+        ("label", "json[label]"),
+        ("context", "txt"),
+        ("video", None),
+        ("choices", None),
+    ],
+)
+def test_proposes_what_the_name_of_a_field_makes_likely(tmp_path, field, way):
+    parts = {"txt": b"a text", "jpg": jpeg(0), "json": json.dumps(ABOUT).encode()}
+    assert suggest(field, look_at(tmp_path, parts)) == way
+
+
+def test_proposes_all_formats_that_images_have(tmp_path):
+    png = io.BytesIO()
+    from PIL import Image
+
+    Image.new("RGB", (4, 4)).save(png, "PNG")
+    samples = look_at(tmp_path, {"jpg": jpeg(0)}, {"png": png.getvalue()}, {"jpg": jpeg(1)})
+    assert part_names(samples) == ["jpg", "png"]
+    assert suggest("image", samples) == "jpg,png"
+
+
+def test_a_field_has_to_be_there_in_every_sample_that_is_looked_at(tmp_path):
+    samples = look_at(tmp_path, {"json": b'{"a": 1}'}, {"json": b'{"b": 2}'})
+    assert check_field("f", "json[a],json[b]", samples) == [1, 2]
+    with pytest.raises(ConfigError, match="'k1'"):
+        check_field("f", "json[a]", samples)
+    with pytest.raises(ConfigError, match="no sample has a part 'txt'"):
+        check_field("f", "txt", samples)
+
+
+@pytest.mark.parametrize("sample_type", [CaptioningSample, VQASample, OCRSample])
+def test_the_template_of_a_sample_loader_runs(tmp_path, sample_type):
+    parts = {"a'b": b"", "txt": b"a text", "jpg": jpeg(0), "json": json.dumps(ABOUT).encode()}
+    samples = look_at(tmp_path, parts)
+    code: dict = {}
+    exec(loader_template(sample_type, samples), code)
+    made = code["sample_loader"]({"__key__": "k0", **samples[0].parts})
+    assert made["__key__"] == "k0"
+    assert made["image"].shape == (8, 12, 3)
+    assert code["part_filter"]("jpg")
+    assert not code["part_filter"]("other")
