@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -155,6 +157,50 @@ def _web(request: pytest.FixtureRequest) -> Iterator[Place]:
         )
 
 
+def _profile(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A profile that our own backends serve."""
+    yield from _msc(request, {"type": "S3Credentials"})
+
+
+def _msc_client(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A profile that only multi-storage-client can open."""
+    pytest.importorskip("multistorageclient")
+    path = request.getfixturevalue("tmp_path") / "credentials.json"
+    keys = {"AccessKeyId": S3_KEY, "SecretAccessKey": S3_SECRET, "Version": 1}
+    path.write_text(json.dumps(keys))
+    options = {"credential_file_path": str(path)}
+    yield from _msc(request, {"type": "FileBasedCredentials", "options": options})
+
+
+def _msc(request: pytest.FixtureRequest, credentials: dict[str, Any]) -> Iterator[Place]:
+    path = request.getfixturevalue("tmp_path") / "msc.json"
+    with FaultProxy(request.getfixturevalue("moto_port")) as proxy:
+        keys = {"access_key": S3_KEY, "secret_key": "${THE_SECRET}"}
+        base = f"{BUCKET}/{uuid.uuid4().hex}"
+        storage = {"base_path": base, "endpoint_url": proxy.url, "region_name": "us-east-1"}
+        profile = {
+            "storage_provider": {"type": "s3", "options": storage},
+            "credentials_provider": {"options": keys, **credentials},
+        }
+        name = f"test-{uuid.uuid4().hex}"  # its client remembers profiles
+        path.write_text(json.dumps({"profiles": {name: profile}}))
+        yield Place(
+            f"msc://{name}/data",
+            proxy,
+            environment={
+                "MSC_CONFIG": str(path),
+                "MSC_KIND": credentials["type"],
+                "THE_SECRET": S3_SECRET,
+            },
+            secrets=(S3_SECRET,),
+        )
+
+
+def _fsspec(request: pytest.FixtureRequest) -> Iterator[Place]:
+    pytest.importorskip("fsspec")
+    yield Place(f"memory://{uuid.uuid4().hex}/data")
+
+
 _MAKERS = {
     "local": _local,
     "moto": _moto,
@@ -162,6 +208,9 @@ _MAKERS = {
     "gcs": _gcs,
     "azure": _azure,
     "web": _web,
+    "profile": _profile,
+    "msc client": _msc_client,
+    "fsspec": _fsspec,
 }
 KINDS = tuple(_MAKERS)
-SERVERS = tuple(kind for kind in KINDS if kind != "local")
+SERVERS = tuple(kind for kind in KINDS if kind not in ("local", "fsspec", "msc client"))

@@ -26,8 +26,6 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
 _QUERY_SCHEMES = frozenset({"http", "https"})
 _SECRET_QUERY = re.compile(r"(?<=\?)[^\s'\"#]+")
 _USER_INFO = re.compile(r"(?<=://)[^/\s@'\"]+@")
-_ROOT_PARTS = {"hf": 2}
-"""How many parts of the path belong to the root, where it is not just the authority."""
 
 
 class Address(NamedTuple):
@@ -91,10 +89,7 @@ def split_address(address: str) -> Address:
     scheme = scheme_of(address)
     rest, query = _cut_query(address[len(scheme) + 3 :], scheme)
     parts = rest.split("/")
-    if scheme == "hf" and parts[0] in ("datasets", "spaces", "buckets"):
-        count = 3
-    else:
-        count = _ROOT_PARTS.get(scheme, 1)
+    count = 1 if scheme != "hf" else 3 if parts[0] in ("datasets", "spaces") else 2
     root, key = "/".join(parts[:count]), "/".join(parts[count:]).strip("/")
     if not root.strip("/"):
         raise ConfigError(f"{redact(address)}: no bucket or host after {scheme}://")

@@ -170,6 +170,8 @@ _WRITTEN_AT = "written at "
 def _info(meta: ObjectMeta) -> ObjectInfo:
     seconds = int(meta["last_modified"].timestamp())
     tag = meta["e_tag"]
+    if tag and not tag.startswith(('"', "W/")):
+        tag = f'"{tag}"'  # as in listings of Azure
     # A weak tag is never equal to anything, so it cannot be asked for.
     version = tag if tag and not tag.startswith("W/") else f"{_WRITTEN_AT}{seconds}"
     return ObjectInfo(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from energon.errors import ConfigError
 from energon.io.address import Address, redact
@@ -99,21 +99,31 @@ def azure_options(connection_string: str) -> dict[str, Any]:
     return {ours: entries[theirs] for theirs, ours in names.items() if entries.get(theirs)}
 
 
-def web(parts: Address, headers: dict[str, str] | None = None) -> ObjectBackend:
+def web(parts: Address) -> ObjectBackend:
     """Return the files of a web server. What the address has as a query goes with every request."""
     origin = redact(parts.root.partition("?")[0])
+    return ObjectBackend(origin, connect_web(parts.root, {}), can_list=False, multipart=False)
+
+
+def connect_web(root: str, headers: Mapping[str, str]) -> Callable[[], ObjectStore]:
+    """Return what connects to a web server.
+
+    Args:
+        root: What keys are appended to, before the query.
+        headers: Sent with every request, but not to other hosts it redirects to.
+    """
 
     def connect() -> ObjectStore:
-        object_library(origin)
+        object_library(redact(root))
         from obstore.store import HTTPStore
 
-        options = client_options(allow_http=urlsplit(parts.root).scheme == "http")
+        options = client_options(allow_http=root.startswith("http://"))
         if headers:
-            options["default_headers"] = headers
+            options["default_headers"] = dict(headers)
         return HTTPStore(
-            parts.root,
+            root,
             client_options=options,  # type: ignore[arg-type]
             retry_config=no_retries(),  # type: ignore[arg-type]
         )
 
-    return ObjectBackend(origin, connect, can_list=False, multipart=False)
+    return connect

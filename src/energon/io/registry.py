@@ -12,7 +12,8 @@ from importlib import import_module
 from threading import Lock
 
 from energon.errors import ConfigError
-from energon.io.address import Address, local_path, redact, scheme_of, split_address
+from energon.io.address import Address, local_path, scheme_of, split_address
+from energon.io.aistore import goes_to_aistore
 from energon.io.backend import Backend
 from energon.io.local_backend import LocalBackend
 from energon.io.settings import StorageSettings
@@ -28,6 +29,10 @@ _MAKERS: Mapping[str, str] = {
     "abfss": "object_stores:azure",
     "http": "object_stores:web",
     "https": "object_stores:web",
+    "hf": "hugging_face:hugging_face",
+    "ais": "aistore:aistore",
+    "msc": "profiles:profile",
+    "rclone": "profiles:profile",
 }
 """Where the maker of backends for a scheme is: file and function."""
 
@@ -49,9 +54,8 @@ def open_store(address: str | os.PathLike[str]) -> tuple[Store, str]:
     scheme = scheme_of(text)
     if scheme in ("", "file"):
         return _store("file:///", lambda: LocalBackend("/")), os.path.abspath(local_path(text))
-    if scheme not in _MAKERS:
-        known = ", ".join(f"{name}://" for name in ("file", *_MAKERS))
-        raise ConfigError(f"{redact(text)}: no store for {scheme}://; known are {known}")
+    if scheme == "pipe":
+        raise ConfigError("pipe: can be streamed only, by `energon.webdataset`; it is no store")
     parts = split_address(text)
     return _store(parts.root, lambda: _make(parts)), parts.key
 
@@ -82,7 +86,9 @@ def _store(root: str, make: Callable[[], Backend]) -> Store:
 
 
 def _make(parts: Address) -> Backend:
-    module, _, name = _MAKERS[parts.scheme].partition(":")
+    scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme
+    where = _MAKERS.get(scheme, "fsspec_backend:fsspec_backend")
+    module, _, name = where.partition(":")
     make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
     return make(parts)
 

@@ -35,26 +35,29 @@ _STATIC = {
 _DYNAMIC = ("sso_session", "sso_start_url", "role_arn", "credential_process")
 
 
-def s3_backend(bucket: str, options: Mapping[str, Any] | None = None) -> ObjectBackend:
+def s3_backend(
+    bucket: str, options: Mapping[str, Any] | None = None, *, look_up: bool = True
+) -> ObjectBackend:
     """Return a bucket.
 
     Args:
         bucket: Its name.
-        options: Settings of obstore's `S3Store`; None for those of environment and profile.
+        options: Settings of obstore's `S3Store`, which go over those that are found.
+        look_up: Whether to look for settings in the environment and in the profile.
     """
     origin = f"s3://{bucket}"
-    return ObjectBackend(origin, _connecting(bucket, origin, options))
+    return ObjectBackend(origin, _connecting(bucket, origin, dict(options or {}), look_up))
 
 
 def _connecting(
-    bucket: str, origin: str, options: Mapping[str, Any] | None
+    bucket: str, origin: str, options: Mapping[str, Any], look_up: bool
 ) -> Callable[[], ObjectStore]:
     def connect() -> ObjectStore:
         object_library(origin)
         from obstore.store import S3Store
 
-        found = dict(s3_options(os.environ) if options is None else options)
-        provider = found.pop("credential_provider", None)
+        found = {**(s3_options(os.environ) if look_up else {}), **options}
+        provider = found.pop("credential_provider", None) or _static_provider(found)
         endpoint = str(found.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", ""))
         return S3Store(
             bucket,
@@ -67,6 +70,19 @@ def _connecting(
         )
 
     return connect
+
+
+def _static_provider(options: dict[str, Any]) -> Any:
+    """Take keys out of settings, so that no token of the environment is added to them."""
+    if "access_key_id" not in options:
+        return None
+    keys = {
+        "access_key_id": options.pop("access_key_id"),
+        "secret_access_key": options.pop("secret_access_key", ""),
+        "token": options.pop("session_token", None),
+        "expires_at": None,
+    }
+    return lambda: keys
 
 
 def s3_options(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""All other places, through fsspec: whatever it or a package that extends it can open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    MissingExtraError,
+    ObjectChangedError,
+    StorageAccessError,
+    StorageError,
+)
+from energon.io.address import Address
+from energon.io.backend import ObjectInfo
+
+CHUNK_BYTES = 8 << 20
+_VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "oid")
+
+
+def fsspec_backend(parts: Address) -> FsspecBackend:
+    """Return what fsspec opens for a scheme.
+
+    Raises:
+        MissingExtraError: If fsspec, or what it needs for the scheme, is not installed.
+        ConfigError: If it knows no such scheme.
+    """
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{parts.scheme}:// needs the package fsspec; install it with "
+            '`pip install "energon-loader[fsspec]"`'
+        ) from error
+    try:
+        system, root = fsspec.core.url_to_fs(parts.root)
+    except ValueError as error:
+        raise ConfigError(
+            f"no store for {parts.scheme}://, and fsspec knows none; check the spelling"
+        ) from error
+    except ImportError as error:
+        raise MissingExtraError(f"{parts.scheme}://: {error}") from error
+    return FsspecBackend(parts.root, system, root)
+
+
+class FsspecBackend:
+    """A file system of fsspec.
+
+    Args:
+        origin: The root for messages.
+        system: The file system.
+        root: What keys are appended to.
+    """
+
+    can_range = True
+    can_list = True
+
+    def __init__(self, origin: str, system: Any, root: str) -> None:
+        self.origin = origin
+        self._system = system
+        self._root = root.rstrip("/")
+
+    def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        if stop <= start:
+            return b""
+        if version is not None and self.head(key).version != version:
+            raise ObjectChangedError(f"{self.origin}/{key}: was replaced since it was opened")
+        with self._errors(key):
+            return bytes(self._system.cat_file(self._path(key), start=start, end=stop))
+
+    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
+        size = self.head(key).size
+        while start < size:
+            yield self.get(key, start, min(size, start + CHUNK_BYTES), version)
+            start += CHUNK_BYTES
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._errors(key):
+            self._system.invalidate_cache()
+            found = self._system.info(self._path(key))
+        if found["type"] == "directory":
+            raise DatasetNotFoundError(f"{self.origin}/{key}: is a folder, wanted is a file")
+        return _info(key, found)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._errors(prefix):
+            self._system.invalidate_cache()
+            found = self._system.find(self._path(prefix), detail=True)
+        for path, about in found.items():
+            yield _info(path.removeprefix(self._root).strip("/"), about)
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        path = self._path(key)
+        with self._errors(key):
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if isinstance(content, bytes):
+                self._system.pipe_file(path, content)
+            else:
+                self._system.put_file(os.fspath(content), path)
+
+    def delete(self, key: str) -> None:
+        try:
+            with self._errors(key):
+                self._system.rm_file(self._path(key))
+        except DatasetNotFoundError:
+            return
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        place = f"{self.origin}/{key}"
+        try:
+            yield
+        except FileNotFoundError:
+            raise DatasetNotFoundError(f"{place}: there is no such object") from None
+        except PermissionError:
+            raise StorageAccessError(f"{place}: access denied; check the credentials") from None
+        except StorageError:
+            raise
+        except (OSError, TimeoutError) as error:
+            # Messages of file systems may hold whole requests.
+            raise StorageError(f"{place}: {type(error).__name__}", transient=True) from None
+
+
+def _info(key: str, found: Any) -> ObjectInfo:
+    version = next((str(found[name]) for name in _VERSIONS if found.get(name)), None)
+    written = found.get("mtime") or found.get("LastModified") or found.get("created") or 0
+    seconds = written.timestamp() if hasattr(written, "timestamp") else float(written)
+    if version is None and seconds:
+        version = f"{found['size']}-{seconds}"
+    return ObjectInfo(key, int(found["size"]), version, int(seconds * 1e9))

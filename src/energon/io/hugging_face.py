@@ -1,0 +1,102 @@
+"""Files of the Hugging Face Hub: `hf://datasets/USER/REPO@REVISION/PATH`.
+
+The hub answers with a redirect to where the content is; the token is not sent along there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
+from energon.io.address import Address
+from energon.io.backend import ObjectInfo
+from energon.io.object_backend import READ_SECONDS, ObjectBackend
+from energon.io.object_stores import connect_web
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+KINDS = ("datasets", "spaces")
+_NEXT_PAGE = re.compile(r'<([^>]+)>;\s*rel="next"')
+
+
+def hugging_face(parts: Address) -> ObjectBackend:
+    """Return a repository. HF_ENDPOINT and HF_TOKEN are respected, and the token of a log-in."""
+    return _Hub(parts)
+
+
+def find_token() -> str | None:
+    """Return the token of the environment, or that of `hf auth login`."""
+    if token := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return token.strip()
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+class _Hub(ObjectBackend):
+    def __init__(self, parts: Address) -> None:
+        repository, _, revision = parts.root.partition("://")[2].partition("@")
+        revision = quote(revision or "main", safe="")
+        kind = repository.partition("/")[0]
+        api = repository if kind in KINDS else f"models/{repository}"
+        endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        token = find_token()
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._tree = f"{endpoint}/api/{api}/tree/{revision}"
+        files = f"{endpoint}/{repository}/resolve/{revision}"
+        super().__init__(parts.root, connect_web(files, self._headers), multipart=False)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        url: str | None = f"{self._tree}/{quote(prefix)}".rstrip("/") + "?recursive=true"
+        while url is not None:
+            try:
+                entries, url = self._page(url, prefix)
+            except DatasetNotFoundError:
+                return
+            for entry in entries:
+                if entry["type"] == "file":
+                    about = entry.get("lfs") or entry
+                    yield ObjectInfo(entry["path"], entry["size"], about["oid"])
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        raise self._read_only(key)
+
+    def delete(self, key: str) -> None:
+        raise self._read_only(key)
+
+    def _read_only(self, key: str) -> StorageError:
+        return StorageError(
+            f"{self.origin}/{key}: the hub is written by `hf upload`, not from here"
+        )
+
+    def _page(self, url: str, prefix: str) -> tuple[Sequence[Any], str | None]:
+        """Return a page of a listing, and the address of the next."""
+        place = f"{self.origin}/{prefix}"
+        try:
+            request = urllib.request.Request(url, headers=self._headers)
+            with urllib.request.urlopen(request, timeout=READ_SECONDS) as answer:
+                following = _NEXT_PAGE.search(answer.headers.get("Link") or "")
+                return json.load(answer), following[1] if following else None
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                raise DatasetNotFoundError(f"{place}: there is no such repository") from None
+            if error.code in (401, 403):
+                raise StorageAccessError(
+                    f"{place}: access denied, {error.code}; set HF_TOKEN, or log in with "
+                    "`hf auth login`"
+                ) from None
+            raise StorageError(
+                f"{place}: the hub answered {error.code}", transient=error.code >= 429
+            ) from None
+        except OSError as error:
+            raise StorageError(f"{place}: {type(error).__name__}", transient=True) from None

@@ -1,0 +1,113 @@
+"""Profiles that only multi-storage-client itself can open.
+
+Ranges are read as ranges: its file objects would fetch whole objects for the first byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from energon.errors import (
+    DatasetNotFoundError,
+    MissingExtraError,
+    ObjectChangedError,
+    StorageAccessError,
+    StorageError,
+)
+from energon.io.backend import ObjectInfo
+
+CHUNK_BYTES = 8 << 20
+
+
+class MscBackend:
+    """The objects of a profile.
+
+    Args:
+        origin: The root for messages.
+        profile: Name of the profile.
+
+    Raises:
+        MissingExtraError: If multi-storage-client is not installed.
+    """
+
+    can_range = True
+    can_list = True
+
+    def __init__(self, origin: str, profile: str) -> None:
+        try:
+            from multistorageclient import StorageClient, StorageClientConfig
+        except ImportError as error:
+            raise MissingExtraError(
+                f"{origin}: this kind of profile needs multi-storage-client; install it with "
+                '`pip install "energon-loader[msc]"`'
+            ) from error
+        self.origin = origin
+        self._client: Any = StorageClient(StorageClientConfig.from_file(profile))
+
+    def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        from multistorageclient.types import Range
+
+        if stop <= start:
+            return b""
+        if version is not None and self.head(key).version != version:
+            raise ObjectChangedError(f"{self.origin}/{key}: was replaced since it was opened")
+        with self._errors(key):
+            return bytes(self._client.read(key, byte_range=Range(start, stop - start)))
+
+    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
+        size = self.head(key).size
+        while start < size:
+            yield self.get(key, start, min(size, start + CHUNK_BYTES), version)
+            start += CHUNK_BYTES
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._errors(key):
+            found = self._client.info(key)
+        if found.type == "directory":
+            raise DatasetNotFoundError(f"{self.origin}/{key}: is a folder, wanted is a file")
+        return _info(key, found)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._errors(prefix):
+            for found in self._client.list(path=f"{prefix}/" if prefix else ""):
+                yield _info(found.key.lstrip("/"), found)
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        with self._errors(key):
+            if isinstance(content, bytes):
+                self._client.write(key, content)
+            else:
+                self._client.upload_file(key, os.fspath(content))
+
+    def delete(self, key: str) -> None:
+        try:
+            with self._errors(key):
+                self._client.delete(key)
+        except DatasetNotFoundError:
+            return
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """Say in our words what went wrong; what the client says may hold secrets."""
+        place = f"{self.origin}/{key}"
+        try:
+            yield
+        except FileNotFoundError:
+            raise DatasetNotFoundError(f"{place}: there is no such object") from None
+        except PermissionError:
+            raise StorageAccessError(f"{place}: access denied; check the profile") from None
+        except StorageError:
+            raise
+        except Exception as error:
+            transient = type(error).__name__ in ("RetryableError", "ConnectionError", "Timeout")
+            raise StorageError(f"{place}: {type(error).__name__}", transient=transient) from None
+
+
+def _info(key: str, found: Any) -> ObjectInfo:
+    written = found.last_modified
+    mtime_ns = int(written.timestamp() * 1e9) if written is not None else 0
+    version = found.etag or (f"{found.content_length}-{mtime_ns}" if mtime_ns else None)
+    return ObjectInfo(key, found.content_length, version, mtime_ns)
