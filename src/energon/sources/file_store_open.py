@@ -33,9 +33,9 @@ def open_file_store(
         ConfigError: If what is there gives no files by name.
     """
     address = os.fspath(address)
-    for prefix in (FOLDER_SCHEME, REMOTE_FOLDER_SCHEME):
-        if address.startswith(prefix):
-            return SystemFileStore(address.removeprefix(prefix))
+    folder = folder_of(address)
+    if folder is not None:
+        return SystemFileStore(folder)
     kind = dataset_kind(address)
     if kind == "webdataset":
         return WebdatasetFileStore(address, pool=pool)
@@ -47,6 +47,14 @@ def open_file_store(
         f"{address}: a {kind} gives no files by name; wanted is a prepared dataset, or a folder as "
         f"{FOLDER_SCHEME}FOLDER"
     )
+
+
+def folder_of(address: str) -> str | None:
+    """Return the folder that an address of auxiliary data stands for; None if for a dataset."""
+    for prefix in (FOLDER_SCHEME, REMOTE_FOLDER_SCHEME):
+        if address.startswith(prefix):
+            return address.removeprefix(prefix)
+    return None
 
 
 def open_aux(

@@ -1,0 +1,111 @@
+"""What lies at an address as a tree: a dataset, a JSONL file, a metadataset with all it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from energon.errors import ConfigError
+from energon.io.address import address_name, is_remote
+from energon.io.epath import EPath, any_path
+from energon.metadataset.document import read_metadataset
+from energon.metadataset.kind import dataset_kind
+from energon.metadataset.leaf import Leaf
+from energon.metadataset.resolve import resolve
+from energon.sources.browse import BrowsedFile, Entry, Folder, NamedFolders
+from energon.sources.browse_dataset import FlatFolder, SampleFinder, SampleFolder
+from energon.sources.browse_files import LinesFolder, LocalFolder, RemoteFolder
+from energon.sources.browse_names import escape_name
+from energon.sources.file_store_open import folder_of
+from energon.sources.jsonl import JsonlFile
+from energon.sources.shards import ShardPool
+
+
+class TreeOpener:
+    """Makes trees of datasets, and of each dataset only one.
+
+    Args:
+        sample_folders: Whether each sample is a folder.
+    """
+
+    def __init__(self, *, sample_folders: bool = False) -> None:
+        self.sample_folders = sample_folders
+        self._pool = ShardPool()
+        self._known: dict[str, Folder] = {}
+
+    def open(self, address: str | os.PathLike[str]) -> Folder:
+        """Return the tree of what lies at an address.
+
+        A metadataset is a folder for each split, in which its datasets are folders, and beside
+        each, as `DATASET.aux`, a folder of its auxiliary data.
+
+        Raises:
+            DatasetNotFoundError: If there is nothing.
+            ConfigError: If a document makes no sense.
+        """
+        address = os.fspath(address)
+        if address not in self._known:
+            self._known[address] = self._open(address)
+        return self._known[address]
+
+    def _open(self, address: str) -> Folder:
+        folder = folder_of(address)
+        if folder is not None:
+            path = any_path(folder)
+            return RemoteFolder(path) if isinstance(path, EPath) else LocalFolder(path)
+        kind = dataset_kind(address)
+        if kind == "metadataset":
+            return self._document(address)
+        if kind == "jsonl":
+            return LinesFolder(JsonlFile(address))
+        if kind == "filesystem":
+            raise ConfigError(f"{address}: is a folder already; there is nothing to be shown")
+        samples = SampleFinder(address, self._pool)
+        return SampleFolder(samples) if self.sample_folders else FlatFolder(samples)
+
+    def _document(self, address: str) -> Folder:
+        if not is_remote(address):
+            address = os.path.abspath(address)
+        splits = {}
+        for name in read_metadataset(address).content.splits:
+            leaves = resolve(address, split_part=name, training=False).leaves
+            datasets = [each for leaf in leaves for each, _ in leaf.datasets]
+            splits[escape_name(name.replace("/", "_"))] = self._datasets(datasets)
+        return NamedFolders(splits)
+
+    def _datasets(self, leaves: Sequence[Leaf]) -> Folder:
+        folders: dict[str, Folder] = {}
+        paths: dict[str, str] = {}
+        for leaf in leaves:
+            name = first = escape_name(address_name(leaf.path))
+            number = 1
+            while paths.setdefault(name, leaf.path) != leaf.path:
+                number += 1
+                name = f"{first}#{number}"
+            folders[name] = LazyFolder(self, leaf.path)
+            if leaf.aux:
+                folders[f"{name}.aux"] = NamedFolders(
+                    {key: LazyFolder(self, place) for key, place in leaf.aux.items()}
+                )
+        return NamedFolders(folders)
+
+
+class LazyFolder:
+    """A tree that is opened when somebody looks."""
+
+    def __init__(self, opener: TreeOpener, address: str) -> None:
+        self._opener = opener
+        self._address = address
+
+    @cached_property
+    def _folder(self) -> Folder:
+        return self._opener.open(self._address)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield what it holds."""
+        return self._folder.entries()
+
+    def find(self, name: str) -> Folder | BrowsedFile | None:
+        """Return what has this name, or None."""
+        return self._folder.find(name)
