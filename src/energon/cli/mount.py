@@ -15,6 +15,7 @@ import click
 def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> None:
     """Show the dataset at PATH as files in the folder MOUNTPOINT, read-only.
 
+    PATH may be a metadataset: then all datasets of its splits are shown, and their auxiliary data.
     Goes on until the folder is unmounted, with `umount MOUNTPOINT` or Ctrl-C.
 
     \b
@@ -24,9 +25,7 @@ def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> 
     """
     from energon.cli.mount_fuse import serve
     from energon.io.address import redact
-    from energon.sources.browse_dataset import FlatFolder, SampleFinder, SampleFolder
-    from energon.sources.shards import ShardPool
+    from energon.sources.browse_tree import TreeOpener
 
-    samples = SampleFinder(path, ShardPool())
-    root = SampleFolder(samples) if sample_folders else FlatFolder(samples)
+    root = TreeOpener(sample_folders=sample_folders).open(path)
     serve(root, str(mountpoint), name=redact(path).replace(",", ";"), foreground=not detach)
