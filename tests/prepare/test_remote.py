@@ -138,7 +138,11 @@ def test_checksums_are_those_of_the_contents(s3, shards):
 
 
 def test_a_run_that_breaks_off_leaves_the_old_dataset_and_goes_on_later(
-    s3, shards, tmp_path, quick_retries, monkeypatch  # noqa: F811
+    s3,
+    shards,
+    tmp_path,
+    quick_retries,  # noqa: F811
+    monkeypatch,
 ):
     address = upload(shards, s3.address)
     prepare(address)
