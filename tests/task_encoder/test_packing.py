@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from itertools import islice
 
@@ -167,7 +168,7 @@ def numbers_in(pack):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "workers"), [(0, "process"), (3, "thread"), (2, "process")]
+    ("num_workers", "workers"), [(0, "process"), (1, "thread"), (2, "process")]
 )
 def test_states_are_small_and_continue_on_any_workers(root, kind, num_workers, workers):
     with loader(root, kind) as uninterrupted:
@@ -305,3 +306,35 @@ def test_an_augmented_hook_keeps_its_marks(root):
 def test_asking_for_the_present_sample_outside_of_hooks_is_an_error():
     with pytest.raises(ValueError, match="ask for it in a hook"):
         _ = Packing().current_sample_index
+
+
+class DeadlyAfterSelection(Packing):
+    packer = Packer(12, lambda sample: len(sample.words) // 3, carry=False)
+
+    def postencode_sample(self, sample):
+        if sample.__key__ == "s18":
+            os._exit(1)
+        return super().postencode_sample(sample)
+
+
+def test_a_sample_that_kills_workers_leaves_its_pack_and_no_other(root, caplog):
+    def packs(encoder):
+        settings = {"batch_size": None, "packing_buffer_size": 7}
+        worker_config = config(num_workers=1, lanes=1)
+        dataset = val(root, encoder, worker_config=worker_config, **settings)
+        with get_savable_loader(dataset) as loader:
+            return [pack.words for pack in loader]
+
+    class Harmless(DeadlyAfterSelection):
+        def postencode_sample(self, sample):
+            return Packing.postencode_sample(self, sample)
+
+    alive, left = packs(Harmless()), packs(DeadlyAfterSelection())
+    assert sorted(numbers_of(left)) == sorted(n for n in numbers_of(alive) if n != 18)
+    same = [words for words in alive if words in left]
+    assert len(same) >= len(alive) - 1
+    assert "sample 's18'" in caplog.text
+
+
+def numbers_of(packs):
+    return [number for words in packs for number in numbers_in(Words(__key__="", words=words))]
