@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from energon.cache.file_pool import FileCacheLazy, FileStoreCachePool
     from energon.cache.lazy import DirectLazy, Lazy, MockLazy
     from energon.cache.pool import CachePool, NoCachePool
+    from energon.decode.av import AVData, AVDecoder
+    from energon.decode.av_uniform import get_clips_uniform, get_single_frames_uniform
     from energon.decode.sample_decoder import SampleDecoder
     from energon.errors import (
         ConfigError,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         FieldAccessError,
         FormatError,
         MissingExtraError,
+        NoSuchFileError,
         SampleError,
         SecurityError,
         ShardChangedError,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
         UnknownArgumentError,
         WorkerError,
     )
+    from energon.formats.media import AVMetadata, ImageMetadata
     from energon.loader.getters import get_loader, get_savable_loader
     from energon.loader.loader import BasicDataLoader
     from energon.loader.savable import SavableDataLoader
@@ -120,6 +124,8 @@ _ROOMS = {
     "cache.file_pool": ["FileCacheLazy", "FileStoreCachePool"],
     "cache.lazy": ["DirectLazy", "Lazy", "MockLazy"],
     "cache.pool": ["CachePool", "NoCachePool"],
+    "decode.av": ["AVData", "AVDecoder"],
+    "decode.av_uniform": ["get_clips_uniform", "get_single_frames_uniform"],
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [
         "ConfigError",
@@ -133,6 +139,7 @@ _ROOMS = {
         "FieldAccessError",
         "FormatError",
         "MissingExtraError",
+        "NoSuchFileError",
         "SampleError",
         "SecurityError",
         "ShardChangedError",
@@ -142,6 +149,7 @@ _ROOMS = {
         "UnknownArgumentError",
         "WorkerError",
     ],
+    "formats.media": ["AVMetadata", "ImageMetadata"],
     "loader.getters": ["get_loader", "get_savable_loader"],
     "loader.loader": ["BasicDataLoader"],
     "loader.savable": ["SavableDataLoader"],
@@ -208,6 +216,9 @@ _ROOMS = {
 _HOME = {name: f"energon.{room}" for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "AVData",
+    "AVDecoder",
+    "AVMetadata",
     "AugmentTaskEncoder",
     "BasicDataLoader",
     "Batch",
@@ -241,6 +252,7 @@ __all__ = [
     "GcDataset",
     "GroupBatchDataset",
     "ImageClassificationSample",
+    "ImageMetadata",
     "ImageSample",
     "InterleavedSample",
     "IterMapDataset",
@@ -255,6 +267,7 @@ __all__ = [
     "MockLazy",
     "MultiChoiceVQASample",
     "NoCachePool",
+    "NoSuchFileError",
     "OCRSample",
     "Packer",
     "PackingDataset",
@@ -297,8 +310,10 @@ __all__ = [
     "edataclass",
     "generic_batch",
     "generic_concat",
+    "get_clips_uniform",
     "get_loader",
     "get_savable_loader",
+    "get_single_frames_uniform",
     "get_train_dataset",
     "get_val_dataset",
     "get_val_datasets",
