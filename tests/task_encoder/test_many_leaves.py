@@ -1,0 +1,76 @@
+"""A blend of hundreds of datasets opens little, and opens it once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energon.sources import shards
+from tests.datasets import make_crude
+
+LEAVES = 300
+MAX_OPEN = 20
+
+opened: Counter[str] = Counter()
+_watching: list[bool] = []
+
+
+def _note(event, arguments):
+    if _watching and event == "open" and isinstance(arguments[0], str | os.PathLike):
+        opened[os.fspath(arguments[0])] += 1
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    # Hooks stay for the life of a process, so there is one, and it is quiet most of the time.
+    sys.addaudithook(_note)
+    root = tmp_path_factory.mktemp("many")
+    make_crude(root / "d000", [6])
+    for number in range(1, LEAVES):
+        os.symlink(root / "d000", root / f"d{number:03}")
+    entries = "".join(f"    - {{path: d{n:03}, weight: {n % 7 + 1}}}\n" for n in range(LEAVES))
+    (root / "m.yaml").write_text("splits:\n  train:\n    blend:\n" + entries)
+    return root / "m.yaml"
+
+
+class Keys(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return [sample["__restore_key__"][0] for sample in samples]
+
+
+def open_dataset(path):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=8)
+    return get_train_dataset(path, worker_config=config, batch_size=32, task_encoder=Keys())
+
+
+def test_each_file_is_read_once_and_no_shard_before_it_is_needed(path):
+    opened.clear()
+    _watching.append(True)
+    dataset = open_dataset(path)
+    _watching.clear()
+    assert len(dataset.plan.leaves) == LEAVES
+    assert set(opened.values()) == {1}
+    assert sum(1 for name in opened if ".nv-meta" in name) == 3 * LEAVES
+    assert not [name for name in opened if name.endswith((".tar", ".parts"))]
+
+
+def test_the_number_of_datasets_does_not_multiply_descriptors(path, monkeypatch):
+    monkeypatch.setattr(shards, "default_max_open", lambda: MAX_OPEN)
+    before = len(os.listdir("/proc/self/fd"))
+    most = 0
+    drawn: Counter[int] = Counter()
+    for batch in islice(iter(get_loader(open_dataset(path))), 100):
+        drawn.update(batch)
+        most = max(most, len(os.listdir("/proc/self/fd")))
+    assert most <= before + 2 * MAX_OPEN + 4
+    assert len(drawn) > 0.95 * LEAVES
+    total = sum(n % 7 + 1 for n in range(LEAVES))
+    for leaf, count in drawn.items():
+        assert abs(count - 3200 * (leaf % 7 + 1) / total) <= 8
