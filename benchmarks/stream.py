@@ -10,11 +10,14 @@ samples are shuffled through a buffer of 1000 and batched by 32.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from importlib import import_module
@@ -75,8 +78,18 @@ def run(python: str, library: str, case: Case, arguments: Any) -> dict[str, floa
     kind, task, workers = case
     command = [python, __file__, "--data", str(arguments.data), "--seconds"]
     command += [str(arguments.seconds), "--one", library, kind, task, str(workers)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryFile("w+") as output:
+        # Workers that outlive their parent must not keep us waiting, nor busy.
+        process = subprocess.Popen(command, stdout=output, start_new_session=True)
+        try:
+            status = process.wait(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if status:
+            raise RuntimeError(f"{' '.join(command)} ended with status {status}")
+        output.seek(0)
+        result: dict[str, float] = json.loads(output.read().splitlines()[-1])
     return result
 
 
@@ -131,7 +144,7 @@ def table(cases: list[Case], found: dict[tuple[Case, str], list[dict[str, float]
         kind, task, workers = case
         lines.append(
             f"| {kind}, {task} | {workers} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | "
-            f"**{speeds[0] / speeds[1]:.1f}×** | {firsts[0]:.2f} / {firsts[1]:.2f} |"
+            f"**{speeds[0] / speeds[1]:.1f}** | {firsts[0]:.2f} / {firsts[1]:.2f} |"
         )
     return "\n".join(lines)
 
