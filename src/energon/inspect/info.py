@@ -9,6 +9,7 @@ from energon.errors import ConfigError, EmptyDatasetError, EnergonError
 from energon.formats.info import load_info
 from energon.formats.split import load_split
 from energon.inspect.leaves import find_leaves, split_names
+from energon.inspect.media_statistics import media_statistics
 from energon.inspect.part_statistics import part_statistics
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.epath import any_path
@@ -48,6 +49,8 @@ def describe(
     about = {"name": _name(address), "path": redact(address), "kind": kind}
     if kind == "jsonl":
         return {**about, **_jsonl(address)}
+    if kind == "filesystem":
+        return {**about, "media": media_statistics(any_path(address)) or {}}
     if kind == "webdataset":
         return {**about, **_webdataset(address, split_config, dataset_config, parts)}
     return {**about, **_metadataset(address, split_config, dataset_config, parts)}
@@ -82,6 +85,8 @@ def _webdataset(
         shards = SampleFinder(address, ShardPool())
         there = [number for number, size in enumerate(sizes.values()) if size is not None]
         about |= part_statistics(shards.open(number).table for number in there).to_json()
+        media = media_statistics(root)
+        about |= {} if media is None else {"media": media}
     return about
 
 
