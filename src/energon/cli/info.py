@@ -35,10 +35,14 @@ def command(path: str, split_config: str, dataset_config: str, parts: bool, as_j
         _show_metadataset(about)
     else:
         _show_dataset(about)
+        _show_media(about.get("media", {}))
 
 
 def _show_dataset(about: Mapping[str, Any]) -> None:
     click.echo(f"# {about['name']}")
+    if about["kind"] == "filesystem":
+        click.echo(f"- path: {about['path']}")
+        return
     for title in ("path", "sample_type", "samples", "shards", "bytes", "energon_version"):
         click.echo(f"- {title.replace('_', ' ')}: {about[title]}")
     if about["missing_shards"]:
@@ -53,6 +57,21 @@ def _show_dataset(about: Mapping[str, Any]) -> None:
             f"- part {name}: {part['count']} with {part['bytes']} bytes, {part['mean']:.0f} on "
             f"average, from {part['min']} to {part['max']}"
         )
+
+
+def _show_media(media: Mapping[str, Any]) -> None:
+    for name, found in media.items():
+        if name == "images":
+            width, height = found["width"], found["height"]
+            click.echo(
+                f"- images: {found['count']} ({', '.join(found['formats'])}), {width['min']} to "
+                f"{width['max']} by {height['min']} to {height['max']} pixels"
+            )
+        else:
+            click.echo(
+                f"- {name}: {found['count']} of {found['seconds']} s in all, from "
+                f"{found['shortest']} to {found['longest']} s"
+            )
 
 
 def _show_metadataset(about: Mapping[str, Any]) -> None:
