@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from energon.cli.main import main
+from energon.inspect.media_statistics import media_statistics
+from energon.prepare.dataset import prepare_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.media import prepare_media
+from energon.prepare.media_filter import MediaFilter
+from tests.datasets import jpeg, make_crude, write_shard
+from tests.decode.videos import KINDS, encode_video
+
+
+@pytest.fixture(params=["dataset", "folder"])
+def place(request, tmp_path):
+    video = encode_video(KINDS[0])
+    if request.param == "folder":
+        for name, data in (("a.jpg", jpeg(0)), ("b.jpg", jpeg(1, size=(20, 4))), ("c.mp4", video)):
+            (tmp_path / name).write_bytes(data)
+    else:
+        samples = [("a", {"jpg": jpeg(0)}), ("b", {"jpg": jpeg(1, size=(20, 4)), "mp4": video})]
+        write_shard(tmp_path / "0.tar", samples)
+        prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_media(tmp_path, MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
+    return tmp_path
+
+
+def test_media_are_counted_and_added_up(place):
+    found = media_statistics(place)
+    assert found["images"] == {
+        "count": 2,
+        "formats": {"JPEG": 2},
+        "width": {"min": 12, "mean": 16.0, "max": 20},
+        "height": {"min": 4, "mean": 6.0, "max": 8},
+    }
+    assert found["video"] == {
+        "count": 1,
+        "seconds": 4.5,
+        "shortest": 4.5,
+        "longest": 4.5,
+        "frames": 45,
+    }
+    assert found["audio"]["samples"] == 72000
+
+
+def test_the_command_shows_them(place):
+    result = CliRunner().invoke(main, ["info", str(place), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["media"] == media_statistics(place)
+    result = CliRunner().invoke(main, ["info", str(place)])
+    assert "- images: 2 (JPEG), 12 to 20 by 4 to 8 pixels" in result.output
+    assert "- video: 1 of 4.5 s in all, from 4.5 to 4.5 s" in result.output
+
+
+def test_without_metadata_nothing_is_said(tmp_path):
+    root = make_crude(tmp_path / "ds", [2])
+    assert media_statistics(root) is None
+    assert "media" not in json.loads(CliRunner().invoke(main, ["info", str(root), "--json"]).output)
+    (root / ".nv-meta" / "index.sqlite").unlink()
+    assert media_statistics(root) is None
