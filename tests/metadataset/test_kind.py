@@ -54,5 +54,5 @@ def test_a_bare_name_is_missing_from_the_working_directory(tmp_path, monkeypatch
 
 
 def test_an_unknown_scheme_is_named():
-    with pytest.raises(ConfigError, match="ftp://host/d.*: no store for ftp://; known are"):
-        dataset_kind("ftp://host/d")
+    with pytest.raises(ConfigError, match="no store for nosuch://"):
+        dataset_kind("nosuch://host/d")

@@ -322,7 +322,7 @@ def test_names_all_that_is_missing(tmp_path):
         ("path: inner.yaml\n    subset: {range: [0, 10]}", 6, "use percentages"),
         ("blend: [{path: a}]\n    subset: {range: [0, end]}", 6, "use percentages"),
         ("path: media", 5, "has no shards, only media metadata"),
-        ("path: ftp://host/a", 5, "no store for ftp"),
+        ("path: nosuch://host/a", 5, "no store for nosuch"),
     ],
 )
 def test_refuses_what_makes_no_sense_and_names_the_place(tmp_path, body, place, text):
