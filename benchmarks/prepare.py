@@ -64,9 +64,14 @@ def main() -> None:
     contenders = _contenders(arguments.peers)
     tables = []
     for kind, make in KINDS.items():
-        folder = arguments.data / f"prepare-{kind}"
+        # Data of another scale are other data: these are not taken for them.
+        folder = arguments.data / f"prepare-{kind}-{arguments.scale:g}"
         members = make(folder, arguments.scale)
-        tables.append(_table(kind, members, measure(folder, contenders, arguments.rounds)))
+        found = measure(folder, contenders, arguments.rounds)
+        for results in found.values():
+            if any(result["members"] != members for result in results):
+                raise RuntimeError(f"{folder}: wanted are {members} members, indexed {results}")
+        tables.append(_table(kind, members, found))
     tables.append(_memory_table(arguments.data / "prepare-memory", arguments.members))
     head = PAGE.read_text().partition(MARK)[0] if PAGE.exists() else HEAD
     PAGE.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
@@ -82,6 +87,7 @@ def measure(
             if not contender.keeps_index:
                 remove_index(folder)
             result = run([*contender.command, str(folder), *COMMON, "--force-overwrite", *WORKERS])
+            result["members"] = count_members(folder)
             result["index_bytes"] = sum(file.stat().st_size for file in index_files(folder))
             found[contender.name].append(result)
             print(folder.name, number, contender.name, f"{result['seconds']:.2f} s", flush=True)
@@ -106,6 +112,13 @@ def index_files(folder: Path) -> Iterator[Path]:
     yield from folder.glob(".nv-meta/*")
     for pattern in ("*.idx", "*.parts"):
         yield from folder.glob(pattern)
+
+
+def count_members(folder: Path) -> int:
+    """Return how many members were indexed."""
+    info = json.loads((folder / ".nv-meta/.info.json").read_text())
+    parts = {"small": 2, "large": 2, "image": 3, "shards10k": 2}[folder.name.split("-")[1]]
+    return parts * sum(info["shard_counts"].values())
 
 
 def remove_index(folder: Path) -> None:
