@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -31,3 +33,16 @@ def test_anything_but_a_join_index_is_refused(tmp_path):
     path.write_bytes(b"something else, long enough to look at")
     with pytest.raises(FormatError, match="begins with b'somethin'"):
         JoinIndex.open(path)
+
+
+def test_a_copy_in_another_process_maps_the_same_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_join_index("i", [None, np.arange(100_000)], num_rows=100_000)
+    index = JoinIndex.open("i")
+    pickled = pickle.dumps(index)
+    assert len(pickled) < 500
+    monkeypatch.chdir("/")
+    again = pickle.loads(pickled)
+    assert again.ordinals(1, np.array([99_999])).tolist() == [99_999]
+    in_memory = pickle.loads(pickle.dumps(JoinIndex(2, (None, np.array([1, -1])))))
+    assert in_memory.ordinals(1, np.array([0, 1])).tolist() == [1, -1]

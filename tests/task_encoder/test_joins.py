@@ -403,3 +403,20 @@ def test_refuses_joiners_with_their_place(root, joiner, kind, message):
     with pytest.raises(kind, match=message) as info:
         val(path)
     assert str(info.value).startswith(f"{path}:10:5: ")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_worker_processes_give_the_same_batches(root, num_workers):
+    path = document(root, "[{path: captions}, {path: texts}]")
+
+    def deliver(workers):
+        dataset = get_train_dataset(
+            path,
+            worker_config=config(num_workers=workers, lanes=4),
+            batch_size=3,
+            task_encoder=Plain(),
+        )
+        with get_savable_loader(dataset) as loader:
+            return [pairs(batch) for batch in islice(iter(loader), 12)]
+
+    assert deliver(num_workers) == deliver(0)

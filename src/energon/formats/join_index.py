@@ -49,10 +49,18 @@ class JoinIndex:
         num_rows: How many joined samples there are.
         columns: For each dataset the number of its sample in each row, -1 for none; None where
             that is the number of the row.
+        path: The file that it is mapped from; None if it is in memory only.
     """
 
     num_rows: int
     columns: tuple[NDArray[Any] | None, ...] = field(repr=False)
+    path: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.path is not None:
+            # Workers map the file, too: a copy would have the size of all of it.
+            return JoinIndex.open, (self.path,)
+        return JoinIndex, (self.num_rows, self.columns)
 
     def ordinals(self, column: int, rows: Ints) -> Ints:
         """Return the samples of a dataset in some rows; -1 where there is none."""
@@ -88,7 +96,7 @@ class JoinIndex:
             columns.append(np.frombuffer(data, dtype, about["rows"], position))
             size = about["rows"] * np.dtype(dtype).itemsize
             position += size + -size % 8
-        return cls(about["rows"], tuple(columns))
+        return cls(about["rows"], tuple(columns), os.path.abspath(path))
 
 
 def write_join_index(
