@@ -71,6 +71,13 @@ class Sink:
                 self._temporary.__exit__(_Abandoned, _Abandoned(), None)
 
 
+def make_folder(target: str) -> None:
+    """Make the folder that a local file will be in."""
+    path = local_path(rewrite_url(target))
+    if path is not None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+
+
 def open_sink(
     target: Any,
     *,

@@ -25,7 +25,7 @@ from energon.webdataset.encoders import (
     to_image,
 )
 from energon.webdataset.member_headers import HeaderFields
-from energon.webdataset.sinks import Sink, open_sink
+from energon.webdataset.sinks import Sink, make_folder, open_sink
 
 __all__ = [
     "ShardWriter",
@@ -181,7 +181,8 @@ class ShardWriter:
     """Writes samples to numbered tar files.
 
     A file is begun with its first sample, and complete when it has its name. It is as large as
-    it may be, headers included; only a sample that is larger alone is in a larger one.
+    it may be, headers included; only a sample that is larger alone is in a larger one. Folders
+    are made.
 
     Args:
         pattern: Paths or addresses, with the number as in `%06d`.
@@ -252,6 +253,8 @@ class ShardWriter:
         name = self._name(self.shard)
         if self._verbose:
             logger.info("writing %s, %d samples so far", name, self.total)
+        if self._opener is None:
+            make_folder(name)
         target = name if self._opener is None else self._opener(name)
         self.tarstream = TarWriter(target, **self._arguments)
         self.fname = name
