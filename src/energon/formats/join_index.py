@@ -59,7 +59,7 @@ class JoinIndex:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path is not None:
             # Workers map the file, too: a copy would have the size of all of it.
-            return JoinIndex.open, (self.path,)
+            return _open, (self.path,)
         return JoinIndex, (self.num_rows, self.columns)
 
     def ordinals(self, column: int, rows: Ints) -> Ints:
@@ -97,6 +97,11 @@ class JoinIndex:
             size = about["rows"] * np.dtype(dtype).itemsize
             position += size + -size % 8
         return cls(about["rows"], tuple(columns), os.path.abspath(path))
+
+
+def _open(path: str) -> JoinIndex:
+    # A function of the module: cloudpickle would send a method of a class by value.
+    return JoinIndex.open(path)
 
 
 def write_join_index(
