@@ -245,3 +245,25 @@ def test_a_picture_that_was_overwritten_fails_the_check():
     data[middle : middle + 200] = bytes(200)
     with pytest.raises(DecodeError):
         AVDecoder(bytes(data)).check()
+
+
+class _Counting(io.BytesIO):
+    count = 0
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.count += len(data)
+        return data
+
+
+@pytest.mark.parametrize("name", ["mp4", "mkv"])
+def test_only_what_clips_need_is_read(name):
+    kind = next(kind for kind in KINDS if kind.name == name)
+    data = encode_video(kind, frames=250, size=(96, 64))
+    stream = _Counting(data)
+    decoder = AVDecoder(stream)
+    (clip,), _ = decoder.get_video_clips([(12.0, 12.2)])
+    assert clip.shape[0] == 3
+    (sound_clip,), _ = decoder.get_audio_clips([(3.0, 3.1)])
+    assert sound_clip.shape == (2, 1600)
+    assert stream.count < 0.75 * len(data)
