@@ -11,17 +11,17 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def mounted(path, mountpoint: Path, *options: str) -> Iterator[Path]:
-    """Run `energon mount` until the end of the block."""
-    mountpoint.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "energon.cli.main", "mount", path, mountpoint, *options]
-    running = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True)
+def mounting(path, mountpoint: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `energon mount` until the end of the block, if not ended before; give the process."""
+    running = subprocess.Popen(
+        _words(path, mountpoint, *options), stderr=subprocess.PIPE, text=True
+    )
     try:
         while not mountpoint.is_mount():
             if running.poll() is not None:
                 raise RuntimeError(f"mounting has ended: {running.stderr.read()}")
             time.sleep(0.02)
-        yield mountpoint
+        yield running
     finally:
         if mountpoint.is_mount():
             subprocess.run(["umount", mountpoint], check=True)
@@ -30,6 +30,25 @@ def mounted(path, mountpoint: Path, *options: str) -> Iterator[Path]:
         finally:
             running.kill()
             running.stderr.close()
+
+
+@contextlib.contextmanager
+def mounted(path, mountpoint: Path, *options: str) -> Iterator[Path]:
+    """Mount until the end of the block."""
+    mountpoint.mkdir(exist_ok=True)
+    with mounting(path, mountpoint, *options):
+        yield mountpoint
+
+
+def call_mount(path, mountpoint: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `energon mount` to its end, which is soon if it detaches or fails."""
+    return subprocess.run(
+        _words(path, mountpoint, *options), capture_output=True, text=True, timeout=60
+    )
+
+
+def _words(*arguments) -> list[str]:
+    return [sys.executable, "-m", "energon.cli.main", "mount", *map(str, arguments)]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.cli.mounts import files_of, mounted
-from tests.datasets import make_crude
+from energon.prepare.dataset import prepare_dataset
+from tests.cli.mounts import call_mount, files_of, mounted, mounting
+from tests.datasets import make_crude, write_shard
 
 pytestmark = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="there is no /dev/fuse")
 
@@ -20,3 +25,78 @@ def test_shows_samples_as_folders(tmp_path):
     root = make_crude(tmp_path / "ds", [2, 1])
     with mounted(root, tmp_path / "mnt", "--sample-folders") as mnt:
         assert files_of(mnt) == {f"s{n}/txt": f"text {n}".encode() for n in range(3)}
+
+
+def test_mounts_in_the_background(tmp_path):
+    root = make_crude(tmp_path / "ds", [1])
+    (tmp_path / "mnt").mkdir()
+    done = call_mount(root, tmp_path / "mnt", "--detach")
+    try:
+        assert done.returncode == 0, done.stderr
+        assert files_of(tmp_path / "mnt") == {"s0.txt": b"text 0"}
+    finally:
+        subprocess.run(["umount", tmp_path / "mnt"], check=True)
+
+
+def test_ends_by_ctrl_c_and_unmounts(tmp_path):
+    root = make_crude(tmp_path / "ds", [1])
+    (tmp_path / "mnt").mkdir()
+    with mounting(root, tmp_path / "mnt") as running:
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == 0
+        assert not (tmp_path / "mnt").is_mount()
+
+
+def test_lists_many_samples_completely(tmp_path):
+    root = tmp_path / "ds"
+    names = [f"{n:06}" for n in range(20_000)]
+    write_shard(root / "0.tar", [(name, {"txt": b""}) for name in names])
+    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    with mounted(root, tmp_path / "mnt") as mnt:
+        assert os.listdir(mnt) == [f"{name}.txt" for name in names]
+        with os.scandir(mnt) as entries:
+            assert all(entry.is_file() for entry in entries)
+
+
+def test_reads_anywhere_in_a_large_file(tmp_path):
+    content = np.random.default_rng(0).bytes(3 << 20)
+    write_shard(tmp_path / "ds/0.tar", [("a", {"bin": content}), ("b", {"bin": b""})])
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    with mounted(tmp_path / "ds", tmp_path / "mnt") as mnt:
+        assert (mnt / "a.bin").stat().st_size == len(content)
+        with open(mnt / "a.bin", "rb") as file:
+            for start in (2 << 20, 17, len(content) - 5, 0):
+                file.seek(start)
+                assert file.read(100_000) == content[start : start + 100_000]
+        assert (mnt / "b.bin").read_bytes() == b""
+
+
+def test_a_shard_that_vanishes_gives_an_error_and_no_wrong_data(tmp_path):
+    root = make_crude(tmp_path / "ds", [1, 1])
+    with mounted(root, tmp_path / "mnt") as mnt:
+        (root / "000.tar").rename(tmp_path / "elsewhere.tar")
+        assert (mnt / "s1.txt").read_bytes() == b"text 1"
+        assert not (mnt / "s0.txt").exists()
+
+
+@pytest.mark.parametrize("kind", ["absent", "file", "full"])
+def test_says_what_is_wrong_with_the_folder_to_mount_on(tmp_path, kind):
+    root = make_crude(tmp_path / "ds", [1])
+    target = tmp_path / "mnt"
+    if kind == "file":
+        target.touch()
+    if kind == "full":
+        (target / "x").mkdir(parents=True)
+    done = call_mount(root, target)
+    assert done.returncode == 1
+    assert str(target) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--detach"]])
+def test_says_that_there_is_no_dataset(tmp_path, options):
+    (tmp_path / "mnt").mkdir()
+    done = call_mount(tmp_path / "nothing", tmp_path / "mnt", *options)
+    assert done.returncode == 1
+    assert done.stderr.count("Error") == 1
+    assert "does not exist" in done.stderr

@@ -20,7 +20,7 @@ def content(folder):
         inner = folder.find(name)
         assert isinstance(inner, BrowsedFile) != is_folder
         if isinstance(inner, BrowsedFile):
-            found[name] = inner.read(0, inner.size)
+            found[name] = inner.read()
         else:
             found |= {f"{name}/{rest}": data for rest, data in content(inner).items()}
     return found
@@ -63,7 +63,7 @@ def test_a_metadataset_shows_its_datasets_and_auxiliary_data(root):
 
 def test_samples_of_a_metadataset_may_be_folders(root):
     tree = TreeOpener(sample_folders=True).open(root / "meta.yaml")
-    assert find_path(tree, "/train/ds/s1/txt").read(0, 9) == b"text 1"
+    assert find_path(tree, "/train/ds/s1/txt").read() == b"text 1"
 
 
 def test_a_jsonl_file_shows_its_lines(root):
@@ -77,7 +77,7 @@ def test_a_folder_is_never_left(root):
     tree = TreeOpener().open(f"filesystem://{root}/files/deep")
     for name in ("..", ".", "", "../deep/x.txt", "absent"):
         assert tree.find(name) is None
-    assert find_path(tree, "x.txt").read(0, 1) == b"x"
+    assert find_path(tree, "x.txt").read() == b"x"
 
 
 def test_a_distant_folder_is_listed_when_somebody_looks(request, tmp_path, monkeypatch):

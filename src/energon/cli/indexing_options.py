@@ -76,7 +76,7 @@ def open_indexing(
     from energon.prepare.engines import Engine
 
     place = Engine(engine, address, num_workers)  # type: ignore[arg-type]
-    with _logging_to_terminal(), _Bar(progress) as advance:
+    with logging_to_terminal(), _Bar(progress) as advance:
         yield Indexing(
             engine=place,
             sqlite=sqlite,
@@ -89,7 +89,7 @@ def open_indexing(
 
 
 @contextmanager
-def _logging_to_terminal() -> Iterator[None]:
+def logging_to_terminal() -> Iterator[None]:
     """Show warnings, as those about calls that are tried again, on standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import logging
 import os
 import stat
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
+from io import BufferedReader
+from threading import Lock
+from typing import Any, TypeVar
 
 from energon.errors import EnergonError, MissingExtraError
-from energon.sources.browse import BrowsedFile, Folder, find_path
+from energon.sources.browse import BrowsedFile, Entry, Folder, find_path
+from energon.sources.browse_names import MAX_BYTES
 
 try:
     import mfusepy
@@ -21,7 +26,26 @@ except OSError as error:
         f"mounting needs libfuse ({error}); install the package fuse3 or libfuse2 of the system"
     ) from error
 
+log = logging.getLogger("energon")
 KEPT_PATHS = 1 << 16
+KEPT_SECONDS = 3600
+"""How long the kernel believes what it was told: what is mounted does not change."""
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+
+def _reporting(operation: Operation) -> Operation:
+    """Turn failures into the code of an error, and say in the log what has happened."""
+
+    @wraps(operation)
+    def run(self: Files, path: str, *arguments: Any) -> Any:
+        try:
+            return operation(self, path, *arguments)
+        except EnergonError as error:
+            log.warning("%s: %s", path, error)
+            raise mfusepy.FuseOSError(errno.EIO) from error
+
+    return run  # type: ignore[return-value]
 
 
 class Files(mfusepy.Operations):  # type: ignore[misc]
@@ -36,7 +60,11 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
     def __init__(self, root: Folder) -> None:
         self._find = lru_cache(KEPT_PATHS)(lambda path: find_path(root, path))
         self._owner = {"st_uid": os.getuid(), "st_gid": os.getgid()}
+        self._numbers = itertools.count(1)
+        self._listings: dict[int, Listing] = {}
+        self._opened: dict[int, OpenedFile] = {}
 
+    @_reporting
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """Return what `ls -l` shows."""
         found = self._at(path)
@@ -47,28 +75,58 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
                 "st_size": found.size,
                 "st_blocks": -(-found.size // 512),
                 "st_mtime": found.mtime_ns,
+                "st_ctime": found.mtime_ns,
                 **self._owner,
             }
         return {"st_mode": stat.S_IFDIR | 0o555, "st_nlink": 2, **self._owner}
 
-    def readdir(self, path: str, fh: int) -> Iterator[Any]:
-        """Yield the names in a folder."""
+    @_reporting
+    def opendir(self, path: str) -> int:
+        """Begin to list a folder."""
         found = self._at(path)
         if isinstance(found, BrowsedFile):
             raise mfusepy.FuseOSError(errno.ENOTDIR)
-        yield from (".", "..")
-        for name, is_folder in found.entries():
-            yield name, stat.S_IFDIR if is_folder else stat.S_IFREG, 0
+        number = next(self._numbers)
+        self._listings[number] = Listing(found)
+        return number
 
-    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        """Return a piece of a file."""
+    def readdir_with_offset(self, path: str, offset: int, fh: int) -> Iterator[Any]:
+        """Yield the names in a folder from one on, for as long as there is room for them."""
+        try:
+            for name, is_folder, following in self._listings[fh].since(offset):
+                yield name, stat.S_IFDIR if is_folder else stat.S_IFREG, following
+        except EnergonError as error:
+            log.warning("%s: %s", path, error)
+            raise mfusepy.FuseOSError(errno.EIO) from error
+
+    def releasedir(self, path: str, fh: int) -> int:
+        """End a listing."""
+        del self._listings[fh]
+        return 0
+
+    @_reporting
+    def open(self, path: str, flags: int) -> int:
+        """Open a file."""
         found = self._at(path)
         if not isinstance(found, BrowsedFile):
             raise mfusepy.FuseOSError(errno.EISDIR)
-        try:
-            return found.read(offset, size)
-        except EnergonError as error:
-            raise mfusepy.FuseOSError(errno.EIO) from error
+        number = next(self._numbers)
+        self._opened[number] = OpenedFile(found.open())
+        return number
+
+    @_reporting
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        """Return a piece of an open file."""
+        return self._opened[fh].read(size, offset)
+
+    def release(self, path: str, fh: int) -> int:
+        """Close a file."""
+        del self._opened[fh]
+        return 0
+
+    def statfs(self, path: str) -> dict[str, int]:
+        """Return what `df` shows: there is no room."""
+        return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": MAX_BYTES}
 
     def _at(self, path: str) -> Folder | BrowsedFile:
         found: Folder | BrowsedFile | None = self._find(path)
@@ -77,17 +135,69 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
         return found
 
 
-def serve(root: Folder, mountpoint: str, *, name: str, foreground: bool) -> None:
-    """Mount a tree, and answer until it is unmounted."""
+class OpenedFile:
+    """An open file, which several threads may read."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+        self._lock = Lock()
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Return the bytes from `offset` on, fewer at the end."""
+        with self._lock:
+            self._stream.seek(offset)
+            return self._stream.read(size)
+
+
+class Listing:
+    """A folder that is being listed, some names at a time; no more of them are held.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._entries: Iterator[Entry] = iter(())
+        self._held: Entry | None = None
+        self._position = 0
+        self._begin()
+
+    def since(self, offset: int) -> Iterator[tuple[str, bool, int]]:
+        """Yield names from number `offset` on: name, whether a folder, number of the next.
+
+        Who stops in the middle gets the last one again: there was no room for it.
+        """
+        if offset < self._position:
+            self._begin()
+        while self._held is not None:
+            if self._position >= offset:
+                yield *self._held, self._position + 1
+            self._held = next(self._entries, None)
+            self._position += 1
+
+    def _begin(self) -> None:
+        dots = (Entry(".", True), Entry("..", True))
+        self._entries = itertools.chain(dots, self._folder.entries())
+        self._held = next(self._entries, None)
+        self._position = 0
+
+
+def serve(root: Folder, mountpoint: str, *, name: str) -> None:
+    """Mount a tree, and answer until it is unmounted.
+
+    Raises:
+        RuntimeError: If it cannot be mounted.
+    """
     mfusepy.FUSE(
         Files(root),
         mountpoint,
-        foreground=foreground,
+        foreground=True,
         ro=True,
         fsname=name,
         subtype="energon",
         kernel_cache=True,
-        entry_timeout=3600,
-        attr_timeout=3600,
-        negative_timeout=3600,
+        entry_timeout=KEPT_SECONDS,
+        attr_timeout=KEPT_SECONDS,
+        negative_timeout=KEPT_SECONDS,
     )

@@ -66,8 +66,16 @@ class ThreadConnections:
 
     def fetch_one(self, query: str, arguments: tuple[Any, ...]) -> Any:
         """Return the first row that a query gives, or None."""
+        return self._connection().execute(query, arguments).fetchone()
+
+    def fetch_all(self, query: str, arguments: tuple[Any, ...]) -> list[Any]:
+        """Return all rows that a query gives."""
+        return self._connection().execute(query, arguments).fetchall()
+
+    def _connection(self) -> sqlite3.Connection:
         own = self._own
         if getattr(own, "pid", None) != os.getpid():
             own.connection = open_readonly(self.path)
             own.pid = os.getpid()
-        return own.connection.execute(query, arguments).fetchone()
+        connection: sqlite3.Connection = own.connection
+        return connection

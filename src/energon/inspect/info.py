@@ -18,7 +18,7 @@ from energon.io.registry import open_store
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
-from energon.sources.browse_dataset import SampleFinder
+from energon.sources.browse_samples import TableSamples
 from energon.sources.jsonl import JsonlFile, JsonlSource
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
@@ -82,7 +82,7 @@ def _webdataset(
         },
     }
     if parts:
-        shards = SampleFinder(address, ShardPool())
+        shards = TableSamples(root, ShardPool())
         there = [number for number, size in enumerate(sizes.values()) if size is not None]
         about |= part_statistics(shards.open(number).table for number in there).to_json()
         media = media_statistics(root)

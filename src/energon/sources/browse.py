@@ -6,11 +6,13 @@ does not grow with the number of samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import NamedTuple, Protocol
 
 from energon.io.range_file import RangeFile
+from energon.io.range_stream import open_range
 
 
 class Entry(NamedTuple):
@@ -22,17 +24,27 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class BrowsedFile:
-    """A file: a range of another one."""
+    """A file: a range of another one, which is opened when somebody reads.
 
-    file: RangeFile
+    Args:
+        find: Opens the other file.
+        offset: Where it begins there.
+        size: Bytes of it.
+        mtime_ns: When it was written, in nanoseconds since 1970; 0 if unknown.
+    """
+
+    find: Callable[[], RangeFile]
     offset: int
     size: int
     mtime_ns: int = 0
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Return the bytes from `offset`; fewer at the end of the file."""
-        size = min(size, self.size - offset)
-        return self.file.pread(self.offset + offset, size) if size > 0 else b""
+    def open(self) -> BufferedReader:
+        """Return it to be read; for one thread at a time."""
+        return open_range(self.find(), self.offset, self.size)
+
+    def read(self) -> bytes:
+        """Return all of it."""
+        return self.find().pread(self.offset, self.size)
 
 
 class Folder(Protocol):

@@ -2,177 +2,135 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
-from energon.formats.info import load_info
-from energon.formats.part_table import PartTable
-from energon.io.epath import AnyPath, any_path
 from energon.sources.browse import BrowsedFile, Entry, Folder
-from energon.sources.browse_names import escape_name, unescape_name
-from energon.sources.file_store_index import KeyIndex
-from energon.sources.shards import OpenShard, ShardPool
+from energon.sources.browse_names import MARK, escape_name, mark_name, unescape_name
+from energon.sources.browse_samples import Place, Samples
 
-
-class SampleFinder:
-    """Finds samples of a dataset by key, and lists those whose key begins in some way.
-
-    Args:
-        dataset: Folder of the dataset.
-        pool: Where shards are opened.
-    """
-
-    def __init__(self, dataset: str | os.PathLike[str], pool: ShardPool) -> None:
-        self.dataset: AnyPath = any_path(dataset)
-        self.pool = pool
-        self.counts = list(load_info(self.dataset).shard_counts.items())
-
-    def open(self, shard: int) -> OpenShard:
-        """Return a shard, open."""
-        name, count = self.counts[shard]
-        path = os.fspath(self.dataset / name)
-        return self.pool.open(path, num_samples=count, dataset=self.dataset)
-
-    def find(self, key: str) -> tuple[int, int] | None:
-        """Return shard and number of the sample that has this key, or None."""
-        wanted = key.encode("utf-8", "surrogateescape")
-        for shard, sample in self._index.find(wanted):
-            if self.open(shard).table.key_of(sample) == key:
-                return shard, sample
-        return None
-
-    def parts(self, place: tuple[int, int]) -> dict[str, BrowsedFile]:
-        """Return the parts of a sample by name."""
-        shard, sample = place
-        table, file = self.open(shard)
-        return {
-            name: BrowsedFile(file, offset, size, table.shard_mtime_ns)
-            for name, offset, size in table.sample_parts(sample)
-        }
-
-    def below(self, prefix: str) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield the rests of the keys that begin with `prefix`, up to a slash, with their places.
-
-        Folders, which have a slash behind, are there once for each shard.
-        """
-        for shard in range(len(self.counts)):
-            for rest, sample in _below(self.open(shard).table, prefix):
-                yield rest, (shard, sample)
-
-    def has_folder(self, prefix: str) -> bool:
-        """Return whether there are keys that begin with `prefix`."""
-        return self.is_nested and any(True for _ in self.below(prefix))
-
-    @cached_property
-    def is_nested(self) -> bool:
-        """Whether there are keys with slashes."""
-        slash = ord("/")
-        return any(slash in self.open(shard).table.key_bytes for shard in range(len(self.counts)))
-
-    @cached_property
-    def _index(self) -> KeyIndex:
-        shards = range(len(self.counts))
-        if not isinstance(self.dataset, Path):
-            self.pool.open_together(self.open, shards)
-        return KeyIndex(self.open(shard).table for shard in shards)
+Found = Folder | BrowsedFile
 
 
 @dataclass(frozen=True)
 class FlatFolder:
     """The samples whose keys begin with `prefix`, as files `KEY.PART`."""
 
-    samples: SampleFinder
+    samples: Samples
     prefix: str = ""
 
     def entries(self) -> Iterator[Entry]:
         """Yield files and folders."""
-        seen = set()
-        for rest, place in self.samples.below(self.prefix):
-            if rest.endswith("/"):
-                if rest not in seen:
-                    seen.add(rest)
-                    yield Entry(escape_name(rest[:-1]), True)
-                continue
-            for part in self.samples.parts(place):
-                yield Entry(escape_name(f"{rest}.{part}"), False)
+        return _listed(self._children())
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> Found | None:
         """Return a file or folder by name."""
         raw = unescape_name(name)
         if raw is None:
-            return None
-        if self.samples.has_folder(f"{self.prefix}{raw}/"):
-            return FlatFolder(self.samples, f"{self.prefix}{raw}/")
+            return _search(self._children(), name)
+        folder = f"{self.prefix}{raw}/"
+        if self.samples.is_nested and any(True for _ in self.samples.below(folder)):
+            return FlatFolder(self.samples, folder)
         key, dot, part = raw.partition(".")
         place = self.samples.find(self.prefix + key) if dot and key else None
         return None if place is None else self.samples.parts(place).get(part)
+
+    def _children(self) -> Iterator[tuple[str, Found]]:
+        folders = _folders(self.samples, self.prefix)
+        for name in folders:
+            yield escape_name(name), FlatFolder(self.samples, f"{self.prefix}{name}/")
+        for name, place in self.samples.below(self.prefix):
+            if place is None:
+                continue
+            mark = _mark(self.samples, place)
+            for part, file in self.samples.parts(place).items():
+                own = f"{name}.{part}"
+                yield _named(own, mark or ("file" if own in folders else None)), file
 
 
 @dataclass(frozen=True)
 class SampleFolder:
     """The samples whose keys begin with `prefix`, as folders `KEY` with files `PART`."""
 
-    samples: SampleFinder
-    prefix: str = ""
-    place: tuple[int, int] | None = None
+    samples: Samples
+    prefix: str | None = ""
+    """None for a sample alone, without those whose keys lie below its own."""
+    place: Place | None = None
     """The sample whose parts are in this folder, if there is one."""
 
     def entries(self) -> Iterator[Entry]:
         """Yield files and folders."""
-        seen = set()
-        for rest, _ in () if self.prefix and not self.samples.is_nested else self._below():
-            if rest not in seen:
-                seen.add(rest)
-                yield Entry(escape_name(rest), True)
-        if self.place is not None:
-            for part in self.samples.parts(self.place):
-                if part not in seen:
-                    yield Entry(escape_name(part), False)
+        return _listed(self._children())
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> Found | None:
         """Return a file or folder by name."""
         raw = unescape_name(name)
         if raw is None:
-            return None
-        key = self.prefix + raw
-        place = self.samples.find(key)
-        if place is not None or self.samples.has_folder(f"{key}/"):
-            return SampleFolder(self.samples, f"{key}/", place)
+            return _search(self._children(), name)
+        inner = self._inner(raw)
+        if inner is not None:
+            return inner
         return None if self.place is None else self.samples.parts(self.place).get(raw)
 
-    def _below(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for rest, place in self.samples.below(self.prefix):
-            yield rest.removesuffix("/"), place
+    def _inner(self, name: str) -> SampleFolder | None:
+        """Return the folder of a sample, of those below it, or of both."""
+        nested = self.samples.is_nested
+        if self.prefix is None or (self.prefix and not nested):
+            return None
+        key = self.prefix + name
+        place = self.samples.find(key)
+        if place is None and not (nested and any(True for _ in self.samples.below(f"{key}/"))):
+            return None
+        return SampleFolder(self.samples, f"{key}/", place)
+
+    def _children(self) -> Iterator[tuple[str, Found]]:
+        parts = {} if self.place is None else self.samples.parts(self.place)
+        taken = set()
+        if self.prefix is not None and (self.samples.is_nested or not self.prefix):
+            folders = _folders(self.samples, self.prefix)
+            for name in folders:
+                key = self.prefix + name
+                place = self.samples.find(key)
+                yield escape_name(name), SampleFolder(self.samples, f"{key}/", place)
+            for name, place in self.samples.below(self.prefix):
+                if place is None:
+                    continue
+                mark = _mark(self.samples, place)
+                taken |= {name} & parts.keys()
+                if mark is not None:
+                    yield _named(name, mark), SampleFolder(self.samples, None, place)
+                elif name not in folders:
+                    inner = SampleFolder(self.samples, f"{self.prefix}{name}/", place)
+                    yield escape_name(name), inner
+            taken |= folders.keys() & parts.keys()
+        for part, file in parts.items():
+            yield _named(part, "file" if part in taken else None), file
 
 
-def _below(table: PartTable, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yield rests of keys in ascending order, folders once, and the numbers of samples."""
-    wanted = prefix.encode("utf-8", "surrogateescape")
-    order = table.columns.get("key_order")
-    at = _first_from(table, wanted, 0)
-    while at < table.num_samples:
-        key = table.key_at(at)
-        if not key.startswith(wanted):
-            return
-        rest, slash, _ = key[len(wanted) :].partition(b"/")
-        yield (
-            (rest + slash).decode("utf-8", "surrogateescape"),
-            at if order is None else int(order[at]),
-        )
-        # What comes after a folder begins with the character that follows the slash.
-        at = _first_from(table, wanted + rest + b"0", at) if slash else at + 1
+def _folders(samples: Samples, prefix: str) -> dict[str, None]:
+    """Return the names of folders of keys below the beginning of one, each once."""
+    if not samples.is_nested:
+        return {}
+    return dict.fromkeys(name for name, place in samples.below(prefix) if place is None)
 
 
-def _first_from(table: PartTable, key: bytes, low: int) -> int:
-    """Return the place of the first key, in ascending order, that is not before `key`."""
-    high = table.num_samples
-    while low < high:
-        middle = (low + high) // 2
-        if table.key_at(middle) < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _mark(samples: Samples, place: Place) -> str | None:
+    """Return what tells a sample from those before it that have the same key."""
+    count = samples.repeated.get(place)
+    return None if count is None else str(count + 1)
+
+
+def _named(name: str, mark: str | None) -> str:
+    escaped = escape_name(name)
+    return escaped if mark is None else mark_name(escaped, mark)
+
+
+def _listed(children: Iterator[tuple[str, Found]]) -> Iterator[Entry]:
+    return (Entry(name, not isinstance(found, BrowsedFile)) for name, found in children)
+
+
+def _search(children: Iterator[tuple[str, Found]], name: str) -> Found | None:
+    """Return what has a name that does not say which key and part it stands for."""
+    if MARK not in name:
+        return None
+    return next((found for own, found in children if own == name), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ class LocalFolder:
             return LocalFolder(path)
         try:
             about = path.stat()
-            return BrowsedFile(OpenFile(str(path)), 0, about.st_size, about.st_mtime_ns)
+            opener = partial(OpenFile, str(path))
+            return BrowsedFile(opener, 0, about.st_size, about.st_mtime_ns)
         except (DatasetNotFoundError, OSError):
             return None
 
@@ -90,7 +91,8 @@ class _Listed:
             return None
         if isinstance(content, dict):
             return _Listed(self.address / raw, content)
-        return BrowsedFile(RemoteFile((self.address / raw).url), 0, content.size, content.mtime_ns)
+        opener = partial(RemoteFile, (self.address / raw).url)
+        return BrowsedFile(opener, 0, content.size, content.mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -112,4 +114,4 @@ class LinesFolder:
         if at >= len(self.lines):
             return None
         start, stop = self.lines.offsets[at : at + 2].tolist()
-        return BrowsedFile(self.lines.file, start, stop - start)
+        return BrowsedFile(lambda: self.lines.file, start, stop - start)

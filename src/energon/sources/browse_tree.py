@@ -14,9 +14,10 @@ from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.resolve import resolve
 from energon.sources.browse import BrowsedFile, Entry, Folder, NamedFolders
-from energon.sources.browse_dataset import FlatFolder, SampleFinder, SampleFolder
+from energon.sources.browse_dataset import FlatFolder, SampleFolder
 from energon.sources.browse_files import LinesFolder, LocalFolder, RemoteFolder
 from energon.sources.browse_names import escape_name
+from energon.sources.browse_samples import open_samples
 from energon.sources.file_store_open import folder_of
 from energon.sources.jsonl import JsonlFile
 from energon.sources.shards import ShardPool
@@ -61,7 +62,7 @@ class TreeOpener:
             return LinesFolder(JsonlFile(address))
         if kind == "filesystem":
             raise ConfigError(f"{address}: is a folder already; there is nothing to be shown")
-        samples = SampleFinder(address, self._pool)
+        samples = open_samples(any_path(address), self._pool)
         return SampleFolder(samples) if self.sample_folders else FlatFolder(samples)
 
     def _document(self, address: str) -> Folder:
@@ -71,7 +72,7 @@ class TreeOpener:
         for name in read_metadataset(address).content.splits:
             leaves = resolve(address, split_part=name, training=False).leaves
             datasets = [each for leaf in leaves for each, _ in leaf.datasets]
-            splits[escape_name(name.replace("/", "_"))] = self._datasets(datasets)
+            splits[escape_name(name)] = self._datasets(datasets)
         return NamedFolders(splits)
 
     def _datasets(self, leaves: Sequence[Leaf]) -> Folder:

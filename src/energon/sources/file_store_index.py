@@ -53,6 +53,13 @@ class KeyIndex:
             yield place >> 32, place & 0xFFFFFFFF
             at += 1
 
+    def collisions(self) -> list[tuple[int, int]]:
+        """Return shard and number of samples that have the same hash as another, one of each."""
+        hashes = np.asarray(self._hashes)
+        same = np.flatnonzero(hashes[1:] == hashes[:-1])
+        places = np.asarray(self._places)[same]
+        return list(zip((places >> 32).tolist(), (places & 0xFFFFFFFF).tolist(), strict=True))
+
 
 def hash_key(key: bytes) -> int:
     """Return the 64-bit hash of one key."""

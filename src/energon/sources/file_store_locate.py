@@ -140,6 +140,11 @@ SELECT tar_file_id, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
 WHERE sample_key = ? AND part_name = ?
 """
+_PARTS = """
+SELECT part_name, tar_file_id, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
+WHERE sample_key = ? ORDER BY content_byte_offset
+"""
 _SAMPLE = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_key = ?"
 _NAMES = """
 SELECT sample_key || '.' || part_name
@@ -174,7 +179,7 @@ class SqliteLocator:
         if found is None:
             return None
         shard, offset, size = found
-        return FilePlace(self._shard(shard), self._file(shard), offset, size)
+        return FilePlace(self._shard(shard), self.file(shard), offset, size)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -186,12 +191,21 @@ class SqliteLocator:
         for (key,) in keys:
             yield from (".".join(name) for name, _ in self._members(key))
 
+    def members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
+        """Yield key, part and place of all parts of a sample; nothing if there is none."""
+        if not self.has_parts:
+            yield from self._members(key)
+            return
+        for part, shard, offset, size in self._connections.fetch_all(_PARTS, (key,)):
+            place = FilePlace(self._shard(shard), self.file(shard), offset, size)
+            yield (key, part), place
+
     def _members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
         found = self._connections.fetch_one(_SAMPLE, (key,))
         if found is None:
             return
         shard, begin, length = found
-        file = self._file(shard)
+        file = self.file(shard)
 
         def read(offset: int, size: int) -> bytes:
             return file.pread(begin + offset, min(size, length - offset))
@@ -210,7 +224,8 @@ class SqliteLocator:
             )
         return self.shards[number]
 
-    def _file(self, shard: int) -> RangeFile:
+    def file(self, shard: int) -> RangeFile:
+        """Return a shard, open."""
         path = os.fspath(self.dataset / self._shard(shard))
         if not is_remote(path):
             return self._pool.open(path)
