@@ -288,3 +288,52 @@ def test_samples_that_killed_workers_leave_the_others_in_their_packs(dead, at):
 def test_packing_nothing_is_refused():
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         packed(numbers(5), size=0)
+
+
+def test_a_pack_is_restored_without_the_samples_that_failed():
+    def fail_fives(sample):
+        if sample["n"] % 5 == 0:
+            raise ValueError("no fives")
+        return {**sample, "draw": random.random()}
+
+    def pack(samples):
+        return {"samples": samples, "draw": random.random(), "__restore_key__": ()}
+
+    seeded = {"restore_seeds": True}
+    dataset = PackDataset(
+        numbers(40),
+        6,
+        select=Hook("select", next_fit),
+        pack=(Hook("pack", pack, **seeded),),
+        postencode=(Hook("fail_fives", fail_fives, **seeded),),
+    )
+    lane = Lane(0, 1)
+    for made in dataset.open(lane):
+        assert dataset.restore(lane, made["__restore_key__"]) == (made, ())
+
+
+def test_samples_made_by_the_selecting_hook_are_packed_under_the_row_of_their_window():
+    rows = []
+    dataset = packed(
+        mapped(numbers(20), dict),
+        size=5,
+        select=lambda samples: [[dict(sample) for sample in samples]],
+        postencode=[dict],
+    )
+    lane = Lane(0, 1, progress=lambda row, several: rows.append(row))
+    assert [len(pack) for pack in dataset.open(lane)] == [5] * 4
+    assert min(rows) == 0
+
+
+@pytest.mark.parametrize("selected", [None, 3, [1, 2]])
+def test_a_selection_that_is_none_ends_the_run(selected):
+    with pytest.raises(FatalSampleError, match="wanted are lists of samples"):
+        next(packed(numbers(20), select=lambda samples: selected).open(Lane(0, 1)))
+
+
+def test_groups_may_be_yielded():
+    def halves(samples):
+        yield samples[:5]
+        yield iter(samples[5:])
+
+    assert [len(pack) for pack in packed(numbers(20), select=halves).open(Lane(0, 1))] == [5] * 4

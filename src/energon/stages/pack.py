@@ -9,18 +9,17 @@ have been given; resuming reads the window and divides it again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from energon.errors import ConfigError, FatalSampleError
-from energon.packing.selection import Selection
 from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.apply import ApplyIterator, apply_again
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, State, unpack
 from energon.stages.hook import SKIPPED, Address, Hook, HookRunner
 from energon.stages.lane import Lane
-from energon.stages.map import row_of
+from energon.stages.pack_window import Entry, Start, Window, divided
 
 
 @dataclass(frozen=True)
@@ -79,53 +78,6 @@ def pack_address(first: RestoreKey) -> Address:
     return ("pack", *flat(first))
 
 
-class _Entry(NamedTuple):
-    """A sample of a window, and where it was; None if it was made of those of the window."""
-
-    sample: Any
-    place: Place = None
-
-    @property
-    def row(self) -> int:
-        return row_of(self.place)
-
-
-@dataclass
-class _Window:
-    """A window that was divided.
-
-    Args:
-        groups: Those not yet given; a given one is emptied, to free its samples.
-        carried: What is offered again with the next window.
-        stop: State of the stream after its last new sample.
-        stop_row: Row of the stream there.
-        opened_at: Which of the groups was the first to be given since it was read.
-    """
-
-    groups: list[list[_Entry]]
-    carried: list[_Entry]
-    stop: State
-    stop_row: int
-    opened_at: int
-
-
-@dataclass
-class _Start:
-    """Where a window begins, as it is saved.
-
-    Args:
-        inner: State of the stream before its first new sample.
-        carried: Places of the samples carried over from the window before.
-        group: How many of its groups have been drawn.
-        skipped: Rows that were left out when the window was first divided; None before.
-    """
-
-    inner: State
-    carried: list[Place] = field(default_factory=list)
-    group: int = 0
-    skipped: list[int] | None = None
-
-
 class _PackIterator(ApplyIterator):
     def __init__(self, stage: PackDataset, lane: Lane) -> None:
         super().__init__(lane)
@@ -134,11 +86,11 @@ class _PackIterator(ApplyIterator):
         self.inner_lane = replace(lane, counts=Counter())
         self.inner = stage.dataset.open(self.inner_lane)
         self.select = HookRunner(stage.select, self.inner_lane)
-        self.start = _Start(self.inner.state_dict())
+        self.start = Start(self.inner.state_dict())
         self.start_row = self.inner.row
-        self.window: _Window | None = None
-        self.carried: list[_Entry] | None = []
-        self.ahead: list[_Entry] = []
+        self.window: Window | None = None
+        self.carried: list[Entry] | None = []
+        self.ahead: list[Entry] = []
         self.windows_in_vain = 0
 
     @property
@@ -159,7 +111,7 @@ class _PackIterator(ApplyIterator):
         }
 
     def _go_to(self, position: State) -> None:
-        self.start = _Start(*unpack(position, "inner", "carried", "group", "skipped"))
+        self.start = Start(*unpack(position, "inner", "carried", "group", "skipped"))
         self.inner.load_state_dict(self.start.inner)
         self.start_row = self.inner.row
         self.carried = None
@@ -168,12 +120,13 @@ class _PackIterator(ApplyIterator):
         group = self._next_group()
         # A sample that has killed workers since its window was divided is left out of its pack.
         group = [entry for entry in group if entry.row not in self.lane.skip_rows]
-        samples = [sample for sample in map(self._postencode, group) if sample is not SKIPPED]
-        if not samples:
+        encoded = [(entry.sample, self._postencode(entry)) for entry in group]
+        encoded = [pair for pair in encoded if pair[1] is not SKIPPED]
+        if not encoded:
             return SKIPPED
+        members, samples = map(list, zip(*encoded, strict=True))
         self.lane.counts["samples"] += len(samples)
-        self.lane.enter(group[0].row, several=True)
-        members = [entry.sample for entry in group]
+        self._enter(group[0], several=True)
         key, first = joint_key("pack", members), key_of(members[0])
         address = self._lane_address() if first is None else pack_address(first)
         pack = self._apply(samples, self.stage.pack, address, lambda: key)
@@ -181,9 +134,12 @@ class _PackIterator(ApplyIterator):
             stamp(pack, key)
         return pack
 
-    def _postencode(self, entry: _Entry) -> Any:
+    def _enter(self, entry: Entry, *, several: bool = False) -> None:
+        self.lane.enter(entry.row if entry.row >= 0 else self.start_row, several=several)
+
+    def _postencode(self, entry: Entry) -> Any:
         sample = entry.sample
-        self.lane.enter(entry.row)
+        self._enter(entry)
         for hook in self.stage.postencode:
             key = key_of(sample)
             address = self._lane_address() if key is None else flat(key)
@@ -200,7 +156,7 @@ class _PackIterator(ApplyIterator):
     def _lane_address(self) -> Address:
         return ("lane", self.lane.number, *self.address)
 
-    def _next_group(self) -> list[_Entry]:
+    def _next_group(self) -> list[Entry]:
         while self.window is None:
             self._open_window()
             self.before = self._position()
@@ -212,15 +168,15 @@ class _PackIterator(ApplyIterator):
             self._close_window(window)
         return group
 
-    def _look_ahead(self, window: _Window) -> None:
+    def _look_ahead(self, window: Window) -> None:
         """Read the share of the next window that is due by now."""
         given = self.start.group - window.opened_at
         total = len(window.groups) - window.opened_at
         count = self.stage.buffer_size - len(window.carried)
         self._read_ahead(count * given // total)
 
-    def _close_window(self, window: _Window) -> None:
-        self.start = _Start(window.stop, [entry.place for entry in window.carried])
+    def _close_window(self, window: Window) -> None:
+        self.start = Start(window.stop, [entry.place for entry in window.carried])
         self.start_row = window.stop_row
         self.carried = window.carried
         self.window = None
@@ -246,19 +202,19 @@ class _PackIterator(ApplyIterator):
             start.skipped = sorted(lane.skip_rows)
         inner_lane.counts.clear()
         inner_lane.skip_rows = lane.skip_rows
-        self.window = _Window(
+        self.window = Window(
             groups, carried, self.inner.state_dict(), self.inner.row, opened_at=start.group
         )
         if start.group >= len(groups):
             self._close_window(self.window)
 
-    def _carried_entries(self) -> list[_Entry]:
+    def _carried_entries(self) -> list[Entry]:
         if self.carried is not None:
             return self.carried
         places = self.start.carried
         samples = self.stage.dataset.read_again(self.inner_lane, places)
         found = zip(samples, places, strict=True)
-        return [_Entry(sample, place) for sample, place in found if sample is not SKIPPED]
+        return [Entry(sample, place) for sample, place in found if sample is not SKIPPED]
 
     def _read_ahead(self, count: int) -> None:
         """Read until `count` samples of the next window are there, or the stream ends."""
@@ -267,27 +223,15 @@ class _PackIterator(ApplyIterator):
             sample = next(inner, SKIPPED)
             if sample is SKIPPED:
                 break
-            ahead.append(_Entry(sample, inner.place))
+            ahead.append(Entry(sample, inner.place))
 
-    def _divide(
-        self, entries: list[_Entry], *, last: bool
-    ) -> tuple[list[list[_Entry]], list[_Entry]]:
+    def _divide(self, entries: list[Entry], *, last: bool) -> tuple[list[list[Entry]], list[Entry]]:
         """Return groups of the samples of a window, and what is carried over to the next."""
         samples = [entry.sample for entry in entries]
         first = key_of(samples[0])
         address = self._lane_address() if first is None else ("select", *flat(first))
         selected = self.select(samples, address)
-        if selected is SKIPPED:
-            selected = Selection(())
-        elif not isinstance(selected, Selection):
-            selected = Selection(selected)
-        known = {id(entry.sample): entry for entry in entries}
-        groups = [
-            [known.get(id(sample)) or _Entry(sample) for sample in group]
-            for group in selected.groups
-            if len(group)
-        ]
-        carried = _entries_of(selected.carry, entries)
+        groups, carried = divided(selected, entries, hook=self.stage.select.name)
         if last and not groups:
             carried = []
         left_out = len(entries) - len(carried) - sum(map(len, groups))
@@ -297,7 +241,7 @@ class _PackIterator(ApplyIterator):
         return groups, carried
 
     def _check_progress(
-        self, entries: list[_Entry], groups: list[list[_Entry]], carried: list[_Entry]
+        self, entries: list[Entry], groups: list[list[Entry]], carried: list[Entry]
     ) -> None:
         name, tolerance = self.stage.select.name, self.stage.tolerance
         self.windows_in_vain = 0 if groups else self.windows_in_vain + 1
@@ -311,19 +255,3 @@ class _PackIterator(ApplyIterator):
                 f"{name} selected nothing from {self.windows_in_vain} windows of "
                 f"{self.stage.buffer_size} samples in a row, the tolerance"
             )
-
-
-def _entries_of(samples: Sequence[Any], entries: list[_Entry]) -> list[_Entry]:
-    """Return the entries of these `samples`, known by identity."""
-    known: dict[int, list[_Entry]] = {}
-    for entry in reversed(entries):
-        known.setdefault(id(entry.sample), []).append(entry)
-    found = []
-    for sample in samples:
-        if not known.get(id(sample)):
-            raise FatalSampleError(
-                "a sample that is to be carried over to the next window is not one of this window, "
-                "or is named twice; carry the objects that the hook was given"
-            )
-        found.append(known[id(sample)].pop())
-    return found
