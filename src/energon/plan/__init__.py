@@ -20,10 +20,15 @@ consecutive samples and, inside a lane, mixes the rows of windows of S slices. A
 slices of a leaf are open in a lane, and every slice is read whole. L = 1 is a true global
 shuffle.
 
-Blends are a stratified pattern of leaves that realises the weights almost exactly in every
-interval and counts draws in closed form, also when weights change at some row (`blend.py`).
-Epochized blends and validation lay leaves end to end as one line (`line.py`). What a shuffle
-buffer would do is a permutation of rows in windows (`window.py`).
+Blends are stratified patterns of sources (`pattern.py`), which realise the weights almost exactly
+in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may change
+over a run (`curve.py`). Between two changes lies a stage (`stage.py`), and draws go on from one
+stage to the next without a gap (`blend.py`), also where a source is used up or a run was restored
+with another mix. Epochized blends and validation lay leaves end to end as one line (`line.py`);
+a line may be a source of a blend. What a shuffle buffer would do is a permutation of rows in
+windows (`window.py`).
+
+All of it can be undone: when a sample is drawn is computed backwards (`find.py`).
 
 Subsets and excluded samples change what an ordinal means, not the order (`subset.py`,
 `excludes.py`). How good a shuffle is can be measured (`quality.py`).
