@@ -16,6 +16,7 @@ from energon.cli.main import main
 from energon.errors import ConfigError, FormatError, NoSuchFileError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.media_table import copy_media
+from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.media import WORK_NAME, prepare_media
@@ -25,6 +26,7 @@ from energon.sources.file_store_folder import SystemFileStore
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
+from tests.servers.places import moto_port, open_place, quick_retries  # noqa: F401
 
 BY_EXTENSION = MediaFilter("EXTENSION")
 INLINE = Engine(num_workers=1)
@@ -221,12 +223,12 @@ from energon.prepare import media, media_probe
 from energon.prepare.engines import Engine
 from energon.prepare.media_filter import MediaFilter
 done = []
-def slow(dataset, shards, chosen):
+def slow(dataset, shards, chosen, contents):
     if len(done) == 6:
         print("six are done", flush=True)
         time.sleep(60)
     done.append(shards)
-    return media_probe.probe_shards(dataset, shards, chosen)
+    return media_probe.probe_shards(dataset, shards, chosen, contents)
 media.probe_shards = slow
 media.prepare_media(sys.argv[1], MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
 """
@@ -277,6 +279,23 @@ def test_copying_from_an_index_without_metadata_changes_nothing(dataset, tmp_pat
 def test_filters_that_make_no_sense_are_refused(arguments):
     with pytest.raises(ConfigError, match="media filter"):
         MediaFilter(*arguments)
+
+
+def test_a_dataset_in_an_object_store_gets_its_metadata_there(
+    request, dataset, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for place in open_place("moto", request):
+        address = f"{place.address}/ds"
+        for path in dataset.rglob("*"):
+            if path.is_file():
+                write_bytes(f"{address}/{path.relative_to(dataset)}", path)
+        result = run_command(
+            "prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1
+        )
+        assert result.exit_code == 0, result.output
+        assert "media metadata of 4 files" in result.output
+        assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
 
 
 def run_command(*arguments):

@@ -7,19 +7,21 @@ from typing import Any
 
 import click
 
+from energon.cli.address import ADDRESS
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.cli.media_options import media_filter, media_options, show_report
 from energon.errors import ConfigError
+from energon.io.epath import AnyPath, EPath
 
 
 @click.command("prepare-media")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=ADDRESS)
 @media_options
 @click.option("--wait", is_flag=True, help="Wait for another process that prepares the dataset.")
 @click.option("--tmp-path", type=click.Path(path_type=Path), hidden=True)
 @reading_options
 def command(
-    path: Path,
+    path: AnyPath,
     by_extension: bool,
     by_header: bool,
     by_glob: str | None,
@@ -29,15 +31,16 @@ def command(
 ) -> None:
     """Note sizes and durations of media files, for file stores to look up.
 
-    PATH is a prepared dataset, or any folder of files that samples name. Files are not decoded;
-    only their headers are read. Shards (and files of a folder) that have not changed since the
-    last time are not looked at again, and a run that was interrupted goes on.
+    PATH is a prepared dataset, here or in an object store, or any folder of files that samples
+    name. Files are not decoded; only their headers are read. Shards (and files of a folder) that
+    have not changed since the last time are not looked at again, and a run that was interrupted
+    goes on.
 
     \b
     Example:
       energon prepare-media ./videos --media-metadata-by-extension
     """
-    from energon.prepare.media import prepare_media
+    from energon.prepare.media import prepare_media, prepare_remote_media
 
     chosen = media_filter(by_extension, by_header, by_glob)
     if chosen is None:
@@ -45,7 +48,12 @@ def command(
             "say which files are media files: --media-metadata-by-extension, -by-header or -by-glob"
         )
     with open_indexing(wait=wait, **reading) as how:
-        report = prepare_media(
-            path, chosen, engine=how.engine, wait=how.wait, progress=how.progress
-        )
+        if isinstance(path, EPath):
+            report = prepare_remote_media(
+                path.url, chosen, num_workers=how.engine.num_workers, progress=how.progress
+            )
+        else:
+            report = prepare_media(
+                path, chosen, engine=how.engine, wait=how.wait, progress=how.progress
+            )
     show_report(report)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, load_info
@@ -25,11 +26,14 @@ from energon.prepare.lock import dataset_lock
 from energon.prepare.media_filter import MediaFilter
 from energon.prepare.media_probe import Probed, probe_files, probe_shards
 from energon.prepare.name_index import sqlite_path
+from energon.prepare.remote import standing_in
 
 log = logging.getLogger("energon")
 
 FILES_PER_BATCH = 200
 WORK_NAME = "media.partial.sqlite"
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -52,15 +56,17 @@ def prepare_media(
     path: str | os.PathLike[str],
     chosen: MediaFilter,
     *,
+    contents: str | None = None,
     engine: Engine | None = None,
     wait: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> MediaReport:
     """Look at the media files of a dataset or folder, and store what their headers say.
 
     Args:
         path: Folder of a prepared dataset, or any folder of files.
         chosen: Which files.
+        contents: Where the shards are, if the folder only stands for a remote one.
         engine: Where to do it; None for processes of this machine.
         wait: Whether to wait for another process that prepares the dataset.
         progress: Called with the number of shards (or files) that are done, and of all.
@@ -77,7 +83,18 @@ def prepare_media(
     with dataset_lock(folder, wait=wait), _work_copy(folder) as work:
         writer = MediaWriter(work, chosen.strategy, chosen.patterns)
         try:
-            report = _run(folder, writer, probe, names, batch_size, chosen, engine, progress)
+            todo, report = _start(folder, writer, names)
+            progress(len(names) - len(todo), len(names))
+            batches = (
+                (str(folder), todo[start : start + batch_size], chosen, contents)
+                for start in range(0, len(todo), batch_size)
+            )
+            for _, probed in run_batches(engine, probe, batches):
+                writer.write((result.job, result.found) for result in probed)
+                report.looked_at += len(probed)
+                report.failed += [failure for result in probed for failure in result.failed]
+                progress(len(names) - len(todo) + report.looked_at, len(names))
+            report.stored = writer.count()
         finally:
             writer.close()
         with reporting(work):
@@ -88,7 +105,33 @@ def prepare_media(
     return report
 
 
-Probe = Callable[[str, Sequence[str], MediaFilter], list[Probed]]
+def prepare_remote_media(
+    address: str, chosen: MediaFilter, *, num_workers: int, progress: Progress
+) -> MediaReport:
+    """Do the same for a dataset in an object store; of each file, its header is fetched.
+
+    Args:
+        address: The dataset.
+        chosen: Which files.
+        num_workers: Processes of this machine that look at shards.
+        progress: Called with the number of shards that are done, and of all.
+
+    Raises:
+        DatasetNotFoundError: If there are no shards.
+        StorageError: If the store cannot be read or written.
+    """
+    with standing_in(address) as folder:
+        return prepare_media(
+            folder,
+            chosen,
+            contents=address,
+            engine=Engine(num_workers=num_workers),
+            wait=True,
+            progress=progress,
+        )
+
+
+Probe = Callable[[str, Sequence[str], MediaFilter, Any], list[Probed]]
 
 
 def _plan(folder: Path, chosen: MediaFilter) -> tuple[Probe, list[str], int]:
@@ -106,34 +149,14 @@ def _plan(folder: Path, chosen: MediaFilter) -> tuple[Probe, list[str], int]:
     return probe_shards, shards, 1
 
 
-def _run(
-    folder: Path,
-    writer: MediaWriter,
-    probe: Probe,
-    names: list[str],
-    batch_size: int,
-    chosen: MediaFilter,
-    engine: Engine,
-    progress: Callable[[int, int], None],
-) -> MediaReport:
+def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[str], MediaReport]:
+    """Return the jobs that are new or changed, after forgetting what was known of these."""
     present = {name: Job(name, *file_state(folder / name)) for name in names}
     done = writer.done()
     todo = [name for name, job in present.items() if job not in done]
-    gone = {job.name for job in done} - set(present)
     known = {job.name for job in done}
-    writer.forget([*gone, *(name for name in todo if name in known)])
-    report = MediaReport(looked_at=len(todo))
-    finished = len(names) - len(todo)
-    progress(finished, len(names))
-    batches = [todo[start : start + batch_size] for start in range(0, len(todo), batch_size)]
-    work = ((str(folder), batch, chosen) for batch in batches)
-    for _, probed in run_batches(engine, probe, work):
-        writer.write((result.job, result.found) for result in probed)
-        report.failed += [failure for result in probed for failure in result.failed]
-        finished += len(probed)
-        progress(finished, len(names))
-    report.stored = writer.count()
-    return report
+    writer.forget([*(known - set(present)), *(name for name in todo if name in known)])
+    return todo, MediaReport()
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from energon.formats.media import ImageMetadata, MediaMetadata
 from energon.formats.media_table import Job
 from energon.formats.part_table import open_part_table
 from energon.formats.signature import SIGNATURE_BYTES
+from energon.io.address import join_address
 from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile, RemoteFile
 from energon.io.range_stream import open_range
 from energon.prepare.files import file_state, reporting
 from energon.prepare.media_filter import MediaFilter
@@ -31,18 +33,28 @@ class Probed(NamedTuple):
     """Names of files that are damaged, and how."""
 
 
-def probe_shards(dataset: str, shards: Sequence[str], chosen: MediaFilter) -> list[Probed]:
+def probe_shards(
+    dataset: str, shards: Sequence[str], chosen: MediaFilter, contents: str | None = None
+) -> list[Probed]:
     """Return the metadata of the media files in some shards.
+
+    Args:
+        dataset: The folder that has their part tables.
+        shards: Paths below it.
+        chosen: Which files.
+        contents: Where the shards are, if the folder only stands for a remote one.
 
     Raises:
         DatasetNotFoundError: If a shard is missing.
         FormatError: If its index is damaged.
         MissingExtraError: If there is audio or video, and PyAV is not installed.
     """
-    return [_probe_shard(Path(dataset), shard, chosen) for shard in shards]
+    return [_probe_shard(Path(dataset), shard, chosen, contents) for shard in shards]
 
 
-def probe_files(folder: str, names: Sequence[str], chosen: MediaFilter) -> list[Probed]:
+def probe_files(
+    folder: str, names: Sequence[str], chosen: MediaFilter, contents: None = None
+) -> list[Probed]:
     """Return the metadata of some files in a folder; see `probe_shards`."""
     return [_probe_file(Path(folder), name, chosen) for name in names]
 
@@ -59,11 +71,14 @@ def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMeta
     return None if kind is None else _METADATA[kind](stream)
 
 
-def _probe_shard(dataset: Path, shard: str, chosen: MediaFilter) -> Probed:
+def _probe_shard(dataset: Path, shard: str, chosen: MediaFilter, contents: str | None) -> Probed:
     path = dataset / shard
     state = file_state(path)
     with reporting(path):
-        table, file = open_part_table(path), OpenFile(str(path))
+        table = open_part_table(path)
+        file: RangeFile = (
+            OpenFile(str(path)) if contents is None else RemoteFile(join_address(contents, shard))
+        )
     streams = []
     for sample, key in enumerate(table.keys(np.arange(table.num_samples))):
         for part, offset, size in table.sample_parts(sample):
