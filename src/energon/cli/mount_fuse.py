@@ -63,6 +63,12 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
         self._numbers = itertools.count(1)
         self._listings: dict[int, Listing] = {}
         self._opened: dict[int, OpenedFile] = {}
+        self.is_mounted = False
+        """Whether it has ever been."""
+
+    def init(self, path: str) -> None:
+        """Note that the kernel has begun to ask."""
+        self.is_mounted = True
 
     @_reporting
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
@@ -189,15 +195,21 @@ def serve(root: Folder, mountpoint: str, *, name: str) -> None:
     Raises:
         RuntimeError: If it cannot be mounted.
     """
-    mfusepy.FUSE(
-        Files(root),
-        mountpoint,
-        foreground=True,
-        ro=True,
-        fsname=name,
-        subtype="energon",
-        kernel_cache=True,
-        entry_timeout=KEPT_SECONDS,
-        attr_timeout=KEPT_SECONDS,
-        negative_timeout=KEPT_SECONDS,
-    )
+    files = Files(root)
+    try:
+        mfusepy.FUSE(
+            files,
+            mountpoint,
+            foreground=True,
+            ro=True,
+            fsname=name,
+            subtype="energon",
+            kernel_cache=True,
+            entry_timeout=KEPT_SECONDS,
+            attr_timeout=KEPT_SECONDS,
+            negative_timeout=KEPT_SECONDS,
+        )
+    except RuntimeError:
+        # libfuse 3 also says so when it was ended by a signal, as by Ctrl-C.
+        if not files.is_mounted:
+            raise
