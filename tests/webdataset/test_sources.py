@@ -21,8 +21,12 @@ from energon.errors import (
     StorageError,
     TruncatedError,
 )
+from energon.io.files import write_bytes
+from energon.io.registry import forget_stores
 from energon.webdataset.gopen import Pipe, gopen, rewrite_url
 from energon.webdataset.urls import expand_urls
+from tests.servers.clouds import make_bucket, moto
+from tests.servers.places import s3_environment
 from tests.servers.web import web_server
 from tests.webdataset.shards import keys, make_shards, members_of, numbered, tar_bytes
 
@@ -409,3 +413,32 @@ def test_files_that_dead_processes_have_claimed_are_claimed_again(tmp_path, urls
 def test_bytes_of_a_stream_that_is_open_already(urls):
     stream = io.BytesIO(content(urls[0]))
     assert keys(wds.tarfile_samples([{"url": "mine", "stream": stream}])) == [0, 1, 2]
+
+
+def test_patterns_and_folders_of_a_bucket(tmp_path, urls, monkeypatch):
+    with moto() as port:
+        for name, value in s3_environment(port).items():
+            monkeypatch.setenv(name, value)
+        make_bucket(port, "wds")
+        forget_stores()
+        try:
+            for number, path in enumerate(urls):
+                write_bytes(f"s3://wds/train/{number}.tar", content(path))
+            write_bytes("s3://wds/train/about.txt", b"x")
+            for source in ("s3://wds/train/*.tar", "s3://wds/train/", "s3://wds/train/{0..1}.tar"):
+                assert samples(source) == [*range(7)]
+            with pytest.raises(DatasetNotFoundError, match="no object fits"):
+                samples("s3://wds/none/*.tar")
+            with wds.ShardWriter("s3://wds/out/x-%d.tar", maxcount=2) as sink:
+                for number in range(5):
+                    sink.write({"__key__": f"{number}", "cls": number})
+            assert samples("s3://wds/out/") == [*range(5)]
+        finally:
+            forget_stores()
+
+
+def test_what_is_opened_is_logged_if_wanted(urls, monkeypatch, caplog):
+    monkeypatch.setenv("GOPEN_VERBOSE", "1")
+    with caplog.at_level("INFO", "energon"):
+        samples(urls[:1])
+    assert f"opening {urls[0]}" in caplog.text

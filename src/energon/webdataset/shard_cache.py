@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, EnergonError
-from energon.io.address import scheme_of
+from energon.io.address import redact, scheme_of
 from energon.io.atomic import write_atomic
 
 if TYPE_CHECKING:
     from energon.webdataset.shard_stream import ShardStream
+
+logger = logging.getLogger("energon")
 
 _UNSAFE = re.compile(r"[^\w.,=+@-]")
 _ABOUT = ".about.json"
@@ -94,6 +97,9 @@ class ShardCache:
         from energon.webdataset.shard_stream import ShardStream
 
         path = self.find(url)
+        verbose = os.environ.get("WDS_VERBOSE_CACHE", "0") not in ("", "0")
+        level = logging.INFO if verbose else logging.DEBUG
+        logger.log(level, "%s is %sin the cache", redact(url), "not " if path is None else "")
         if path is not None:
             return ShardStream(url, open(path, "rb", buffering=0), local_path=str(path))
         stream = CachingStream(opener(), self._path(url))

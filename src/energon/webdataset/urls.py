@@ -6,11 +6,13 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.braces import expand_braces
+from energon.io.address import redact, scheme_of
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -89,7 +91,7 @@ def _with_variables(pattern: str) -> str:
 def _listed(url: str) -> list[str]:
     path = local_path(url)
     if path is None:
-        return [url]
+        return _remote_archives(url) if _is_remote_pattern(url) else [url]
     if os.path.isdir(path):
         return _archives(path)
     if glob.has_magic(path) and not os.path.exists(path):
@@ -98,6 +100,28 @@ def _listed(url: str) -> list[str]:
             raise DatasetNotFoundError(f"{url}: no file fits this pattern")
         return found
     return [url]
+
+
+def _is_remote_pattern(url: str) -> bool:
+    """Return whether an address stands for several objects of a store that can list them."""
+    # Web servers cannot, and a question mark in their addresses begins a query.
+    is_store = scheme_of(url) not in ("pipe", "http", "https", "")
+    return url != "-" and is_store and (url.endswith("/") or "*" in url)
+
+
+def _remote_archives(pattern: str) -> list[str]:
+    """Return the addresses of objects that fit a pattern, or of the archives in a folder."""
+    from energon.io.files import list_files
+
+    folder = pattern.partition("*")[0].rpartition("/")[0]
+    urls = [f"{folder}/{found.key}" for found in list_files(folder)]
+    if pattern.endswith("/"):
+        urls = [url for url in urls if url.endswith(ARCHIVES)]
+    else:
+        urls = [url for url in urls if fnmatchcase(url, pattern)]
+    if not urls:
+        raise DatasetNotFoundError(f"{redact(pattern)}: no object fits this")
+    return urls
 
 
 def _archives(folder: str) -> list[str]:
