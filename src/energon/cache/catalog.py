@@ -38,6 +38,7 @@ CREATE TRIGGER IF NOT EXISTS drop_entry AFTER DELETE ON entries BEGIN
     UPDATE usage SET bytes = bytes - old.bytes, count = count - 1;
 END;
 """
+_ABOUT = "SELECT about FROM entries WHERE key = ? AND writer IS NULL"
 _OLDEST = """
 SELECT key, bytes FROM entries
 WHERE writer IS NULL AND NOT EXISTS (SELECT * FROM pins WHERE pins.key = entries.key)
@@ -89,10 +90,12 @@ class Catalog:
 
     def find(self, key: str) -> str | None:
         """Return what is noted about an entry, and keep it from being dropped; None if absent."""
+        with self._mutex:
+            # Mostly it is absent, which takes no lock that others wait for.
+            if self._connection.execute(_ABOUT, (key,)).fetchone() is None:
+                return None
         with self._transaction():
-            row = self._connection.execute(
-                "SELECT about FROM entries WHERE key = ? AND writer IS NULL", (key,)
-            ).fetchone()
+            row = self._connection.execute(_ABOUT, (key,)).fetchone()
             if row is None:
                 return None
             self._use(key)

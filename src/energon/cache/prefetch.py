@@ -48,7 +48,7 @@ class _Step(Enum):
 class Task:
     """A file that is wanted, and how far it is."""
 
-    __slots__ = ("content", "fetched", "key", "name", "step", "store", "users")
+    __slots__ = ("content", "fetched", "key", "name", "source", "step", "store", "users")
 
     def __init__(self, store: FileStore[Any] | None, name: str, key: str) -> None:
         self.store = store
@@ -56,6 +56,7 @@ class Task:
         self.key = key
         self.step = _Step.QUEUED
         self.content: Content | None = None
+        self.source: SourceInfo | None = None
         self.fetched = threading.Event()
         self.users = 0
 
@@ -135,6 +136,7 @@ class Prefetcher:
         """Return a ticket for `data`, which go to disk as soon as there is room."""
         task = Task(None, "", _VALUE + uuid4().hex)
         task.content = data, _NOWHERE
+        task.source = _NOWHERE
         task.step = _Step.FETCHED
         task.fetched.set()
         task.users = 1
@@ -158,9 +160,13 @@ class Prefetcher:
         if task.step is _Step.FETCHING:
             task.fetched.wait()
         with self._changed:
-            step, content = task.step, task.content
-        if content is None:
-            content = self._look(task.key) if step is _Step.ABSENT else self._read(task.key)
+            kept, content = task.step is _Step.KEPT, task.content
+        if content is None and kept and task.source is not None:
+            # It is pinned, so the catalog need not be asked.
+            data = self.disk.read(task.key)
+            content = None if data is None else (data, task.source)
+        elif content is None:
+            content = self._look(task.key)
         self.counts["misses" if content is None else "hits"] += 1
         return self._fetch_again(task) if content is None else content
 
@@ -220,7 +226,9 @@ class Prefetcher:
         if task.step is not _Step.FETCHING or task.store is None:
             return
         try:
-            if self.disk.find(task.key) is not None:
+            about = self.disk.find(task.key)
+            if about is not None:
+                task.source = _source(about)
                 self._move(task, _Step.KEPT)
                 return
             content = self.form.fetch(task.store, task.name)
@@ -276,8 +284,7 @@ class Prefetcher:
         data = None if about is None else self.disk.read(key)
         if about is None or data is None:
             return None
-        path, index, shard, names = json.loads(about)
-        return data, SourceInfo(path, index, shard, tuple(names))
+        return data, _source(about)
 
     def _move(self, task: Task, step: _Step, content: Content | None = None) -> None:
         with self._changed:
@@ -285,6 +292,8 @@ class Prefetcher:
                 return
             task.step = step
             task.content = content
+            if content is not None:
+                task.source = content[1]
             task.fetched.set()
             if not task.users and step is _Step.KEPT:
                 self._released.append(task.key)
@@ -318,3 +327,8 @@ class Prefetcher:
         for key in keys:
             if key.startswith(_VALUE):
                 self.disk.drop(key)
+
+
+def _source(about: str) -> SourceInfo:
+    path, index, shard, names = json.loads(about)
+    return SourceInfo(path, index, shard, tuple(names))
