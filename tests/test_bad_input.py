@@ -127,7 +127,9 @@ def test_settings_of_a_dataset_that_would_have_no_effect(tmp_path):
 def test_a_file_of_lines(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\n')
-    with pytest.raises(DatasetNotFoundError, match=r"lines\.jsonl\.idx is missing; run .energon prep"):
+    with pytest.raises(
+        DatasetNotFoundError, match=r"lines\.jsonl\.idx is missing; run .energon prep"
+    ):
         read_all(path)
 
 
