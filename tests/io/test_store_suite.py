@@ -23,8 +23,10 @@ def path(place):
     return store, key
 
 
-def test_gives_back_what_was_written(path):
+def test_gives_back_what_was_written(path, place):
     store, key = path
+    if place.proxy is not None:
+        assert place.proxy.requests, "nothing went to the server"
     assert store.read(key) == CONTENT
     assert b"".join(store.stream(key, 1000)) == CONTENT[1000:]
     assert store.info(key).size == len(CONTENT)

@@ -45,7 +45,7 @@ class MscBackend:
                 '`pip install "energon-loader[msc]"`'
             ) from error
         self.origin = origin
-        self._client: Any = StorageClient(StorageClientConfig.from_file(profile))
+        self._client: Any = StorageClient(StorageClientConfig.from_file(profile=profile))
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         from multistorageclient.types import Range
