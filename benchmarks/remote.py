@@ -70,6 +70,7 @@ def make_data(folder: Path, scale: float) -> Path:
 def distant_server(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Run an S3 server that holds `folder`; yields the port of its proxy and the environment."""
     import boto3
+
     from tests.servers.ceph import ceph_gateway
     from tests.servers.clouds import S3_KEY, S3_SECRET, make_bucket
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import webdataset
 from torch.utils.data import DataLoader
 
-import webdataset
 from adapters.web_dataset import same
 
 VERSION = webdataset.__version__
