@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from energon.cli.main import main
 from energon.inspect.lint import lint_dataset, quarantine
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
+from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, make_captions, write_shard
 
@@ -43,3 +51,113 @@ def test_prepare_leaves_out_what_lint_has_put_into_quarantine(tmp_path):
     )
     assert len(WebdatasetSource(root)) == 3
     assert lint_dataset(root, engine=ALONE).ok
+
+
+DEADLY = """
+import os, signal
+
+def sample_loader(raw):
+    if raw["__key__"] == "s3":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if raw["__key__"] == "s301":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"text": raw["txt"]}
+
+def part_filter(part):
+    return part == "txt"
+"""
+
+
+def test_a_sample_that_kills_the_process_is_found_and_all_others_are_looked_at(tmp_path):
+    samples = [(f"s{n}", {"txt": b""}) for n in range(400)]
+    write_shard(tmp_path / "0.tar", samples)
+    prepare_dataset(
+        tmp_path, split_parts=["train:.*"], sample_type="TextSample", sample_loader=DEADLY
+    )
+    report = lint_dataset(tmp_path, allow=("code",))
+    assert report.num_samples == {"train": 400}
+    assert [(each.shard, each.key) for each in report.findings] == [
+        ("0.tar", "s3"),
+        ("0.tar", "s301"),
+    ]
+    assert "died" in report.findings[0].reason
+
+
+def test_names_the_shard_that_is_cut_off_once(tmp_path):
+    root = make_captions(tmp_path / "ds", [40, 40], split_parts=["train:.*"])
+    shard = root / "shards/001.tar"
+    os.truncate(shard, 3000)
+    report = lint_dataset(root, engine=ALONE)
+    assert [(each.shard, each.key) for each in report.findings] == [("shards/001.tar", None)]
+    assert report.num_samples == {"train": 80}
+
+
+def test_looks_at_some_samples_spread_over_all(tmp_path):
+    root = make_captions(tmp_path / "ds", [10, 10], split_parts=["train:.*"])
+    assert lint_dataset(root, engine=ALONE, max_samples=5).num_samples == {"train": 5}
+    assert lint_dataset(root, engine=ALONE, max_samples=99).num_samples == {"train": 20}
+
+
+def test_an_empty_split_of_a_dataset_is_no_problem(tmp_path):
+    root = make_captions(tmp_path / "ds", [2], split_parts=["train:.*"])
+    path = root / ".nv-meta/split.yaml"
+    path.write_text(path.read_text().replace("exclude:", "  val: []\nexclude:"))
+    report = lint_dataset(root, engine=ALONE)
+    assert report.ok
+    assert report.num_samples == {"train": 2, "val": 0}
+
+
+def test_collects_all_that_is_wrong_with_a_metadataset_and_looks_at_the_rest(tmp_path):
+    make_damaged(tmp_path / "a" / "ds")
+    make_damaged(tmp_path / "b" / "ds")
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(
+        "splits:\n  train:\n    blend:\n      - path: a/ds\n      - path: b/ds\n"
+        "  val: {path: a/ds}\n  test: {path: nowhere}\n"
+    )
+    report = lint_dataset(blend, engine=ALONE)
+    assert report.num_samples == {"train": 8, "val": 0}
+    keys = [(each.split, each.key) for each in report.findings]
+    assert keys == [("test", None), ("val", None), ("train", "c"), ("train", "c")]
+    assert "nowhere does not exist" in report.findings[0].reason
+    quarantine(report, tmp_path / "bad")
+    (line,) = set((tmp_path / "bad/ds.jsonl").read_text().splitlines())
+    assert json.loads(line)["key"] == "c"
+
+
+def test_a_document_that_breaks_the_grammar_is_said_in_full(tmp_path):
+    (tmp_path / "blend.yaml").write_text("splits:\n  train: {paht: x}\n  val: {path: 3}\n")
+    result = CliRunner().invoke(main, ["lint", str(tmp_path / "blend.yaml")])
+    assert result.exit_code == 2
+    assert "blend.yaml:2" in result.output
+    assert "blend.yaml:3" in result.output
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_exit_code_and_the_json_say_whether_all_is_well(tmp_path, damaged):
+    make = make_damaged if damaged else (lambda root: make_captions(root, [2]))
+    root = make(tmp_path / "ds")
+    words = ["lint", root, "--json", "--num-workers", "1", "--quarantine", tmp_path / "bad"]
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    about = json.loads(result.stdout)
+    assert result.exit_code == int(damaged)
+    assert about["ok"] is not damaged
+    assert [problem["key"] for problem in about["problems"]] == ["c"] * damaged
+    assert len((tmp_path / "bad").read_text().splitlines()) == int(damaged)
+
+
+def test_pickled_parts_are_counted_and_not_unpickled(tmp_path, monkeypatch):
+    monkeypatch.delenv("ENERGON_ALLOW", raising=False)
+    write_shard(tmp_path / "0.tar", [("a", {"pkl": b"cos\nsystem\n(S'false'\ntR."})])
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    report = lint_dataset(tmp_path, engine=ALONE)
+    assert report.ok
+    assert report.unchecked == {"pkl": 1}
+
+
+def test_lines_of_jsonl_files_are_looked_at(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"b": }\n')
+    prepare_jsonl(path)
+    (finding,) = lint_dataset(path, engine=ALONE).findings
+    assert finding.key == "1"

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from energon.errors import EnergonError
-from energon.inspect.leaves import find_leaves
-from energon.inspect.lint_batch import BatchReport, Finding, lint_batch
-from energon.metadataset.leaf import Leaf
+from energon.errors import ConfigError, EmptyDatasetError, EnergonError
+from energon.inspect.leaves import FoundLeaves, find_leaves
+from energon.inspect.lint_batch import BatchReport, Finding, lint_batch, report_death
+from energon.inspect.surviving import Death, Job, run_surviving
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.quarantine import write_quarantine
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.leaves import open_leaves
 
 BATCH_SAMPLES = 256
+_PRELOAD = "energon.inspect.lint_batch"
 
 
 @dataclass
@@ -28,12 +29,14 @@ class LintReport:
 
     Args:
         path: What was looked at.
+        kind: What lies there.
         num_samples: How many samples, by split.
         findings: What is wrong.
         unchecked: How many parts of which name were not decoded since the user must allow it.
     """
 
     path: str
+    kind: str = "webdataset"
     num_samples: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     unchecked: dict[str, int] = field(default_factory=dict)
@@ -87,27 +90,20 @@ def lint_dataset(
     found = find_leaves(
         path, splits=splits, dataset_config=dataset_config, split_config=split_config
     )
-    report = LintReport(os.fspath(path))
+    report = LintReport(os.fspath(path), kind=found.kind)
     report.findings += [Finding(report.path, split, line) for split, line in found.problems]
-    leaves = [leaf for some in found.splits.values() for leaf in some]
-    counted = [
-        (leaf, count) for leaf in leaves if (count := _count(leaf, report, allow)) is not None
-    ]
-    run = secrets.token_hex(8)
-    batches = [
-        (run, pickle.dumps(leaf), ordinals, tuple(allow))
-        for leaf, count in counted
-        for ordinals in _batches(count, max_samples)
-    ]
-    total, done = sum(len(ordinals) for _, _, ordinals, _ in batches), 0
-    places = [pickle.loads(leaf).split_part for _, leaf, _, _ in batches]
-    results: dict[int, BatchReport] = {}
-    for number, result in run_batches(engine or Engine(), lint_batch, batches):
-        results[number] = result
+    work = list(_work(found, report, max_samples, tuple(allow)))
+    jobs = [job for _, job in work]
+    total, done = sum(len(job.ordinals) for job in jobs), 0
+    results: dict[int, list[BatchReport]] = {}
+    for number, result in _run(engine or Engine(), jobs):
+        results.setdefault(number, []).append(result)
         done += result.num_samples
         progress(done, total)
+    collected = _Collected(report)
     for number in sorted(results):
-        _add(report, places[number], results[number])
+        for result in sorted(results[number], key=lambda each: each.first):
+            collected.add(work[number][0], result)
     return report
 
 
@@ -116,27 +112,61 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
 
     Args:
         report: What was found.
-        path: A file; for several datasets, a folder, in which each gets a file.
+        path: A file; for a metadataset, a folder, in which each dataset gets a file.
+
+    Raises:
+        ConfigError: If the folder cannot be made.
+        StorageError: If a file cannot be written.
     """
-    by_dataset: dict[str, list[tuple[str, str | None, str]]] = {}
+    by_file: dict[Path, dict[tuple[str, str | None], str]] = {}
+    if report.kind != "metadataset":
+        by_file[Path(path)] = {}
     for each in report.findings:
         if each.shard is not None:
-            by_dataset.setdefault(each.dataset, []).append((each.shard, each.key, each.reason))
-    for dataset, entries in by_dataset.items():
-        file = Path(path)
-        if len(by_dataset) > 1:
-            os.makedirs(path, exist_ok=True)
-            file = quarantine_file(path, dataset)
-        unique = {(shard, key): reason for shard, key, reason in reversed(entries)}
-        write_quarantine(file, [(*place, reason) for place, reason in reversed(unique.items())])
+            file = Path(path)
+            if report.kind == "metadataset":
+                file = quarantine_file(path, each.dataset)
+            by_file.setdefault(file, {}).setdefault((each.shard, each.key), each.reason)
+    for file, entries in by_file.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{file.parent}: cannot be a folder for lists: {error}") from error
+        write_quarantine(file, [(*place, reason) for place, reason in entries.items()])
 
 
-def _count(leaf: Leaf, report: LintReport, allow: Sequence[str]) -> int | None:
-    try:
-        return len(open_leaves([leaf], None, allow=allow)[0].source)
-    except EnergonError as error:
-        report.findings.append(Finding(leaf.path, leaf.split_part, str(error)))
-        return None
+def _work(
+    found: FoundLeaves, report: LintReport, max_samples: int | None, allow: tuple[str, ...]
+) -> Iterator[tuple[str, Job]]:
+    """Yield splits and what is to be looked at in them."""
+    run = secrets.token_hex(8)
+    number = 0
+    for split, leaves in found.splits.items():
+        report.num_samples[split] = 0
+        for leaf in leaves:
+            try:
+                count = len(open_leaves([leaf], None, allow=allow)[0].source)
+            except EnergonError as error:
+                # A dataset may have splits that are empty, but no metadataset may name them.
+                if found.kind == "metadataset" or not isinstance(error, EmptyDatasetError):
+                    report.findings.append(Finding(leaf.path, split, str(error)))
+                continue
+            arguments = (run, pickle.dumps(leaf), allow)
+            for ordinals in _batches(count, max_samples):
+                yield split, Job(number, arguments, ordinals)
+                number += 1
+
+
+def _run(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[int, BatchReport]]:
+    """Yield numbers of jobs and what came out of all or of some of their samples."""
+    if engine.name == "local":
+        for number, result in run_surviving(lint_batch, jobs, engine.num_local, _PRELOAD):
+            if isinstance(result, Death):
+                _, leaf, allow = jobs[number].arguments
+                result = report_death(leaf, result.ordinal, allow)
+            yield number, result
+        return
+    yield from run_batches(engine, lint_batch, ((*job.arguments, job.ordinals) for job in jobs))
 
 
 def _batches(count: int, max_samples: int | None) -> Iterator[range]:
@@ -146,10 +176,24 @@ def _batches(count: int, max_samples: int | None) -> Iterator[range]:
         yield every[start : start + BATCH_SAMPLES]
 
 
-def _add(report: LintReport, split: str, result: BatchReport) -> None:
-    report.num_samples[split] = report.num_samples.get(split, 0) + result.num_samples
-    # A shard that cannot be opened is found by each of its batches.
-    known = {each for each in report.findings if each.key is None}
-    report.findings += [each for each in dict.fromkeys(result.findings) if each not in known]
-    for part, count in result.unchecked:
-        report.unchecked[part] = report.unchecked.get(part, 0) + count
+class _Collected:
+    """Puts what came out of batches into a report."""
+
+    def __init__(self, report: LintReport) -> None:
+        self.report = report
+        self._known = {each._replace(split="") for each in report.findings if each.key is None}
+
+    def add(self, split: str, result: BatchReport) -> None:
+        """Add what came out of a batch of a split."""
+        report = self.report
+        report.num_samples[split] += result.num_samples
+        for each in result.findings:
+            each = each._replace(split=split)
+            if each.key is None:
+                # A shard that cannot be opened is found by each of its batches.
+                if each._replace(split="") in self._known:
+                    continue
+                self._known.add(each._replace(split=""))
+            report.findings.append(each)
+        for part, count in result.unchecked:
+            report.unchecked[part] = report.unchecked.get(part, 0) + count

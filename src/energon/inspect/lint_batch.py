@@ -13,6 +13,7 @@ import numpy as np
 from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError, SecurityError
+from energon.inspect.surviving import note
 from energon.metadataset.leaf import Leaf
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
@@ -40,25 +41,27 @@ class BatchReport:
     """What came out of a batch.
 
     Args:
+        first: Number of the first sample.
         num_samples: How many were looked at.
         findings: What is wrong.
         unchecked: Extensions of parts that are only decoded if the user allows it, and how many
             parts there are.
     """
 
+    first: int
     num_samples: int
     findings: tuple[Finding, ...] = ()
     unchecked: tuple[tuple[str, int], ...] = ()
 
 
-def lint_batch(run: str, leaf: bytes, ordinals: range, allow: tuple[str, ...]) -> BatchReport:
+def lint_batch(run: str, leaf: bytes, allow: tuple[str, ...], ordinals: range) -> BatchReport:
     """Decode the samples of a dataset that have these numbers.
 
     Args:
         run: Which run it belongs to: a leaf is opened once for each.
         leaf: A pickled leaf.
-        ordinals: Numbers of samples.
         allow: What the user allows.
+        ordinals: Numbers of samples.
     """
     check = _Check(
         pickle.loads(leaf), _opened(run, leaf, allow), SampleDecoder("rgb8", allow=allow)
@@ -66,7 +69,15 @@ def lint_batch(run: str, leaf: bytes, ordinals: range, allow: tuple[str, ...]) -
     findings: list[Finding] = []
     for start in range(0, len(ordinals), READ_TOGETHER):
         findings += check(ordinals[start : start + READ_TOGETHER])
-    return BatchReport(len(ordinals), tuple(findings), tuple(check.unchecked.items()))
+    return BatchReport(ordinals[0], len(ordinals), tuple(findings), tuple(check.unchecked.items()))
+
+
+def report_death(leaf: bytes, ordinal: int, allow: tuple[str, ...]) -> BatchReport:
+    """Return the report on a sample whose decoding has ended the process."""
+    opened = open_leaves([pickle.loads(leaf)], None, allow=allow)[0]
+    check = _Check(pickle.loads(leaf), opened, SampleDecoder("rgb8", allow=allow))
+    reason = "the process that decoded it died: a decoder has crashed, or memory ran out"
+    return BatchReport(ordinal, 1, (check.failed(ordinal, reason),))
 
 
 @lru_cache(maxsize=8)
@@ -85,6 +96,7 @@ class _Check:
 
     def __call__(self, ordinals: range) -> Iterator[Finding]:
         """Yield what is wrong with some samples, which are read together if they can be."""
+        note(None)
         try:
             samples = self.opened.source.read(
                 np.array(ordinals), restore_keys=[(0, 0, ordinal) for ordinal in ordinals]
@@ -94,17 +106,19 @@ class _Check:
                 for ordinal in ordinals:
                     yield from self(range(ordinal, ordinal + 1))
             else:
-                yield self._unreadable(ordinals[0], error)
+                yield self.failed(ordinals[0], str(error))
             return
-        for sample in samples:
+        for ordinal, sample in zip(ordinals, samples, strict=True):
+            note(ordinal)
             yield from self._sample(sample)
 
-    def _unreadable(self, ordinal: int, error: EnergonError) -> Finding:
+    def failed(self, ordinal: int, reason: str) -> Finding:
+        """Return that a sample fails, with its place as far as that can be found."""
         try:
             place = self.opened.source.locate(ordinal)
         except EnergonError:
-            return self._finding(str(error), shard=self._shard(ordinal))
-        return self._finding(str(error), shard=place.shard, key=place.key)
+            return self._finding(reason, shard=self._shard(ordinal))
+        return self._finding(reason, shard=place.shard, key=place.key)
 
     def _shard(self, ordinal: int) -> str | None:
         source = self.opened.source

@@ -1,0 +1,163 @@
+"""Run something on many numbers in processes that may die, and find out which number kills them.
+
+Decoders are written in C, and data may be anything: what ends a process is a finding like any
+other. Batches at which a process died are run again one by one, each half alone, until one
+number is left.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from energon.errors import WorkerError
+
+T = TypeVar("T")
+AHEAD = 2
+"""Batches per process that are handed over before they are needed."""
+MAX_DEATHS = 1000
+NOWHERE = -1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call.
+
+    Args:
+        number: Which, for the caller.
+        arguments: All but the last.
+        ordinals: The last argument, which may be cut.
+    """
+
+    number: int
+    arguments: tuple[Any, ...]
+    ordinals: range
+
+    def cut(self, start: int, stop: int) -> list[Job]:
+        """Return the calls for what is before one place, and from another on."""
+        cuts = (self.ordinals[:start], self.ordinals[stop:])
+        return [Job(self.number, self.arguments, some) for some in cuts if len(some)]
+
+
+@dataclass(frozen=True)
+class Death:
+    """What stands for the result where the process died."""
+
+    ordinal: int
+
+
+def run_surviving(
+    function: Callable[..., T], jobs: Sequence[Job], num_processes: int, preload: str
+) -> Iterator[tuple[int, T | Death]]:
+    """Call a function for each job in processes, and yield what it returns, as it becomes ready.
+
+    Args:
+        function: Takes the arguments and the ordinals of a job.
+        jobs: What to call it with.
+        num_processes: How many run at the same time.
+        preload: The module that processes import once for all.
+
+    Yields:
+        Number of the job, and the result for all or for some of its ordinals, which are
+        complete in the end; or for one of them that the process has died.
+
+    Raises:
+        WorkerError: If processes die again and again.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload])
+    noted = context.RawValue("q")
+    todo = list(jobs)[::-1]
+    suspects: list[Job] = []
+    deaths = 0
+    while todo or suspects:
+        alone = bool(suspects)
+        queue = suspects if alone else todo
+        noted.value = NOWHERE
+        with _pool(context, 1 if alone else num_processes, noted) as pool:
+            lost = yield from _run(pool, function, queue, 1 if alone else AHEAD * num_processes)
+        if lost is None:
+            continue
+        deaths += 1
+        if deaths > MAX_DEATHS:
+            raise WorkerError(
+                f"processes that decode samples died {deaths} times; is there too little memory? "
+                "Run it again with a smaller --num-workers"
+            )
+        for job in lost:
+            if not alone:
+                suspects.append(job)
+                continue
+            place = _place(job, noted.value)
+            if place is None:
+                middle = len(job.ordinals) // 2
+                suspects += job.cut(middle, middle)[::-1]
+            else:
+                yield job.number, Death(job.ordinals[place])
+                suspects += job.cut(place, place + 1)[::-1]
+
+
+def note(ordinal: int | None) -> None:
+    """Say what this process is about to do, so that it is known should it die.
+
+    Args:
+        ordinal: At which it is; None if at several, as when they are read together.
+    """
+    if _noted is not None:
+        _noted.value = NOWHERE if ordinal is None else ordinal
+
+
+_noted: Any = None
+"""Shared with the process that has started this one; None if there is none."""
+
+
+def _share(noted: Any) -> None:
+    global _noted
+    _noted = noted
+
+
+def _place(job: Job, ordinal: int) -> int | None:
+    """Return which of the ordinals of a job was at work when the process died, if that is known."""
+    if len(job.ordinals) == 1:
+        return 0
+    return job.ordinals.index(ordinal) if ordinal in job.ordinals else None
+
+
+def _run(
+    pool: ProcessPoolExecutor, function: Callable[..., T], queue: list[Job], ahead: int
+) -> Generator[tuple[int, T], None, list[Job] | None]:
+    """Work off a queue, from its end; return what was running if a process died, else None."""
+    running: dict[Future[T], Job] = {}
+    while queue or running:
+        broken = False
+        try:
+            while queue and len(running) < ahead:
+                job = queue[-1]
+                running[pool.submit(function, *job.arguments, job.ordinals)] = job
+                queue.pop()
+        except BrokenProcessPool:
+            broken = True
+        for future in wait(running, return_when=ALL_COMPLETED if broken else FIRST_COMPLETED).done:
+            if isinstance(future.exception(), BrokenProcessPool):
+                broken = True
+            else:
+                yield running.pop(future).number, future.result()
+        if broken:
+            return list(running.values())
+    return None
+
+
+@contextmanager
+def _pool(context: Any, num_processes: int, noted: Any) -> Iterator[ProcessPoolExecutor]:
+    pool = ProcessPoolExecutor(
+        num_processes, mp_context=context, initializer=_share, initargs=(noted,)
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
