@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -57,14 +57,18 @@ def file_state(path: str | os.PathLike[str]) -> FileState:
     return FileState(about.st_size, about.st_mtime_ns)
 
 
-def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
-    """Write files that are there as a whole or not at all, and on disk when this returns.
+def write_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) -> None:
+    """Write files that are there as a whole or not at all.
+
+    Args:
+        files: Paths and contents.
+        durable: Whether they are on disk when this returns. If not, a power failure may leave
+            files that are cut off, until `flush_files` was called.
 
     Raises:
         StorageError: If the disk is full or the folder cannot be written to.
     """
-    staged = stage_files(files)
-    staged.commit()
+    stage_files(files, durable=durable).commit()
 
 
 class StagedFiles:
@@ -87,8 +91,8 @@ class StagedFiles:
         self._files = []
 
 
-def stage_files(files: Iterable[tuple[Path, bytes]]) -> StagedFiles:
-    """Write files under temporary names and wait until they are on disk.
+def stage_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) -> StagedFiles:
+    """Write files under temporary names, and wait until they are on disk unless told otherwise.
 
     Raises:
         StorageError: If the disk is full or the folder cannot be written to.
@@ -101,7 +105,8 @@ def stage_files(files: Iterable[tuple[Path, bytes]]) -> StagedFiles:
             staged.append((temporary, target))
             with reporting(target):
                 temporary.write_bytes(content)
-        _flush([temporary for temporary, _ in staged])
+        if durable:
+            flush_files([temporary for temporary, _ in staged])
     except BaseException:
         StagedFiles(staged).discard()
         raise
@@ -160,8 +165,12 @@ def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessE
     )
 
 
-def _flush(paths: list[Path]) -> None:
-    """Wait until files are on disk."""
+def flush_files(paths: Sequence[Path]) -> None:
+    """Wait until files are on disk.
+
+    Raises:
+        StorageError: If they cannot be written there.
+    """
     if len(paths) >= MIN_FLUSH_TOGETHER and all(map(_flush_file_system, _folders(paths))):
         return
     for path in paths:
@@ -169,7 +178,7 @@ def _flush(paths: list[Path]) -> None:
             os.fsync(file.fileno())
 
 
-def _folders(paths: list[Path]) -> list[Path]:
+def _folders(paths: Sequence[Path]) -> list[Path]:
     """Return one folder for each file system that the files are on."""
     by_device = {os.stat(folder).st_dev: folder for folder in {path.parent for path in paths}}
     return list(by_device.values())

@@ -40,6 +40,9 @@ class IndexOptions(NamedTuple):
     """Whether to read contents, too, and to keep a checksum of each."""
     force: bool = False
     """Whether to read shards that have not changed, too."""
+    durable: bool = True
+    """Whether index files are on disk when a batch is done. If not, somebody has to flush them
+    before anything relies on them; a damaged one is noticed by its checksum."""
 
 
 def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> list[IndexedShard]:
@@ -60,10 +63,10 @@ def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> li
             done.append(shard)
             pending += files
             if sum(len(content) for _, content in pending) > MAX_PENDING_BYTES:
-                write_files(pending)
+                write_files(pending, durable=options.durable)
                 pending = []
     finally:
-        write_files(pending)
+        write_files(pending, durable=options.durable)
     return done
 
 
@@ -124,6 +127,11 @@ def _index(
     if table is None:
         table, files = _scan(path, checksum=options.checksum)
     return summarize(name, table, was_read=bool(files)), files
+
+
+def index_files(path: Path) -> tuple[Path, Path]:
+    """Return the files that are written beside a shard."""
+    return tar_index_path(path), part_table_path(path)
 
 
 def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, bytes]]]:

@@ -13,7 +13,7 @@ from energon.prepare.files import file_state, list_files
 from energon.prepare.index import IndexedShard, IndexOptions, index_batch
 from energon.prepare.packing.shards import COMPRESSED
 
-MAX_BATCH_SHARDS = 64
+MAX_BATCH_SHARDS = 256
 MIN_BATCH_BYTES = 16 << 20
 BATCHES_PER_WORKER = 8
 ALONE_SECONDS = 0.2
