@@ -14,6 +14,7 @@ from energon import (
     EmptyDatasetError,
     FatalSampleError,
     FormatError,
+    SecurityError,
     ShardChangedError,
     StateError,
     TruncatedError,
@@ -114,7 +115,7 @@ def test_a_field_map_to_a_part_that_samples_do_not_have(tmp_path):
 def test_settings_of_a_dataset_that_would_have_no_effect(tmp_path):
     root = make_crude(tmp_path / "ds", [3])
     edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(part_filter="code.py:choose"))
-    with pytest.raises(ConfigError, match=r"dataset\.yaml: part_filter.*list the names"):
+    with pytest.raises(SecurityError, match=r"dataset\.yaml: part_filter.*allow it with"):
         read_all(root)
     edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(part_filter=["json"]))
     dataset = get_val_dataset(root, worker_config=config(), batch_size=None)

@@ -76,6 +76,6 @@ def test_media_metadata_are_refused_with_advice(address):
 
 
 def test_an_unknown_scheme_is_named():
-    done = run("prepare", "ftp://host/x", *PREPARE)
+    done = run("prepare", "nowhere://host/x", *PREPARE)
     assert done.exit_code != 0
-    assert "no store for ftp://" in done.output
+    assert "no store for nowhere://" in done.output

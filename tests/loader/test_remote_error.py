@@ -1,6 +1,9 @@
+import copyreg
+import pickle
+
 import pytest
 
-from energon.errors import SampleError, WorkerError
+from energon.errors import NoSuchFileError, SampleError, WorkerError
 from energon.loader.remote_error import RemoteError
 
 
@@ -40,3 +43,17 @@ def test_an_exception_that_its_constructor_refuses_becomes_a_worker_error():
     again = raised(TwoArguments(1, 2)).rebuild()
     assert isinstance(again, WorkerError)
     assert "TwoArguments: 1 and 2" in str(again)
+
+
+def test_packages_that_pickle_exceptions_their_own_way_change_nothing(monkeypatch):
+    error = NoSuchFileError("'x' is not there")
+    monkeypatch.setitem(
+        copyreg.dispatch_table,
+        NoSuchFileError,
+        lambda error: (ValueError.__new__, (NoSuchFileError,)),
+    )
+    with pytest.raises(TypeError, match="not safe"):
+        pickle.loads(pickle.dumps(error))
+    again = raised(error).rebuild()
+    assert type(again) is NoSuchFileError
+    assert str(again) == str(error)

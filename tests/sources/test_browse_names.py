@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from energon.sources.browse_names import MARK, MAX_BYTES, escape_name, mark_name, unescape_name
 
-names = st.text(st.characters() | st.sampled_from("./%~\0" + "\udcff"), max_size=20)
+names = st.text(st.characters(codec="utf-8") | st.sampled_from("./%~\0" + "\udcff"), max_size=20)
 
 
 @given(names)

@@ -10,7 +10,8 @@ import pytest
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
-from energon.formats.part_table import part_table_path
+from energon.formats.part_table_file import part_table_path
+from energon.loader.remote_error import RemoteError
 from energon.samples.crude import CrudeSample
 from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
 from energon.sources.file_store_folder import SystemFileStore
@@ -209,5 +210,6 @@ def test_addresses_tell_folders_from_datasets(dataset, folder, tmp_path):
 
 
 def test_errors_survive_the_way_from_a_worker():
-    error = pickle.loads(pickle.dumps(NoSuchFileError("'x' is not there")))
+    error = RemoteError.of(NoSuchFileError("'x' is not there")).rebuild()
+    assert isinstance(error, NoSuchFileError)
     assert str(error) == "'x' is not there"

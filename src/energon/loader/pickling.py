@@ -65,6 +65,8 @@ class BatchPickler(pickle.Pickler):
     def _find(self, kind: type) -> Callable[[Any], Any] | None:
         if issubclass(kind, type):
             return _reduce_named
+        if issubclass(kind, BaseException):
+            return _reduce_exception
         torch: Any = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
             self._tensors = self._tensors or TensorReducer(torch)
@@ -79,6 +81,15 @@ class BatchPickler(pickle.Pickler):
             return True
         self.buffers.append(buffer)
         return False
+
+
+def _reduce_exception(error: BaseException) -> Any:
+    """Reduce an exception as its class says.
+
+    Packages such as tblib, which comes with Dask, replace this for all classes of exceptions by
+    what fails to rebuild some of them, and rebuilds others without calling their constructors.
+    """
+    return error.__reduce_ex__(PROTOCOL)
 
 
 def _lost_slots(kind: type) -> bool:

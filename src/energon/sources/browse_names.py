@@ -24,6 +24,7 @@ MARK = "%~"
 _DOTS = {"": "%", ".": "%2E", "..": "%2E%2E"}
 _NAMES = {escaped: name for name, escaped in _DOTS.items()}
 _ESCAPED = {"%": "%25", "\0": "%00", "/": "%2F"}
+_IMPOSSIBLE = frozenset("/\0")
 _SEQUENCE = re.compile(r"%(..)?", re.DOTALL)
 _RAW = {escaped[1:]: raw for raw, escaped in _ESCAPED.items()}
 
@@ -69,6 +70,10 @@ def unescape_name(name: str) -> str | None:
     """
     if name in _NAMES:
         return _NAMES[name]
+    if "\0" in name or "/" in name:
+        return None
+    if not _IMPOSSIBLE.isdisjoint(name):
+        return None
     if "%" not in name:
         return None if name in _DOTS else name
     if any(sequence not in _RAW for sequence in _SEQUENCE.findall(name)):
