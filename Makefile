@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fmt lint types layers docs bench clean
+.PHONY: demo test check fmt lint types layers docs bench servers clean
 
 demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## run the whole test suite
+test: $(STAMP)  ## run the whole test suite; after `make servers`, none of it is skipped
+	@# With npm at hand, what stands for Azure is installed by the way; nothing depends on it.
+	@if command -v npm > /dev/null; then .ci/azurite || true; fi
 	$(BIN)/python -m pytest
 
 check: lint types layers docs test  ## what CI runs
@@ -31,6 +33,10 @@ layers: $(STAMP)
 docs: $(STAMP)  ## run the examples of README, docs and docstrings
 	$(BIN)/python -m pytest tests/docs --doctest-modules src/energon
 
+servers: $(STAMP)  ## install the servers that tests of object stores talk to
+	.ci/ceph
+	.ci/azurite
+
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a range would bring gigabytes of CUDA packages.
@@ -42,4 +48,4 @@ bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the install
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .servers build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,13 +23,18 @@ def find_program(name: str) -> str:
 
     With ENERGON_REQUIRE_SERVERS=1, as in CI, a missing server is an error.
     """
-    places = [str(TOOLS / "node_modules/.bin"), str(Path(sys.executable).parent)]
-    found = shutil.which(name, path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
+    found = shutil.which(name, path=_path())
     if found is None:
         if os.environ.get("ENERGON_REQUIRE_SERVERS"):
             pytest.fail(f"{name} is not installed; run `make servers`")
         pytest.skip(f"needs the server {name}; install it with `make servers`")
     return found
+
+
+def _path() -> str:
+    """Return where programs are looked for: Node.js may have been installed into our environment."""
+    places = [TOOLS / "node_modules/.bin", Path(sys.executable).parent, os.environ.get("PATH", "")]
+    return os.pathsep.join(map(str, places))
 
 
 def free_port() -> int:
@@ -48,7 +53,7 @@ def running(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "PATH": _path(), **(environment or {})},
     ) as process:
         try:
             wait_for_port(port, process)
