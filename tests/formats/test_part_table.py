@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.part_table import PartTable, open_part_table, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_bytes import decode_part_table, encode_part_table
+from energon.formats.part_table_file import open_part_table, part_table_path, warn_of_other_version
 from energon.formats.tar_scan import scan_tar
 from tests.datasets import write_shard
 
@@ -71,10 +73,52 @@ def test_a_shard_without_a_table_is_scanned(tmp_path):
 def test_damage_is_noticed(tmp_path):
     _, path = make_table(tmp_path)
     data = bytearray(path.read_bytes())
-    with pytest.raises(TruncatedError, match="energon prepare"):
+    with pytest.raises(TruncatedError, match="`energon index`"):
         PartTable.from_buffer(data[:-1], origin="x.tar.parts")
-    with pytest.raises(FormatError, match="wanted b'ENERGPT2'"):
+    with pytest.raises(FormatError, match="wanted b'ENERGPT3'"):
         PartTable.from_buffer(b"x" * len(data), origin="x.tar.parts")
     data[-1] ^= 1
     with pytest.raises(FormatError, match="checksum"):
         PartTable.from_buffer(data, origin="x.tar.parts", verify=True)
+
+
+@pytest.fixture
+def warns_again():
+    """Let the warning come that is given once for each folder."""
+    warn_of_other_version.cache_clear()
+
+
+@pytest.mark.parametrize("version", [b"1", b"2", b"9"])
+def test_a_table_of_another_version_does_not_count(tmp_path, caplog, warns_again, version):
+    shard, path = make_table(tmp_path)
+    path.write_bytes(b"ENERGPT" + version + b"whatever that version has to say")
+    with pytest.raises(FormatError, match="another version.*`energon index`"):
+        PartTable.open(path)
+    for _ in range(2):
+        assert open_part_table(shard).key_of(4) == "s4"
+    assert caplog.text.count("written by another release of energon") == 1
+    assert "`energon index`" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about, columns: about.pop("unique"), "unique missing"),
+        (lambda about, columns: about.pop("samples"), "samples missing"),
+        (lambda about, columns: columns.pop("part_size"), "'part_size' of 5 numbers"),
+        (lambda about, columns: about.update(header=None), "'sample_block' of 6 numbers"),
+        (lambda about, columns: about.update(schema=None), "'first_part' of 6 numbers"),
+        (lambda about, columns: about.update(key_length=None), "'key_start' of 6 numbers"),
+        (lambda about, columns: about.update(key_length=3), "10 bytes of keys"),
+        (lambda about, columns: about.update(samples="many"), "is damaged"),
+        (lambda about, columns: columns.update(key_order=np.zeros(3, "u1")), "of 5 numbers"),
+        (lambda about, columns: columns.update(part_block=np.zeros(5)), "'part_block' of 5"),
+    ],
+)
+def test_a_table_that_lacks_something_is_an_error_that_says_what(tmp_path, change, message):
+    _, path = make_table(tmp_path)
+    about, columns, keys = decode_part_table(path.read_bytes(), origin="x", verify=True)
+    change(about, columns)
+    path.write_bytes(encode_part_table(about, columns, bytes(keys)))
+    with pytest.raises(FormatError, match=message):
+        PartTable.open(path, verify=True)

@@ -19,7 +19,7 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.formats.info import load_info
-from energon.formats.part_table import part_table_path
+from energon.formats.part_table_file import part_table_path
 from energon.formats.split import load_split
 from energon.formats.sqlite_index import indexed_shards
 from energon.prepare import index
@@ -60,20 +60,37 @@ def test_writes_all_that_a_dataset_is_made_of(tmp_path):
     assert load_split(tmp_path).shards("train") == ["000.tar", "001.tar"]
 
 
-def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
-    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+def note_scans(monkeypatch):
+    """Return the names of shards, to which those are added that are read from now on."""
     scanned = []
     scan = index.scan_tar
-    monkeypatch.setattr(
-        index, "scan_tar", lambda path: scanned.append(os.fspath(path)) or scan(path)
-    )
+    monkeypatch.setattr(index, "scan_tar", lambda path: scanned.append(path.name) or scan(path))
+    return scanned
+
+
+def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
+    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    scanned = note_scans(monkeypatch)
     prepare_dataset(tmp_path, **ALL)
     assert scanned == []
     write_shard(tmp_path / "001.tar", [("other", {"txt": b"changed"})])
     write_shard(tmp_path / "002.tar", [("new", {"txt": b"new"})])
     info = prepare_dataset(tmp_path, **ALL)
-    assert [os.path.basename(path) for path in scanned] == ["001.tar", "002.tar"]
+    assert scanned == ["001.tar", "002.tar"]
     assert info.shard_counts == {"000.tar": 3, "001.tar": 1, "002.tar": 1}
+
+
+def test_shards_with_an_index_of_another_release_are_read_again(tmp_path, monkeypatch):
+    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    old = part_table_path(tmp_path / "001.tar")
+    present = old.read_bytes()
+    old.write_bytes(b"ENERGPT2" + present[8:])
+    (problem,) = verify_dataset(tmp_path, depth="quick", engine=Engine(num_workers=1)).problems
+    assert (problem.kind, problem.repairable, problem.shard) == ("index-stale", True, "001.tar")
+    assert len(WebdatasetSource(tmp_path).read(np.arange(7))) == 7
+    scanned = note_scans(monkeypatch)
+    prepare_dataset(tmp_path, **ALL)
+    assert (scanned, old.read_bytes()) == (["001.tar"], present)
 
 
 def test_shards_are_read_in_processes_where_that_pays(tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ from PIL import Image
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, MissingExtraError
 from energon.formats.info import load_info
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.split import load_split
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine

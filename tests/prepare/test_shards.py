@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError
-from energon.formats.part_table import part_table_path
+from energon.formats.part_table_file import part_table_path
 from energon.prepare import shards
 from energon.prepare.engines import Engine
 from energon.prepare.index import IndexOptions

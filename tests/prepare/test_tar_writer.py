@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.tar_index import load_tar_index, tar_index_path
 from energon.formats.tar_scan import scan_tar
 from energon.prepare.tar_writer import TarWriter

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.formats.info import DatasetInfo
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.tar import split_name
 from energon.formats.tar_scan import scan_tar
 from energon.prepare.dataset import prepare_dataset

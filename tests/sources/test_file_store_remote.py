@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from energon.errors import NoSuchFileError
-from energon.formats.part_table import part_table_path
+from energon.formats.part_table_file import part_table_path
 from energon.io.files import write_bytes
 from energon.sources.file_store_folder import SystemFileStore
 from energon.sources.file_store_locate import SqliteLocator

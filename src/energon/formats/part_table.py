@@ -6,18 +6,19 @@ parsing a tar header. It is mapped into memory; `part_table_bytes` has its layou
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import TruncatedError
-from energon.formats.part_table_bytes import decode_part_table, encode_part_table
+from energon.formats.part_table_bytes import (
+    decode_part_table,
+    encode_part_table,
+    map_part_table,
+)
 from energon.formats.scan_builder import TarScan
 from energon.formats.scan_columns import (
     common_header,
@@ -26,16 +27,9 @@ from energon.formats.scan_columns import (
     key_order,
     smallest,
 )
-from energon.formats.tar_scan import scan_tar
 from energon.formats.tar_window import BLOCK
 
 Column = NDArray[Any]
-
-
-def part_table_path(shard: str | os.PathLike[str]) -> Path:
-    """Return where the part table of a shard is: beside it."""
-    path = Path(shard)
-    return path.with_name(path.name + ".parts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +276,7 @@ class PartTable:
             header=tuple(about["header"]) if about["header"] else None,
             schema=None if about["schema"] is None else tuple(about["schema"]),
             key_length=about["key_length"],
-            unique=about.get("unique", False),
+            unique=about["unique"],
             key_bytes=keys,
         )
 
@@ -294,23 +288,4 @@ class PartTable:
             FileNotFoundError: If there is none.
             FormatError: If it is not a part table, or damaged.
         """
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise TruncatedError(f"{path}: is empty, no part table")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return cls.from_buffer(data, origin=str(path), verify=verify)
-
-
-def open_part_table(shard: str | os.PathLike[str]) -> PartTable:
-    """Return the table of a shard: that beside it, or one made by scanning it.
-
-    Datasets that were prepared by other tools have no part tables; each shard is then scanned
-    once when it is opened. A table of an earlier version of the shard does not count.
-
-    Raises:
-        FormatError: If the shard is damaged.
-    """
-    path = part_table_path(shard)
-    if path.exists():
-        return PartTable.open(path)
-    return PartTable.from_scan(scan_tar(shard, strict=False))
+        return cls.from_buffer(map_part_table(path), origin=str(path), verify=verify)

@@ -6,7 +6,7 @@ the names of parts where all samples have the same. All numbers are little-endia
 
 | bytes | content |
 |---|---|
-| 8 | magic `ENERGPT2` |
+| 8 | magic `ENERGPT3`, whose last letter is the version of this layout |
 | 8 | bytes of the rest after this header (uint64) |
 | 4 | CRC-32 of that rest (uint32) |
 | 4 | bytes of the JSON (uint32) |
@@ -14,7 +14,8 @@ the names of parts where all samples have the same. All numbers are little-endia
 | … | columns, each beginning at a multiple of 8 |
 
 The JSON has `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, the `names` of parts in
-hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie:
+hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie,
+all of unsigned integers:
 
 | column | length | content | left out if there is |
 |---|---|---|---|
@@ -32,11 +33,16 @@ hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in
 begins, and the block in which the last one ends. `schema` are the indices of the names that
 every sample has, in their order; `key_length` is the length of every key; `unique` says whether
 no key is there twice.
+
+Whatever else is read from or written to these bytes is another version. Tables of other versions
+are not read: they say nothing that the shard does not, which is indexed again.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import struct
 import zlib
 from collections.abc import Mapping
@@ -47,7 +53,13 @@ from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
 
-MAGIC = b"ENERGPT2"
+MAGIC = b"ENERGPT3"
+_FAMILY = MAGIC[:-1]
+_FIELDS = frozenset(
+    ("samples", "parts", "shard_size", "shard_mtime_ns", "names", "header", "schema")
+    + ("key_length", "unique")
+)
+AGAIN = "`energon index` on its dataset writes it anew"
 _HEADER = struct.Struct("<8sQII")
 Column = NDArray[Any]
 
@@ -82,18 +94,21 @@ def decode_part_table(
     Raises:
         FormatError: If it is not a part table, or damaged.
     """
-    again = "delete it and run `energon prepare` again"
     if len(data) < _HEADER.size:
-        raise TruncatedError(f"{origin}: has {len(data)} bytes, no part table; {again}")
+        raise TruncatedError(f"{origin}: has {len(data)} bytes, no part table; {AGAIN}")
     magic, length, checksum, text_length = _HEADER.unpack_from(data)
+    if has_other_version(data):
+        raise FormatError(
+            f"{origin}: is a part table of another version, {magic!r}, wanted {MAGIC!r}; {AGAIN}"
+        )
     if magic != MAGIC:
-        raise FormatError(f"{origin}: begins with {magic!r}, wanted {MAGIC!r}; {again}")
+        raise FormatError(f"{origin}: begins with {magic!r}, wanted {MAGIC!r}; {AGAIN}")
     if len(data) != _HEADER.size + length:
         raise TruncatedError(
-            f"{origin}: has {len(data)} bytes, wanted {_HEADER.size + length}; {again}"
+            f"{origin}: has {len(data)} bytes, wanted {_HEADER.size + length}; {AGAIN}"
         )
     if verify and zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
-        raise FormatError(f"{origin}: checksum does not fit; {again}")
+        raise FormatError(f"{origin}: checksum does not fit; {AGAIN}")
     position = _HEADER.size + text_length
     columns: dict[str, Column] = {}
     try:
@@ -102,9 +117,52 @@ def decode_part_table(
             columns[name] = np.frombuffer(data, dtype, count, position)
             size = columns[name].nbytes
             position += size + -size % 8
+        keys = memoryview(data)[position:]
+        _check(about, columns, len(keys))
     except (ValueError, TypeError, KeyError) as error:
-        raise FormatError(f"{origin}: is damaged: {error!r}; {again}") from error
-    return about, columns, memoryview(data)[position:]
+        raise FormatError(f"{origin}: is damaged: {error}; {AGAIN}") from error
+    return about, columns, keys
+
+
+def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap:
+    """Map the file of a part table into memory.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        TruncatedError: If it is empty.
+    """
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise TruncatedError(f"{path}: is empty, no part table; {AGAIN}")
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def has_other_version(data: Any) -> bool:
+    """Return whether a buffer begins as part tables do that earlier or later releases write."""
+    magic = bytes(data[: len(MAGIC)])
+    return magic.startswith(_FAMILY) and magic != MAGIC
+
+
+def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: int) -> None:
+    """Raise ValueError unless all is there that the samples need, and as long as it has to be."""
+    if missing := _FIELDS - about.keys():
+        raise ValueError(f"{', '.join(sorted(missing))} missing")
+    samples, parts = about["samples"], about["parts"]
+    wanted = {"part_block": parts, "part_size": parts}
+    if about["header"] is None:
+        wanted["sample_block"] = samples + 1
+    if about["schema"] is None:
+        wanted |= {"first_part": samples + 1, "part_name": parts}
+    if about["key_length"] is None:
+        wanted["key_start"] = samples + 1
+    elif about["key_length"] * samples != key_bytes:
+        raise ValueError(f"{key_bytes} bytes of keys")
+    optional = {"key_order": samples, "part_crc32": parts}
+    wanted |= {name: length for name, length in optional.items() if name in columns}
+    for name, length in wanted.items():
+        column = columns.get(name)
+        if column is None or len(column) != length or column.dtype.kind != "u":
+            raise ValueError(f"wanted is a column {name!r} of {length} numbers")
 
 
 def _padded(data: bytes) -> bytes:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from energon.errors import FormatError
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.tar_index import encode_tar_index, load_tar_index, tar_index_path
 from energon.formats.tar_scan import scan_tar
 from energon.prepare.checksums import with_checksums

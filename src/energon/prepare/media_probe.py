@@ -13,7 +13,7 @@ from energon.decode.av import AVDecoder
 from energon.errors import DecodeError, MissingExtraError
 from energon.formats.media import ImageMetadata, MediaMetadata
 from energon.formats.media_table import Job
-from energon.formats.part_table import open_part_table
+from energon.formats.part_table_file import open_part_table
 from energon.formats.signature import SIGNATURE_BYTES
 from energon.io.address import join_address
 from energon.io.local import OpenFile

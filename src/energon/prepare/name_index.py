@@ -13,7 +13,8 @@ from pathlib import Path
 from energon.errors import FormatError
 from energon.formats.info import META
 from energon.formats.media_table import copy_media
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.sqlite_file import open_readonly, table_names
 from energon.formats.sqlite_index import (
     IndexedShard as SqlShard,

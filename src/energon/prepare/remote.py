@@ -20,7 +20,7 @@ from pathlib import Path
 
 from energon.errors import DatasetNotFoundError, EnergonError
 from energon.formats.info import META
-from energon.formats.part_table import part_table_path
+from energon.formats.part_table_file import part_table_path
 from energon.formats.tar_index import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import write_atomic

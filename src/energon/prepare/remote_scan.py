@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from energon.errors import FormatError
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.scan_builder import TarScan
 from energon.formats.table_check import find_misplaced
 from energon.formats.tar_scan import scan_archive

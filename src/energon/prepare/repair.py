@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, DatasetInfo, load_info
-from energon.formats.part_table import part_table_path
+from energon.formats.part_table_file import part_table_path
 from energon.formats.split import Split, load_split
 from energon.formats.sqlite_index import forget_shards
 from energon.prepare.dataset import Indexing, index_dataset

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.scan_builder import ScanBuilder
 from energon.formats.tar import split_name
 from energon.formats.tar_header import END, encode_header

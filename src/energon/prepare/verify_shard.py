@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
-from energon.formats.part_table import PartTable, part_table_path
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_bytes import has_other_version
+from energon.formats.part_table_file import part_table_path
 from energon.formats.tar_index import load_tar_index, tar_index_path
 from energon.formats.tar_scan import scan_tar
 from energon.prepare.checksums import content_crc32
@@ -96,7 +98,9 @@ def _open_table(dataset: Path, name: str, problems: list[Problem]) -> PartTable 
     except FileNotFoundError:
         problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
     except FormatError as error:
-        problems.append(Problem("index-damaged", where, str(error), True, name))
+        with open(path, "rb") as file:
+            kind = "index-stale" if has_other_version(file.read(8)) else "index-damaged"
+        problems.append(Problem(kind, where, str(error), True, name))
     return None
 
 

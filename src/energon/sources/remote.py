@@ -8,6 +8,8 @@ from pathlib import Path
 
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.part_table import PartTable
+from energon.formats.part_table_bytes import has_other_version
+from energon.formats.part_table_file import warn_of_other_version
 from energon.formats.tar_index import parse_tar_index
 from energon.formats.tar_scan import scan_archive
 from energon.io.address import address_name, join_address, parent_address, redact
@@ -30,9 +32,13 @@ def open_remote_table(file: RemoteFile) -> PartTable:
 
     def fetch() -> bytes:
         try:
-            return read_bytes(beside)
+            content = read_bytes(beside)
         except DatasetNotFoundError:
             return _scan(file).to_bytes()
+        if has_other_version(content):
+            warn_of_other_version(parent_address(file.path))
+            return _scan(file).to_bytes()
+        return content
 
     cache, name = disk_cache(), redact(beside)
     path = cache.keep(name, _version(file), fetch)

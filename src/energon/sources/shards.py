@@ -14,7 +14,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from energon.errors import EnergonError, ShardChangedError, TruncatedError
-from energon.formats.part_table import PartTable, open_part_table
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import open_part_table
 from energon.formats.table_check import find_misplaced
 from energon.formats.tar_index import load_tar_index, tar_index_path
 from energon.io.address import is_remote

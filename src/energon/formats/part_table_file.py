@@ -1,0 +1,51 @@
+"""Where the part table of a shard is, and what is read if it is not there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+from pathlib import Path
+
+from energon.formats.part_table import PartTable
+from energon.formats.part_table_bytes import has_other_version, map_part_table
+from energon.formats.tar_scan import scan_tar
+
+log = logging.getLogger("energon")
+
+
+def part_table_path(shard: str | os.PathLike[str]) -> Path:
+    """Return where the part table of a shard is: beside it."""
+    path = Path(shard)
+    return path.with_name(path.name + ".parts")
+
+
+def open_part_table(shard: str | os.PathLike[str]) -> PartTable:
+    """Return the table of a shard: that beside it, or one made by scanning it.
+
+    Datasets that were prepared by other tools have no part tables, and those that were prepared
+    by another release may have some of another version; each shard is then scanned when it is
+    opened.
+
+    Raises:
+        FormatError: If the shard or its table is damaged.
+    """
+    path = part_table_path(shard)
+    try:
+        data = map_part_table(path)
+    except FileNotFoundError:
+        return PartTable.from_scan(scan_tar(shard, strict=False))
+    if has_other_version(data):
+        warn_of_other_version(str(path.parent))
+        return PartTable.from_scan(scan_tar(shard, strict=False))
+    return PartTable.from_buffer(data, origin=str(path))
+
+
+@cache
+def warn_of_other_version(folder: str) -> None:
+    """Log, once for each folder, that part tables are of no use."""
+    log.warning(
+        "%s: part tables were written by another release of energon, so headers are read each "
+        "time that shards are opened; `energon index` on the dataset writes the tables anew",
+        folder,
+    )
