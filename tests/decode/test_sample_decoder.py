@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.decode.tenbin import decode_tenbin, encode_tenbin
-from energon.errors import ConfigError, DecodeError, SecurityError
+from energon.errors import ConfigError, DecodeError, SecurityError, SkipSample
 from energon.samples.crude import CrudeSample
 from tests.datasets import jpeg
 
@@ -139,6 +139,75 @@ def test_images_may_be_recognised_by_their_content():
 def test_unknown_settings_are_refused():
     with pytest.raises(ConfigError, match="image_decode='RGB'"):
         SampleDecoder(image_decode="RGB")
+    with pytest.raises(ConfigError, match="'png': 3"):
+        SampleDecoder(decoders={"png": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("k.csv", ["1", "2"]),
+        ("a.b/k.CSV", ["1", "2"]),
+        ("k.seg.csv", b"1,2"),
+        ("k.left.seg.csv", b"1,2"),
+        ("k.csv.gz", ["1", "2"]),
+        ("k.txt", "1,2"),
+        ("csv", b"1,2"),
+    ],
+)
+def test_parts_are_decoded_by_functions_of_the_user(name, value):
+    own = {".csv": lambda data: data.decode().split(","), "seg.csv": None}
+    data = gzip.compress(b"1,2") if name.endswith("gz") else b"1,2"
+    assert SampleDecoder(decoders=own).decode(name, data) == value
+
+
+def test_functions_of_the_user_come_before_all_else():
+    decoder = SampleDecoder(guess_content=True, decoders={"jpg": None, "txt": len})
+    sample = {"jpg": jpeg(0), "txt": b"\xff\xff"}
+    assert decoder(sample) == {"jpg": jpeg(0), "txt": 2}
+    assert hash(decoder) == hash(pickle.loads(pickle.dumps(decoder)))
+
+
+def test_failures_of_the_users_functions_are_told_apart_from_faults_of_the_program():
+    def fail(data):
+        return data[9]
+
+    def misspell(data):
+        return dta  # noqa: F821
+
+    def skip(data):
+        raise SkipSample
+
+    with pytest.raises(DecodeError, match=r"k\.x: the decoder of \.x parts failed: IndexError"):
+        SampleDecoder(decoders={"x": fail}).decode("k.x", b"")
+    with pytest.raises(NameError, match="dta"):
+        SampleDecoder(decoders={"x": misspell}).decode("k.x", b"")
+    with pytest.raises(SkipSample):
+        SampleDecoder(decoders={"x": skip}).decode("k.x", b"")
+
+
+def test_missing_memory_and_modules_are_no_faults_of_the_data():
+    def unpickled(error):
+        return pickle.dumps(Raising(error))
+
+    decoder = SampleDecoder(allow=("pickle",))
+    for error in (MemoryError(), ModuleNotFoundError("no such module")):
+        with pytest.raises(type(error)):
+            decoder.decode("k.pkl", unpickled(error))
+
+
+class Raising:
+    """Raises an error where it is unpickled."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return raise_again, (self.error,)
+
+
+def raise_again(error):
+    raise error
 
 
 def test_without_torch_images_are_arrays():

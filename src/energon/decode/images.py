@@ -95,6 +95,8 @@ def _open(data: bytes, mode: str) -> Image:
             return image.convert(mode)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if it is meant") from error
+    except MemoryError:
+        raise
     except Exception as error:
         raise DecodeError(
             f"{len(data)} bytes that begin with {data[:8]!r} are no whole image: {error}"

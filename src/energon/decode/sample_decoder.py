@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,11 +19,20 @@ from energon.decode.av_spec import check_av_spec, decode_av
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.decode.images import decode_image, image_spec
 from energon.decode.tenbin import decode_tenbin
-from energon.errors import DecodeError, EnergonError, MissingExtraError, SecurityError
+from energon.errors import (
+    SYSTEM_EXCEPTIONS,
+    ConfigError,
+    DecodeError,
+    EnergonError,
+    MissingExtraError,
+    SecurityError,
+    SkipSample,
+)
 from energon.formats.signature import guess_extension
 
 MAX_UNPACKED_BYTES = 1 << 30
 """What a compressed part may grow to."""
+_NOT_OF_THE_DATA: tuple[type[BaseException], ...] = (*SYSTEM_EXCEPTIONS, EnergonError, SkipSample)
 _PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
 
 
@@ -43,11 +52,19 @@ class SampleDecoder:
             asked for; "torch" for all frames as `AVData`; "pyav" for a container of PyAV.
         video_decode_audio: Whether "torch" decodes the audio of videos, too.
         guess_content: Whether the content, not the name, tells what images, audio and video are.
+        decoders: Functions of yours by extension: each takes bytes, and returns what they become.
+            None leaves them as bytes. Of `seg.png` and `png`, the longer one counts for
+            `left.seg.png`. They come before all else.
         allow: "pickle" lets pkl, pyd and pth parts be unpickled, which runs any code that they
             hold. The environment may allow it too: ENERGON_ALLOW=pickle.
 
     Raises:
-        ConfigError: If `image_decode` or `av_decode` is unknown.
+        ConfigError: If `image_decode` or `av_decode` is unknown, or `decoders` has no functions.
+
+    Example:
+        >>> decoder = SampleDecoder(decoders={"csv": lambda data: data.split(b","), "jpg": None})
+        >>> decoder({"csv": b"1,2", "jpg": b"as it is", "txt": b"text"})
+        {'csv': [b'1', b'2'], 'jpg': b'as it is', 'txt': 'text'}
     """
 
     image_decode: str = "torchrgb"
@@ -55,10 +72,19 @@ class SampleDecoder:
     video_decode_audio: bool = False
     guess_content: bool = False
     allow: Collection[str] = ()
+    decoders: Mapping[str, Callable[[bytes], Any] | None] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         image_spec(self.image_decode)
         check_av_spec(self.av_decode)
+        for extension, decode in self.decoders.items():
+            if not isinstance(extension, str) or not (decode is None or callable(decode)):
+                raise ConfigError(
+                    f"decoders={{{extension!r}: {decode!r}}}: wanted is a function that takes "
+                    "bytes, or None, for each extension"
+                )
+        known = {name.lower().removeprefix("."): own for name, own in self.decoders.items()}
+        object.__setattr__(self, "decoders", known)
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
         """Return a dict of the same type with the parts of `sample` decoded.
@@ -84,6 +110,9 @@ class SampleDecoder:
             SecurityError: If they are pickled, and that is not allowed.
             MissingExtraError: If a package is not installed.
         """
+        own = self._own(fname) if self.decoders else None
+        if own is not None:
+            return self._decode_own(own, fname, data)
         extension = fname.rpartition(".")[2].lower()
         try:
             if extension == "gz":
@@ -100,11 +129,32 @@ class SampleDecoder:
             return data if decode is None else decode(data)
         except DecodeError as error:
             raise DecodeError(f"{fname}: {error}") from error
-        except EnergonError:
+        except (EnergonError, MemoryError, ImportError):
+            # Not the fault of the data.
             raise
         except Exception as error:
             raise DecodeError(
                 f"{fname}: {len(data)} bytes that begin with {data[:16]!r} are no {extension}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _own(self, fname: str) -> str | None:
+        """Return the longest extension of a file that the user has a decoder for."""
+        steps = fname.rpartition("/")[2].lower().split(".")
+        extensions = (".".join(steps[start:]) for start in range(1, len(steps)))
+        return next((each for each in extensions if each in self.decoders), None)
+
+    def _decode_own(self, extension: str, fname: str, data: bytes) -> Any:
+        decode = self.decoders[extension]
+        if decode is None:
+            return data
+        try:
+            return decode(data)
+        except _NOT_OF_THE_DATA:
+            raise
+        except Exception as error:
+            raise DecodeError(
+                f"{fname}: the decoder of .{extension} parts failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
 

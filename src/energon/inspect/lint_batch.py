@@ -137,9 +137,10 @@ class _Check:
                     decoded[part].check()
             except SecurityError:
                 self.unchecked[part] = self.unchecked.get(part, 0) + 1
-            except EnergonError as error:
+            except (EnergonError, ImportError, MemoryError) as error:
                 failed = True
-                yield self._finding(str(error), part=part, **place)
+                reason = str(error) if isinstance(error, EnergonError) else repr(error)
+                yield self._finding(reason, part=part, **place)
         leaf = self.opened.leaf
         if failed or leaf.sample_type is None or leaf.field_map is None:
             return

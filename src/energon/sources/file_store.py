@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import IO, Any, Generic, Protocol, TypeVar
@@ -166,13 +169,27 @@ class DecodeFileStore(_Wrapper[Any]):
     def __init__(self, inner: FileStore[Any], *, decoder: FileStoreDecoder) -> None:
         super().__init__(inner)
         self.decoder = decoder
+        self._decoder_identity: Hashable = None
 
     def decode(self, name: str, data: bytes) -> Any:
         return self.decoder.decode(name, data)
 
     @property
     def decoded_identity(self) -> Hashable:
-        return self.inner.identity, repr(self.decoder)
+        if self._decoder_identity is None:
+            self._decoder_identity = _content_of(self.decoder)
+        return self.inner.identity, self._decoder_identity
+
+
+def _content_of(decoder: FileStoreDecoder) -> Hashable:
+    """Return what only decoders that do the same have in common, in other processes, too."""
+    import cloudpickle
+
+    try:
+        content = cloudpickle.dumps(decoder)
+    except Exception:  # what cannot be pickled is like nothing else
+        content = f"{os.getpid()} {id(decoder)} {time.time_ns()}".encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class PrimaryFileStore(_Wrapper[T_co]):
