@@ -32,7 +32,7 @@ def find_program(name: str) -> str:
 
 
 def _path() -> str:
-    """Return where programs are looked for: Node.js may have been installed into our environment."""
+    """Return where programs are looked for; Node.js may be one of our environment."""
     places = [TOOLS / "node_modules/.bin", Path(sys.executable).parent, os.environ.get("PATH", "")]
     return os.pathsep.join(map(str, places))
 

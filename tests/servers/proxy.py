@@ -147,8 +147,7 @@ class FaultProxy:
             server = socket.create_connection(("127.0.0.1", self.upstream))
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.add(server)
-            ahead: tuple[bytes, bytes] = (b"", b"")
-            while self._exchange(client, server, ahead):
+            while self._exchange(client, server):
                 pass
         except (OSError, _Gone):
             pass
@@ -158,10 +157,11 @@ class FaultProxy:
                     self._open.discard(each)
                     each.close()
 
-    def _exchange(
-        self, client: socket.socket, server: socket.socket, ahead: tuple[bytes, bytes]
-    ) -> bool:
+    def _exchange(self, client: socket.socket, server: socket.socket) -> bool:
         head, body = _read_head(client)
+        if _header(head, b"expect") is not None:
+            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            head = _without(head, b"expect")
         request = self._note(head)
         fault = request.fault
         time.sleep(self.latency + (fault.seconds if fault and fault.kind == "delay" else 0.0))
@@ -232,6 +232,11 @@ def _header(head: bytes, name: bytes) -> str | None:
         if key.strip().lower() == name:
             return value.strip().decode("latin-1")
     return None
+
+
+def _without(head: bytes, name: bytes) -> bytes:
+    lines = head.split(b"\r\n")
+    return b"\r\n".join(line for line in lines if not line.lower().startswith(name + b":"))
 
 
 def _length(head: bytes) -> int:

@@ -6,6 +6,7 @@ Ranges are read as ranges: its file objects would fetch whole objects for the fi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,15 @@ from energon.errors import (
 from energon.io.backend import ObjectInfo
 
 CHUNK_BYTES = 8 << 20
+_STATUS = re.compile(r"status_code: (\d{3})")
+_KIND = re.compile(r"error[_ ]type: (\w+)")
+_TRANSIENT = (
+    "ConnectionClosedError",
+    "ConnectTimeoutError",
+    "EndpointConnectionError",
+    "IncompleteReadError",
+    "ReadTimeoutError",
+)
 
 
 class MscBackend:
@@ -52,10 +62,15 @@ class MscBackend:
 
         if stop <= start:
             return b""
+        try:
+            with self._errors(key):
+                data = bytes(self._client.read(key, byte_range=Range(start, stop - start)))
+        except _BehindEnd:
+            data = b""
+        # Asked afterwards: what was read before the object was replaced is of the old version.
         if version is not None and self.head(key).version != version:
             raise ObjectChangedError(f"{self.origin}/{key}: was replaced since it was opened")
-        with self._errors(key):
-            return bytes(self._client.read(key, byte_range=Range(start, stop - start)))
+        return data
 
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
         size = self.head(key).size
@@ -102,8 +117,25 @@ class MscBackend:
         except StorageError:
             raise
         except Exception as error:
-            transient = type(error).__name__ in ("RetryableError", "ConnectionError", "Timeout")
-            raise StorageError(f"{place}: {type(error).__name__}", transient=transient) from None
+            raise _translate(error, place) from None
+
+
+class _BehindEnd(StorageError):
+    """A range was asked for that begins where the object has ended."""
+
+
+def _translate(error: Exception, place: str) -> StorageError:
+    """Return our error, with the status and the kind of failure that the client names."""
+    text = str(error)
+    status, kind = _STATUS.search(text), _KIND.search(text)
+    if status is not None and status[1] == "416":
+        return _BehindEnd(f"{place}: ends before the range that was asked for")
+    cause = f"the server answered {status[1]}" if status else kind[1] if kind else ""
+    transient = type(error).__name__ == "RetryableError" or (
+        status[1].startswith("5") if status else cause in _TRANSIENT
+    )
+    said = f"{type(error).__name__}" + (f", {cause}" if cause else "")
+    return StorageError(f"{place}: {said}; see the profile in MSC_CONFIG", transient=transient)
 
 
 def _info(key: str, found: Any) -> ObjectInfo:
