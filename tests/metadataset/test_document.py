@@ -43,8 +43,8 @@ splits:
         subset: {range: [100, end]}
       - repetitions: 2
         join:
-          one: {path: b, nonmatch: skip}
-          two: {path: c}
+          one: {path: b}
+          two: {path: c, nonmatch: skip}
         joiner: {__module__: my.code, __function__: join}
 """,
         """

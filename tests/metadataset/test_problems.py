@@ -4,7 +4,8 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.metadataset.document import read_metadataset
-from tests.metadataset.folders import without_columns, write
+from energon.metadataset.resolve import resolve
+from tests.metadataset.folders import make_datasets, without_columns, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 
@@ -54,7 +55,8 @@ extra: 1
 def test_names_every_mistake_with_its_line(tmp_path):
     kinds = "path, blend, blend_epochized, concat, join"
     starts = [
-        "1: __module__ is 'megatron.energn', wanted 'megatron.energon' or 'energon'",
+        "1: __module__ is 'megatron.energn', wanted 'megatron.energon' or 'energon'; did you mean "
+        "'megatron.energon'?",
         "7: splits.train.blend[0].subset.range is ['10%', 5]: subset ['10%', 5] mixes a percentage",
         "9: unknown key 'pth' in splits.train.blend[1].blend[0], did you mean 'path'? Known are",
         "10: splits.train.blend[1].blend[0].weight is [3], wanted a number",
@@ -67,10 +69,11 @@ def test_names_every_mistake_with_its_line(tmp_path):
         "18: splits.val.path is 3, wanted text",
         "20: splits.val.aux.a-b is 'a-b': becomes an argument of cookers",
         "21: splits.val.aux.d is 1, wanted text",
-        "22: unknown key 'weight' in splits.val. Known are",
+        "22: unknown key 'weight' in splits.val; it is for entries of a `blend`",
         "23: splits.val.shuffle_over_epochs_multiplier is 0: wanted is a number of epochs",
         f"24: splits.foo is 'bar', wanted a mapping with one of {kinds}",
-        "26: splits.joined.join[1].nonmatch is 'skp', wanted 'error', 'skip' or 'none'",
+        "26: splits.joined.join[1].nonmatch is 'skp', wanted 'error', 'skip' or 'none'; did you "
+        "mean 'skip'?",
         "27: unknown key '__clas__' in splits.joined.joiner, did you mean '__class__'?",
         "29: unknown key 'pat' in splits.mapping.join.a, did you mean 'path'?",
         "31: unknown key 'extra' in the document. Known are __module__, __class__, splits",
@@ -139,3 +142,77 @@ def test_names_the_column_of_keys_and_items(tmp_path):
         read_metadataset(path)
     lines = str(info.value).replace(f"{path}:", "").split("\n")
     assert [line.partition(": ")[0] for line in lines] == ["4:30", "4:34"]
+
+
+WRONG_IN_EVERY_WAY = """\
+vars: {root: .}
+splits:
+  train:
+    blend:
+      - {path: shpaes, weight: -1}
+      - {path: "${rot}/a", weight: "${nowhere}"}
+      - {path: a, weight: auto, temperature: 0.7}
+      - temperature: 0.5
+        blend: [{path: a, tokens: 5}, {path: gone}]
+      - join: [{path: a, nonmatch: skip}, {path: a}]
+        joiner: {__module__: m}
+  val:
+    blend: [{path: a, weight: auto}, {path: elsewhere}]
+"""
+
+
+def test_names_whatever_is_wrong_at_once(tmp_path):
+    """Keys, values, references, rules between values, and datasets that are not there."""
+    make_datasets(tmp_path, "shapes", "a")
+    path = write(tmp_path / "m.yaml", WRONG_IN_EVERY_WAY)
+    with pytest.raises(ConfigError) as info:
+        resolve(path, split_part="train")
+    found = without_columns(str(info.value)).replace(f"{path}:", "").splitlines()
+    starts = [
+        f"5: {tmp_path}/shpaes does not exist: no 'shpaes' in {tmp_path}, did you mean 'shapes'?",
+        "5: splits.train.blend[0].weight is -1, wanted at least 0",
+        "6: ${rot} is neither in `vars` nor in the environment, did you mean 'root'?",
+        "6: ${nowhere} is neither in `vars`",
+        "7: unknown key 'temperature' in splits.train.blend[2]; it stands beside `blend`",
+        "8: a temperature is for weights that come from sizes",
+        "9: tokens only count for `weight: auto`",
+        f"9: {tmp_path}/gone does not exist",
+        "10: the first dataset decides which samples there are",
+        "11: wanted is a __module__, and a __class__",
+        "13: weights from sizes cannot be compared with the number in 13",
+    ]
+    assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
+
+
+def test_names_what_is_wrong_in_all_documents_of_a_split(tmp_path):
+    make_datasets(tmp_path, "a")
+    inner = write(tmp_path / "inner.yaml", "splits: {train: {path: a, wight: 1}}")
+    broken = write(tmp_path / "broken.yaml", "splits: {train: {path: a}, train: {path: a}}")
+    path = write(
+        tmp_path / "m.yaml",
+        """\
+splits:
+  train:
+    unit: batch
+    blend:
+      - {path: inner.yaml}
+      - {path: broken.yaml}
+      - {path: inner.yaml}
+      - {path: m.yaml, split_part: val}
+      - {path: m.yaml, split_part: tset}
+      - {blend: [{path: a, weight: 0}]}
+      - {path: a, blend: []}
+  val: {blend: [], unit: sample}
+""".replace("      - {path: a, blend: []}\n", ""),
+    )
+    with pytest.raises(ConfigError) as info:
+        resolve(path, split_part="train")
+    found = without_columns(str(info.value)).splitlines()
+    starts = [
+        f"{inner}:1: unknown key 'wight'",
+        f"{broken}:1: duplicate key 'train'",
+        f"{path}:1: no split 'tset', which {path}:9:10 asks for; there is 'train', 'val'",
+        f"{path}:10: all weights of the blend are 0",
+        f"{path}:11: the list is empty",
+    ]
+    assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts

@@ -208,7 +208,7 @@ def test_only_the_split_that_is_used_has_to_exist(tmp_path):
     )
     assert message(EmptyDatasetError, path, split_part="test") == f"{path}:3: split 'test' is empty"
     assert message(ConfigError, path, split_part="tst") == (
-        f"{path}:3: no split 'tst'; there is 'train', 'val', 'test'"
+        f"{path}:3: no split 'tst'; there is 'train', 'val', 'test'; did you mean 'test'?"
     )
 
 

@@ -142,7 +142,11 @@ def test_concatenated_datasets_are_one_line(tmp_path):
         ),
         ("blend: [{path: a}]\n    blend_unit: batch", 6, "unknown key 'blend_unit'"),
         ("concat: []", 5, "the list is empty"),
-        ("concat: [{path: a, weight: 2}]", 5, "unknown key 'weight' in splits.train.concat[0]."),
+        (
+            "concat: [{path: a, weight: 2}]",
+            5,
+            "unknown key 'weight' in splits.train.concat[0]; it",
+        ),
         ("concat: [{blend: [{path: a}]}]", 5, "blend below the concat of"),
     ],
 )
@@ -156,7 +160,7 @@ def test_says_what_is_wrong_and_in_which_line(tmp_path, body, line, text):
 
 def test_validation_does_not_care_about_weights(tmp_path):
     make_datasets(tmp_path, "a", "b")
-    body = "blend: [{path: a, weight: auto}, {path: b, weight: {0: 1, 5: 0}, max_epochs: 1}]"
+    body = "blend: [{path: a, weight: 0}, {path: b, weight: {0: 1, 5: 0}, max_epochs: 1}]"
     path = write(tmp_path / "m.yaml", V2 + body)
     found = resolve(path, split_part="train", training=False)
     assert found.blend_mode is BlendMode.NONE

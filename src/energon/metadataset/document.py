@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
-from energon.formats.yaml import Map, Seq, load, marked_like
+from energon.formats.yaml import Map, Seq, load, marked_like, where
 from energon.io.address import parent_address, redact
 from energon.io.files import read_bytes
 from energon.metadataset.variables import substitute
@@ -33,6 +33,21 @@ class Metadataset:
     content: Document | DocumentV1
 
 
+@dataclass(frozen=True)
+class BrokenMetadataset:
+    """A document that does not.
+
+    Args:
+        folder: What relative paths in it start from.
+        raw: What is written, as far as it can be told.
+        message: What is wrong: a line for each problem.
+    """
+
+    folder: str
+    raw: Map
+    message: str
+
+
 def read_metadataset(path: str) -> Metadataset:
     """Return the document at address `path`.
 
@@ -40,9 +55,7 @@ def read_metadataset(path: str) -> Metadataset:
         FormatError: If it is not YAML.
         ConfigError: If it breaks the grammar; names every place where it does.
     """
-    origin = redact(path)
-    raw = load(read_bytes(path), origin=origin)
-    return Metadataset(origin, parent_address(path), _validate(raw, origin))
+    return _sound(parse_metadataset(path))
 
 
 def read_mapping(document: Mapping[str, Any]) -> Metadataset:
@@ -51,8 +64,45 @@ def read_mapping(document: Mapping[str, Any]) -> Metadataset:
     Raises:
         ConfigError: If it breaks the grammar; names every place where it does.
     """
+    return _sound(parse_mapping(document))
+
+
+def parse_metadataset(path: str) -> Metadataset | BrokenMetadataset:
+    """Return the document at address `path`, whether it keeps to the grammar or not.
+
+    Raises:
+        FormatError: If it is not YAML.
+        ConfigError: If it is no mapping.
+    """
+    origin = redact(path)
+    return _parse(load(read_bytes(path), origin=origin), origin, parent_address(path))
+
+
+def parse_mapping(document: Mapping[str, Any]) -> Metadataset | BrokenMetadataset:
+    """Return `document`, in which relative paths start from the working directory."""
     raw = document if isinstance(document, Map) else _mark(document, "document")
-    return Metadataset("document", os.getcwd(), _validate(raw, "document"))
+    return _parse(raw, "document", os.getcwd())
+
+
+def paths_in(raw: Map, split_part: str) -> Iterator[tuple[str, str]]:
+    """Yield the paths of a split of a document that may be broken, each behind its place."""
+    splits = raw.get("splits")
+    if isinstance(splits, Mapping):
+        yield from _paths_below(splits.get(split_part))
+
+
+def _paths_below(node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, Seq):
+        for entry in node:
+            yield from _paths_below(entry)
+    elif isinstance(node, Map):
+        path = node.get("path")
+        if isinstance(path, str) and "${" not in path:
+            yield where(node, "path"), path
+        for key in ("blend", "blend_epochized", "concat", "datasets"):
+            yield from _paths_below(node.get(key))
+        members = node.get("join")
+        yield from _paths_below(Seq(members.values()) if isinstance(members, Map) else members)
 
 
 def json_schema() -> dict[str, Any]:
@@ -87,27 +137,37 @@ def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"$ref": "#/$defs/Variable"}]}
 
 
-def _validate(raw: Any, origin: str) -> Document | DocumentV1:
+def _sound(parsed: Metadataset | BrokenMetadataset) -> Metadataset:
+    if isinstance(parsed, BrokenMetadataset):
+        raise ConfigError(parsed.message)
+    return parsed
+
+
+def _parse(raw: Any, origin: str, folder: str) -> Metadataset | BrokenMetadataset:
     # pydantic takes 70 ms to import, and a dataset without a metadataset does not need it.
     from pydantic import ValidationError
 
     from energon.metadataset.problems import explain
 
     if not isinstance(raw, Map):
-        found = (
-            "is empty"
-            if raw is None
-            else "holds a list"
-            if isinstance(raw, Seq)
-            else f"is {raw!r:.60}"
+        raise ConfigError(
+            f"{origin}: {_description(raw)}; wanted is a metadataset, which has `splits:`"
         )
-        raise ConfigError(f"{origin}: {found}; wanted is a metadataset, which has `splits:`")
     model = _version(raw)
-    raw = substitute(_without_extensions(raw), allow_environment="://" not in origin)
+    raw, unresolved = substitute(_without_extensions(raw), allow_environment="://" not in origin)
     try:
-        return model.model_validate(raw)
+        content = model.model_validate(raw)
     except ValidationError as exc:
-        raise ConfigError(explain(exc, model, raw)) from exc
+        return BrokenMetadataset(folder, raw, explain(exc, model, raw, unresolved))
+    if unresolved:
+        return BrokenMetadataset(folder, raw, explain(None, model, raw, unresolved))
+    return Metadataset(origin, folder, content)
+
+
+def _description(raw: Any) -> str:
+    if raw is None:
+        return "is empty"
+    return "holds a list" if isinstance(raw, Seq) else f"is {raw!r:.60}"
 
 
 def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:

@@ -15,7 +15,7 @@ Blends may be nested in place, which says the same as a reference to a document 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from energon.formats.yaml import where
+from energon.metadataset.checks import Misfit, blend_problems, join_problems
 from energon.metadataset.grammar_values import (
     AuxName,
     Multiplier,
@@ -57,7 +58,13 @@ class Node(BaseModel):
     def _remember(cls, raw: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
         node = handler(raw)
         node._raw = raw
+        if problems := [*node.problems()]:
+            raise Misfit(problems)
         return node
+
+    def problems(self) -> Iterator[str]:
+        """Yield what does not go together in this mapping, with the places of it."""
+        return iter(())
 
     def where(self, key: str | None = None) -> str:
         """Return `file:line:column` of this mapping, or of one of its keys."""
@@ -96,6 +103,9 @@ class Blend(Inner):
     schedule_unit: Literal["samples", "batches", "rows"] = "samples"
     temperature: Temperature = 1.0
     stopping_strategy: Literal["all_exhausted", "first_exhausted"] = "all_exhausted"
+
+    def problems(self) -> Iterator[str]:
+        return blend_problems(self)
 
 
 class EpochizedBlend(Inner):
@@ -136,6 +146,9 @@ class Join(Inner):
     split_part: str | None = None
     dataset_config: str | None = None
     split_config: str | None = None
+
+    def problems(self) -> Iterator[str]:
+        return join_problems(self)
 
 
 class Weighted(Node):

@@ -1,44 +1,37 @@
-"""What a join says, checked."""
+"""Datasets that are joined become one leaf."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from energon.errors import ConfigError
+from energon.metadataset.leaf import Joiner, JoinMember, Leaf
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Join, JoinReference
-
-_OF_THE_JOIN = ("shuffle_over_epochs_multiplier",)
+    from energon.metadataset.grammar import Join
 
 
-def check_join(node: Join) -> None:
-    """Raise ConfigError if a join makes no sense."""
-    members = list(node.join.values() if isinstance(node.join, dict) else node.join)
-    if len(members) < 2:
-        raise ConfigError(
-            f"{node.where('join')}: joins {len(members)} datasets; wanted are two or more, and a "
-            "single one is just a `path`"
-        )
-    joiner = node.joiner
-    if (joiner.class_ is None) == (joiner.function is None):
-        raise ConfigError(
-            f"{node.where('joiner')}: wanted is a __module__, and a __class__ (a sample type) or "
-            "a __function__"
-        )
-    if members[0].nonmatch != "error":
-        raise ConfigError(
-            f"{members[0].where('nonmatch')}: the first dataset decides which samples there are, "
-            "so it misses none; drop `nonmatch` here"
-        )
-    for member in members:
-        _check_member(node, member)
+def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
+    """Return the leaf of a join.
 
-
-def _check_member(node: Join, member: JoinReference) -> None:
-    for key in _OF_THE_JOIN:
-        if key in member.model_fields_set:
-            raise ConfigError(
-                f"{member.where(key)}: the samples of a join have one order; set {key} beside "
-                f"`join` in {node.where()}"
-            )
+    Args:
+        node: What is written.
+        members: Its datasets; the first gives the leaf its path.
+        document: The local file that it is written in; None for another.
+    """
+    first = members[0].leaf
+    joiner = Joiner(
+        node.joiner.module,
+        node.joiner.class_ or str(node.joiner.function),
+        node.joiner.class_ is not None,
+        node.where("joiner"),
+        document,
+    )
+    return Leaf(
+        path=first.path,
+        split_part=first.split_part,
+        dataset_config=first.dataset_config,
+        split_config=first.split_config,
+        origin=node.where("join"),
+        join=members,
+        joiner=joiner,
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
+from itertools import islice
 from typing import Literal
 
 from energon.errors import DatasetNotFoundError
@@ -21,6 +23,9 @@ _FOLDERS: dict[str, DatasetKind] = {
     ".info.yaml": "webdataset",
     "index.sqlite": "filesystem",
 }
+
+MAX_COMPARED = 10_000
+"""Names of a folder among which the one is looked for that was meant."""
 
 
 def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
@@ -58,4 +63,13 @@ def _explain(path: str) -> str:
     parent, name = os.path.split(os.path.normpath(path))
     while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)
-    return f"{path} does not exist: no {name!r} in {parent or '.'}"
+    parent = parent or "."
+    return f"{path} does not exist: no {name!r} in {parent}{_proposal(name, parent)}"
+
+
+def _proposal(name: str, folder: str) -> str:
+    try:
+        close = get_close_matches(name, islice(os.listdir(folder), MAX_COMPARED), 1, cutoff=0.75)
+    except OSError:
+        return ""
+    return f", did you mean {close[0]!r}?" if close else ""

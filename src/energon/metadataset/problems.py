@@ -7,14 +7,17 @@ brackets name the kind of a node and are not part of the document.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from energon.formats.yaml import where
+from energon.metadataset.checks import Misfit
 from energon.metadataset.grammar import NODE_KINDS
+from energon.metadataset.variables import Unresolved
 
 Model = type[BaseModel]
 Address = tuple[int | str, ...]
@@ -35,8 +38,38 @@ _WANTED = {
 }
 
 
-def explain(exc: ValidationError, model: Model, raw: Any) -> str:
-    """Return one line for each problem of the document `raw`, in the order of the file."""
+_BELONGS = {
+    **dict.fromkeys(
+        ("schedule_unit", "stopping_strategy", "temperature", "unit"),
+        "stands beside `blend`, for all of its entries",
+    ),
+    "joiner": "stands beside `join`",
+    "max_epochs": "is for entries of a `blend`",
+    "nonmatch": "is for members of a `join`",
+    "repetitions": "is for entries of a `blend_epochized`; those of a `blend` have a weight",
+    "tokens": "is for entries of a `blend`",
+    "vars": "stands beside `splits`, at the top of the document",
+    "weight": "is for entries of a `blend`; those of a `blend_epochized` have repetitions",
+}
+"""Where keys belong that are often written elsewhere."""
+
+
+def explain(
+    exc: ValidationError | None, model: Model, raw: Any, besides: Collection[str] = ()
+) -> str:
+    """Return one line for each problem of the document `raw`, in the order of the file.
+
+    Args:
+        exc: What breaks the grammar; None for nothing.
+        model: The grammar.
+        raw: The document.
+        besides: Other problems of it, each with its place.
+    """
+    problems = [*besides, *([] if exc is None else _problems(exc, model, raw))]
+    return "\n".join(sorted(problems, key=_position))
+
+
+def _problems(exc: ValidationError, model: Model, raw: Any) -> Iterator[str]:
     errors: list[Any] = [*exc.errors(include_url=False)]
     unknown = {error["loc"] for error in errors if error["type"] == "extra_forbidden"}
     # A misspelled key is missing as well; saying it once is enough.
@@ -45,12 +78,23 @@ def explain(exc: ValidationError, model: Model, raw: Any) -> str:
         for address in unknown
         for close in get_close_matches(str(address[-1]), _keys(_model_at(model, address[:-1])), 1)
     }
-    problems = [
-        f"{_place(error['loc'], raw)}: {_describe(error, model, raw)}"
-        for error in errors
-        if error["type"] != "missing" or error["loc"] not in respelled
-    ]
-    return "\n".join(sorted(problems, key=_position))
+    for error in errors:
+        if isinstance(misfit := error.get("ctx", {}).get("error"), Misfit):
+            yield from misfit.problems
+        elif _is_news(error, respelled):
+            yield f"{_place(error['loc'], raw)}: {_describe(error, model, raw)}"
+
+
+def _is_news(error: Any, respelled: Collection[Address]) -> bool:
+    """Return whether nothing else that is wrong explains an error."""
+    if error["type"] == "missing":
+        return error["loc"] not in respelled
+    found = error["input"]
+    inside = found.values() if isinstance(found, Mapping) else found
+    unresolved = isinstance(found, Unresolved) or (
+        isinstance(found, Mapping | list) and any(isinstance(each, Unresolved) for each in inside)
+    )
+    return not unresolved or error["type"] == "extra_forbidden"
 
 
 def _describe(error: Any, model: Model, raw: Any) -> str:
@@ -63,7 +107,14 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
     if kind == "value_error":
         return f"{subject}: {error['ctx']['error']}"
     wanted = _WANTED.get(kind, error["msg"]).format(**error.get("ctx", {}))
+    if kind == "literal_error":
+        wanted += _proposal(str(error["input"]), re.findall("'([^']*)'", wanted))
     return f"{subject}, wanted {wanted}"
+
+
+def _proposal(found: str, known: Collection[str]) -> str:
+    close = get_close_matches(found, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _unknown_key(address: Address, model: Model, raw: Any) -> str:
@@ -74,6 +125,8 @@ def _unknown_key(address: Address, model: Model, raw: Any) -> str:
         return f"{_path(address[:-1])} has both {own[0]!r} and {key!r}; one of {kinds} is wanted"
     if key in NODE_KINDS and "datasets" in known:
         return f"{key!r} is not part of version 1; set `__class__: MetadatasetV2`"
+    if key in _BELONGS:
+        return f"unknown key {key!r} in {_path(address[:-1])}; it {_BELONGS[key]}"
     close = get_close_matches(key, known, 1)
     proposal = f", did you mean {close[0]!r}?" if close else "."
     return f"unknown key {key!r} in {_path(address[:-1])}{proposal} Known are {', '.join(known)}"

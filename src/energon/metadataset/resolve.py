@@ -14,13 +14,20 @@ Only the split that is asked for is followed; nothing of other splits has to exi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
-from energon.metadataset.document import Metadataset, read_mapping, read_metadataset
+from energon.metadataset.collected import Problems
+from energon.metadataset.document import (
+    BrokenMetadataset,
+    Metadataset,
+    parse_mapping,
+    parse_metadataset,
+)
 from energon.metadataset.inherit import (
     absolute,
     absolute_aux,
@@ -30,10 +37,9 @@ from energon.metadataset.inherit import (
     inherit,
     repeated,
 )
-from energon.metadataset.join import check_join
+from energon.metadataset.join import joined_leaf
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import (
-    Joiner,
     JoinMember,
     Leaf,
     LeafList,
@@ -48,7 +54,7 @@ from energon.metadataset.tree import (
     leaf_list,
     map_leaves,
 )
-from energon.metadataset.weights import check_blend, check_line, check_units, weight_curve
+from energon.metadataset.weights import check_line, check_never_zero, check_units, weight_curve
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join, Node, Reference
@@ -76,21 +82,22 @@ def resolve(
         split_config: The same for the file that lists the splits; None for split.yaml.
 
     Raises:
-        ConfigError: If a document makes no sense; names all places of the document.
+        ConfigError: If documents make no sense; names all places, and all that is missing.
         EmptyDatasetError: If the split is there and names no dataset.
-        DatasetNotFoundError: If something is not there; names all that is missing.
+        DatasetNotFoundError: If nothing is wrong but that something is not there; names all of it.
     """
     walk = _Walk(training)
     context = _Context(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
     )
     if isinstance(path, Mapping):
-        branch = walk.document(read_mapping(path), context, origin="document")
+        branch = walk.collecting(
+            lambda: walk.document(parse_mapping(path), context, origin="document")
+        )
     else:
         address = absolute(os.fspath(path), os.getcwd())
-        branch = walk.address(address, context, origin=address)
-    if walk.missing:
-        raise DatasetNotFoundError("\n".join(walk.missing))
+        branch = walk.collecting(lambda: walk.address(address, context, origin=address))
+    walk.problems.raise_all()
     return leaf_list(branch.tree, training=training)
 
 
@@ -138,11 +145,21 @@ class _Branch:
     is_leaf: bool = False
 
 
+_NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
+"""In place of a node with problems, so that those of others are found, too."""
+
+
 @dataclass
 class _Walk:
     training: bool
-    missing: list[str] = field(default_factory=list)
-    documents: dict[str, Metadataset] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+    documents: dict[str, Metadataset | BrokenMetadataset] = field(default_factory=dict)
+
+    def collecting(self, branch: Callable[[], _Branch]) -> _Branch:
+        """Return a branch, or nothing where there is a problem, which is kept for later."""
+        with self.problems.kept():
+            return branch()
+        return _NOTHING
 
     def address(self, path: str, context: _Context, *, origin: str) -> _Branch:
         """Return the branch of the dataset or document at `path`, which `origin` names."""
@@ -150,8 +167,7 @@ class _Walk:
         try:
             kind = dataset_kind(path)
         except DatasetNotFoundError as exc:
-            self.missing.append(f"{at}{exc}")
-            return _Branch(LeafTree(Leaf(path, context.split_part)), is_leaf=True)
+            raise DatasetNotFoundError(f"{at}{exc}") from exc
         except ConfigError as exc:
             raise ConfigError(f"{at}{exc}") from exc
         if kind == "metadataset":
@@ -170,13 +186,18 @@ class _Walk:
         )
         return _Branch(LeafTree(leaf), is_leaf=True)
 
-    def read(self, path: str) -> Metadataset:
+    def read(self, path: str) -> Metadataset | BrokenMetadataset:
         if path not in self.documents:
-            self.documents[path] = read_metadataset(path)
+            self.documents[path] = parse_metadataset(path)
         return self.documents[path]
 
-    def document(self, document: Metadataset, context: _Context, *, origin: str) -> _Branch:
+    def document(
+        self, document: Metadataset | BrokenMetadataset, context: _Context, *, origin: str
+    ) -> _Branch:
         """Return the branch of the split of `document` that `context` names."""
+        if isinstance(document, BrokenMetadataset):
+            self.problems.keep_broken(document, context.split_part)
+            return _NOTHING
         part = context.split_part
         trail = (*context.trail, (identity(document.origin), part))
         check_cycle(trail, origin)
@@ -184,7 +205,9 @@ class _Walk:
         if part not in splits:
             names = ", ".join(repr(name) for name in splits) or "none"
             asked = "" if origin == document.origin else f", which {origin} asks for"
-            raise ConfigError(f"{place}: no split {part!r}{asked}; there is {names}")
+            close = get_close_matches(part, splits, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{place}: no split {part!r}{asked}; there is {names}{hint}")
         node = splits[part]
         if node is None:
             raise EmptyDatasetError(f"{place}: split {part!r} is empty")
@@ -194,6 +217,9 @@ class _Walk:
 
     def node(self, node: Any, context: _Context) -> _Branch:
         """Return the branch of a node of any kind."""
+        return self.collecting(lambda: self.sound_node(node, context))
+
+    def sound_node(self, node: Any, context: _Context) -> _Branch:
         from energon.metadataset import grammar, grammar_v1
 
         match node:
@@ -230,7 +256,6 @@ class _Walk:
 
     def join(self, node: Join, context: _Context) -> _Branch:
         """Return the branch of datasets that are joined to one."""
-        check_join(node)
         below = context.below(node)
         named = isinstance(node.join, dict)
         members = node.join.items() if isinstance(node.join, dict) else enumerate(node.join)
@@ -245,22 +270,7 @@ class _Walk:
             found.append(
                 JoinMember(branch.tree.leaf, member.nonmatch, str(name) if named else None)
             )
-        first = found[0].leaf
-        leaf = Leaf(
-            path=first.path,
-            split_part=first.split_part,
-            dataset_config=first.dataset_config,
-            split_config=first.split_config,
-            origin=node.where("join"),
-            join=tuple(found),
-            joiner=Joiner(
-                node.joiner.module,
-                node.joiner.class_ or str(node.joiner.function),
-                node.joiner.class_ is not None,
-                node.where("joiner"),
-                context.document,
-            ),
-        )
+        leaf = joined_leaf(node, tuple(found), context.document)
         return _Branch(LeafTree(leaf), is_leaf=True)
 
     def blend(self, node: Blend, context: _Context, place: str) -> _Branch:
@@ -269,7 +279,6 @@ class _Walk:
             raise EmptyDatasetError(f"{place}: the list is empty")
         if not self.training:
             return self.line(node.blend, context, "blend", place)
-        check_blend(node, place)
         entries = tuple(
             Weighted(
                 self.node(entry, context).tree,
@@ -279,6 +288,7 @@ class _Walk:
             )
             for entry in node.blend
         )
+        check_never_zero(node, place)
         check_units(node.unit, entries, place)
         stop_at_first = node.stopping_strategy == "first_exhausted"
         return _Branch(BlendTree(entries, place, node.unit, stop_at_first, node.temperature))

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from energon.errors import ConfigError, SecurityError
+from energon.errors import SecurityError
 from energon.formats.yaml import Map, Seq, marked_like, where
 from energon.formats.yaml_scalars import scalar
 
@@ -32,23 +32,27 @@ MAX_DEPTH = 20
 """How many variables may refer to one another in a row."""
 
 
-def substitute(document: Map, *, allow_environment: bool) -> Map:
+class Unresolved(str):
+    """Stands for the value of a reference that leads nowhere."""
+
+
+def substitute(document: Map, *, allow_environment: bool) -> tuple[Map, list[str]]:
     """Return `document` with all references in values replaced; keys stay as they are.
 
     Args:
         document: What was read.
         allow_environment: Whether it may read the environment of this process.
 
+    Returns:
+        The document, with `Unresolved` for values that are references that lead nowhere, and a
+        line for each of them.
+
     Raises:
-        ConfigError: Names all references that lead nowhere.
         SecurityError: If it reads the environment and may not.
     """
     variables = document.get("vars")
     scope = _Scope(variables if isinstance(variables, Mapping) else {}, allow_environment)
-    found = scope.replace(document, 0)
-    if scope.problems:
-        raise ConfigError("\n".join(scope.problems))
-    return found  # type: ignore[no-any-return]
+    return scope.replace(document, 0), scope.problems
 
 
 class _Scope:
@@ -134,8 +138,9 @@ class _Scope:
                 "define the name in `vars`, or copy the document to a local folder"
             )
 
-    def complain(self, match: re.Match[str], problem: str) -> None:
+    def complain(self, match: re.Match[str], problem: str) -> Unresolved:
         self.problems.append(f"{self.place}: {match[0]} {problem}")
+        return Unresolved(match[0])
 
 
 _ABSENT = object()

@@ -22,38 +22,10 @@ def weight_curve(entry: grammar.Weighted, unit: Unit) -> Curve | None:
     return Curve.constant(float(entry.weight))
 
 
-def check_blend(node: grammar.Blend, place: str) -> None:
-    """Raise ConfigError if what a blend says about weights does not fit together."""
-    derived = [entry for entry in node.blend if entry.weight == "auto"]
-    if not derived:
-        _check_never_zero(node, place)
-        if "temperature" in node.model_fields_set:
-            raise ConfigError(
-                f"{node.where('temperature')}: a temperature is for weights that come from sizes; "
-                "write `weight: auto` in the entries, or drop it"
-            )
-    elif len(derived) < len(node.blend):
-        given = next(entry for entry in node.blend if entry.weight != "auto")
-        raise ConfigError(
-            f"{derived[0].where('weight')}: weights from sizes cannot be compared with the number "
-            f"in {given.where('weight')}; write `weight: auto` in all entries, or in none. Groups "
-            "of both kinds can be nested"
-        )
-    sized = [entry for entry in node.blend if entry.tokens is not None]
-    if sized and not derived:
-        raise ConfigError(
-            f"{sized[0].where('tokens')}: tokens only count for `weight: auto`; write that, or "
-            "drop them"
-        )
-    if sized and len(sized) < len(node.blend):
-        without = next(entry for entry in node.blend if entry.tokens is None)
-        raise ConfigError(
-            f"{without.where()}: has no tokens, but {sized[0].where('tokens')} has; sizes are "
-            "compared in tokens or in samples, so give them for all entries or for none"
-        )
-
-
-def _check_never_zero(node: grammar.Blend, place: str) -> None:
+def check_never_zero(node: grammar.Blend, place: str) -> None:
+    """Raise ConfigError if at some time nothing in a blend has a weight."""
+    if any(entry.weight == "auto" for entry in node.blend):
+        return
     curves = [curve for entry in node.blend if (curve := weight_curve(entry, node.schedule_unit))]
     clock = Clock(1, 1)
     for row in sorted({0, *(row for curve in curves for row in curve.knots(clock))}):
