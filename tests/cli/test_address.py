@@ -10,13 +10,7 @@ from click.testing import CliRunner
 from energon.cli.main import main
 from energon.io.files import list_files
 from tests.datasets import write_shard
-from tests.servers.places import moto_port, open_place  # noqa: F401
 from tests.sources.distant import train, upload
-
-
-@pytest.fixture
-def s3(request):
-    yield from open_place("moto", request)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from energon.sources.file_store_folder import SystemFileStore
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
-from tests.servers.places import moto_port, open_place, quick_retries  # noqa: F401
+from tests.servers.places import open_place
 
 BY_EXTENSION = MediaFilter("EXTENSION")
 INLINE = Engine(num_workers=1)

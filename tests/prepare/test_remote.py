@@ -15,14 +15,8 @@ from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index import IndexOptions
 from energon.prepare.remote import standing_in
 from tests.datasets import write_shard
-from tests.servers.places import moto_port, open_place, quick_retries  # noqa: F401
 from tests.servers.proxy import Fault
 from tests.sources.distant import train, upload
-
-
-@pytest.fixture
-def s3(request):
-    yield from open_place("moto", request)
 
 
 @pytest.fixture
@@ -141,7 +135,7 @@ def test_a_run_that_breaks_off_leaves_the_old_dataset_and_goes_on_later(
     s3,
     shards,
     tmp_path,
-    quick_retries,  # noqa: F811
+    quick_retries,
     monkeypatch,
 ):
     address = upload(shards, s3.address)

@@ -10,7 +10,7 @@ from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.browse import BrowsedFile, find_path
 from energon.sources.browse_tree import TreeOpener
 from tests.datasets import make_crude
-from tests.servers.places import moto_port, open_place, quick_retries  # noqa: F401
+from tests.servers.places import open_place
 
 
 def content(folder):

@@ -12,7 +12,7 @@ from energon.sources.file_store_locate import SqliteLocator
 from energon.sources.file_store_open import open_file_store
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from tests.datasets import make_crude
-from tests.servers.places import moto_port, open_place, quick_retries  # noqa: F401
+from tests.servers.places import open_place
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""Servers that all rooms share: each is started once, when the first test needs it."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,4 +15,5 @@ from tests.servers.places import (  # noqa: F401  # fixtures, found by their nam
 
 @pytest.fixture
 def s3(request):
+    """A folder of a bucket of its own, as `Place`."""
     yield from open_place("moto", request)
