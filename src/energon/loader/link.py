@@ -20,6 +20,7 @@ import numpy as np
 from energon.loader.event_table import EventLayout, read_table
 from energon.loader.heartbeat import Heartbeat
 from energon.loader.hosting import Event
+from energon.loader.log_records import LogReceiver
 from energon.loader.options import StartMethod
 from energon.loader.pickling import load_batch, mentions_torch
 from energon.loader.remote_error import RemoteError
@@ -32,6 +33,8 @@ from energon.loader.worker_main import Opening, Setup
 POLL_SECONDS = 0.2
 CLOSE_SECONDS = 0.5
 _TRACE_SECONDS = 0.5
+_LOG_SECONDS = 0.1
+"""How long records of a worker may wait while batches keep coming."""
 
 
 class ProcessLink:
@@ -52,6 +55,8 @@ class ProcessLink:
         self.num_copied = 0
         self._channel, channel = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
+        self._logs = LogReceiver(self._lifeline)
+        self._read_logs_at = 0.0
         _links.add(self)
         try:
             with channel, lifeline:
@@ -86,12 +91,15 @@ class ProcessLink:
     def receive(self, timeout: float) -> list[Event] | None:
         """Return the next events, [] if none come within `timeout` seconds, None after death."""
         self._give_back()
+        if time.monotonic() >= self._read_logs_at:
+            self._read_logs()
         try:
             message = receive(self._channel)
         except BlockingIOError:
-            if not is_readable(self._channel, timeout):
+            if not is_readable(self._channel, timeout, self._lifeline):
                 return []
-            return self.receive(0)
+            self._read_logs()
+            return self.receive(0) if is_readable(self._channel, 0) else []
         except OSError:
             return None
         return None if message is None else self._read(message)
@@ -128,12 +136,21 @@ class ProcessLink:
 
     def disconnect(self) -> None:
         """Close what is held open here, which tells the worker to leave."""
+        self._read_logs()
+        self.leave()
+
+    def leave(self) -> None:
+        """Close what is held open here and read nothing, which a fork would take from others."""
         if self in _links:
             _links.discard(self)
             self._kill_at = time.monotonic() + CLOSE_SECONDS
         self._channel.close()
         self._lifeline.close()
         self._slots.clear()
+
+    def _read_logs(self) -> None:
+        self._logs.drain()
+        self._read_logs_at = time.monotonic() + _LOG_SECONDS
 
     def _read(self, message: Message) -> list[Event]:
         """Return the events in a slot, and tell the worker what has become of the slot."""
@@ -202,7 +219,7 @@ def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event
 def _leave_links() -> None:
     """Leave the workers to the parent, in a process that the user has forked."""
     for link in list(_links):
-        link.disconnect()
+        link.leave()
 
 
 def _close_links() -> None:

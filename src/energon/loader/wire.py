@@ -44,13 +44,16 @@ class Message(NamedTuple):
     descriptors: Sequence[int] = ()
 
 
-def is_readable(channel: socket.socket | int, timeout_seconds: float) -> bool:
-    """Return whether there is something to read, waiting for it for a while.
+def is_readable(
+    channel: socket.socket | int, timeout_seconds: float, *others: socket.socket
+) -> bool:
+    """Return whether there is something to read, anywhere, waiting for it for a while.
 
     Unlike `select.select`, this works for descriptors of any number.
     """
     poll = select.poll()
-    poll.register(channel, select.POLLIN)
+    for each in (channel, *others):
+        poll.register(each, select.POLLIN)
     return bool(poll.poll(timeout_seconds * 1000))
 
 

@@ -21,6 +21,7 @@ from energon.loader.fork_server import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.heap import keep_heap
 from energon.loader.heartbeat import Heartbeat, seek_to_trace
 from energon.loader.hosting import Event, LaneHost
+from energon.loader.log_records import LogSender, explicit_levels
 from energon.loader.options import LoaderOptions
 from energon.loader.outbox import Outbox
 from energon.loader.shared_memory import read_shared
@@ -45,6 +46,7 @@ class Setup:
     sys_path: Sequence[str]
     sys_argv: Sequence[str]
     environment: dict[str, str]
+    log_levels: dict[str, int]
 
     @classmethod
     def of_this_process(cls, options: LoaderOptions, *, name: str, seed: int) -> Setup:
@@ -59,6 +61,7 @@ class Setup:
             sys_path=[entry or os.getcwd() for entry in sys.path],
             sys_argv=list(sys.argv),
             environment=dict(os.environ),
+            log_levels=explicit_levels(),
         )
 
     def apply(self) -> None:
@@ -85,7 +88,8 @@ class Opening:
 def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
     """Work for the parent at the other end of both sockets; return the exit code.
 
-    Nothing is ever sent on the lifeline. It closes when the parent closes it or ends.
+    The parent sends nothing on the lifeline, which closes when the parent closes it or ends; the
+    worker sends what it logs.
     """
     leave_signals_to_parent()
     companion = _Companion(lifeline_descriptor)
@@ -93,7 +97,7 @@ def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
     with socket.socket(fileno=channel_descriptor) as channel:
         channel.setblocking(True)
         with contextlib.suppress(_ParentLeft, BrokenPipeError, ConnectionResetError):
-            worker = _Worker(channel)
+            worker = _Worker(channel, lifeline_descriptor)
             companion.outbox = worker.outbox
             worker.run()
     return 0
@@ -110,7 +114,7 @@ class _Reopened(Exception):
 class _Worker:
     """One worker process."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, lifeline: int) -> None:
         self._channel = channel
         self._opening: Message | None = None
         setup = self._receive()
@@ -120,6 +124,8 @@ class _Worker:
         _report_faults(trace)
         configuration: Setup = pickle.loads(read_shared(description))
         configuration.apply()
+        records = socket.socket(fileno=os.dup(lifeline))
+        LogSender(records, process_name=configuration.name).install(configuration.log_levels)
         self._slots = SlotPool(
             prefetch=configuration.prefetch_factor, max_bytes=configuration.shared_memory_bytes
         )
