@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from energon.cli.main import main
 from energon.inspect.info import describe
 from energon.prepare.dataset import prepare_dataset
+from energon.prepare.jsonl import prepare_jsonl
 from tests.datasets import make_captions, make_crude, write_shard
 
 
@@ -49,3 +56,110 @@ def test_describes_the_datasets_of_a_metadataset(tmp_path):
     assert about["splits"]["train"]["samples"] == 5
     assert [leaf["samples"] for leaf in about["splits"]["train"]["leaves"]] == [2, 3]
     assert about["datasets"][str(tmp_path / "b")]["sample_type"] == "CrudeWebdataset"
+
+
+def run(*words):
+    result = CliRunner().invoke(main, ["info", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_shares_repetitions_subflavors_and_auxiliary_data_are_told(tmp_path):
+    make_captions(tmp_path / "a", [2])
+    make_crude(tmp_path / "b", [3])
+    (tmp_path / "blend.yaml").write_text(
+        "splits:\n  train:\n    blend:\n"
+        "      - {path: a, weight: 3, subflavors: {kind: x}}\n"
+        "      - {path: b, weight: 1, aux: {pictures: a}}\n"
+        "  val:\n    blend_epochized:\n      - {path: a, repetitions: 2.5}\n"
+    )
+    about = describe(tmp_path / "blend.yaml")
+    first, second = about["splits"]["train"]["leaves"]
+    assert (first["weight"], second["weight"]) == (0.75, 0.25)
+    assert first["subflavors"] == {"kind": "x"}
+    assert second["aux"] == {"pictures": str(tmp_path / "a")}
+    assert about["splits"]["val"]["samples_per_epoch"] == 5
+    shown = run(tmp_path / "blend.yaml")
+    assert f"  - 75.0 % {tmp_path}/a (train): 2 samples; subflavors kind: x\n" in shown
+    assert f"  - 25.0 % {tmp_path}/b (train): 3 samples; aux pictures: {tmp_path}/a\n" in shown
+    assert f"- split val: 2 samples, 5 with repetitions\n  - 2.5 times {tmp_path}/a" in shown
+    assert f"\n## {tmp_path}/a\n- sample type: CaptioningSample\n" in shown
+
+
+def test_joins_are_counted_once_their_index_is_there(tmp_path):
+    make_captions(tmp_path / "a", [4])
+    make_crude(tmp_path / "b", [2])
+    (tmp_path / "join.yaml").write_text(
+        "splits:\n  train:\n    join:\n"
+        "      - {path: a}\n      - {path: b, nonmatch: skip}\n"
+        "    joiner: {__module__: megatron.energon, __class__: TextSample}\n"
+    )
+    (leaf,) = describe(tmp_path / "join.yaml")["splits"]["train"]["leaves"]
+    assert leaf["samples"] is None
+    assert [member["nonmatch"] for member in leaf["join"]] == ["error", "skip"]
+    assert "not counted before" in run(tmp_path / "join.yaml")
+    assert not (tmp_path / "join.yaml.cache").exists()
+    CliRunner().invoke(main, ["prepare", str(tmp_path / "join.yaml")], catch_exceptions=False)
+    split = describe(tmp_path / "join.yaml")["splits"]["train"]
+    assert split["samples"] == split["leaves"][0]["samples"] == 2
+
+
+def test_what_is_wrong_with_a_split_is_told_and_the_others_are_described(tmp_path):
+    make_captions(tmp_path / "a", [2])
+    (tmp_path / "blend.yaml").write_text("splits:\n  train: {path: a}\n  val: {path: gone}\n")
+    about = describe(tmp_path / "blend.yaml")
+    assert list(about["splits"]) == ["train"]
+    (problem,) = about["problems"]
+    assert "gone does not exist" in problem
+    assert f"- problem: {problem}" in run(tmp_path / "blend.yaml")
+
+
+def test_a_dataset_whose_code_is_not_allowed_is_described(tmp_path, monkeypatch):
+    monkeypatch.delenv("ENERGON_ALLOW", raising=False)
+    write_shard(tmp_path / "ds/0.tar", [("a", {"txt": b""})])
+    prepare_dataset(
+        tmp_path / "ds",
+        split_parts=["train:.*"],
+        sample_type="TextSample",
+        sample_loader="raise SystemExit\n",
+    )
+    (tmp_path / "meta.yaml").write_text("splits:\n  train: {path: ds}\n")
+    assert describe(tmp_path / "meta.yaml")["splits"]["train"]["samples"] == 1
+    assert describe(tmp_path / "ds")["sample_type"] == "TextSample"
+
+
+def test_lines_of_a_jsonl_file_are_counted_and_measured(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(f'{{"n": {n}}}\n' for n in range(8, 12)))
+    prepare_jsonl(path)
+    about = describe(path)
+    assert about["samples"] == 4
+    assert (about["parts"]["json"]["min"], about["parts"]["json"]["max"]) == (9, 10)
+    assert about["splits"]["train"]["samples"] == 4
+    assert "- part json: 4 with 38 bytes" in run(path)
+
+
+def test_the_histogram_has_a_line_for_each_size(tmp_path):
+    samples = [(f"s{n}", {"bin": bytes(1 << n)}) for n in (1, 1, 3)]
+    write_shard(tmp_path / "0.tar", [(f"k{n}", parts) for n, (_, parts) in enumerate(samples)])
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    lines = run(tmp_path).splitlines()
+    at = lines.index("- bytes of a sample: 4 on average, from 2 to 8")
+    assert [line.split() for line in lines[at + 1 :]] == [
+        ["below", "4", "B", "2", "#" * 32],
+        ["below", "8", "B", "0"],
+        ["below", "16", "B", "1", "#" * 16],
+    ]
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_missing_shards_are_named_and_the_rest_is_counted(tmp_path, words):
+    root = make_crude(tmp_path / "ds", [2, 3])
+    (root / "001.tar").unlink()
+    shown = run(root, *words)
+    if words:
+        about = json.loads(shown)
+        assert about["missing_shards"] == ["001.tar"]
+        assert about["parts"]["txt"]["count"] == 2
+    else:
+        assert "- missing shards: 001.tar" in shown

@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
 from energon.formats.info import load_info
 from energon.formats.split import load_split
 from energon.inspect.leaves import find_leaves, split_names
 from energon.inspect.media_statistics import media_statistics
-from energon.inspect.part_statistics import part_statistics
+from energon.inspect.mix_info import describe_mix
+from energon.inspect.part_statistics import PartStatistics, SizeStatistics, part_statistics
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.epath import any_path
 from energon.io.files import file_info
 from energon.io.registry import open_store
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import dataset_kind
-from energon.metadataset.leaf import Leaf
 from energon.sources.browse_samples import TableSamples
 from energon.sources.jsonl import JsonlFile, JsonlSource
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.leaves import open_leaves
 
 
 def describe(
@@ -48,7 +49,7 @@ def describe(
     kind = dataset_kind(address)
     about = {"name": _name(address), "path": redact(address), "kind": kind}
     if kind == "jsonl":
-        return {**about, **_jsonl(address)}
+        return {**about, **_jsonl(address, parts)}
     if kind == "filesystem":
         return {**about, "media": media_statistics(any_path(address)) or {}}
     if kind == "webdataset":
@@ -90,7 +91,7 @@ def _webdataset(
     return about
 
 
-def _jsonl(address: str) -> dict[str, Any]:
+def _jsonl(address: str, parts: bool) -> dict[str, Any]:
     lines = JsonlFile(address)
     splits = {}
     for name in split_names(address, "jsonl"):
@@ -101,7 +102,7 @@ def _jsonl(address: str) -> dict[str, Any]:
         else:
             excluded = len(source.excluded)
             splits[name] = {"samples": len(source), "shards": 1, "excluded": excluded}
-    return {
+    about = {
         "sample_type": "CrudeSample",
         "samples": len(lines),
         "shards": 1,
@@ -110,6 +111,11 @@ def _jsonl(address: str) -> dict[str, Any]:
         "energon_version": None,
         "splits": splits,
     }
+    if parts:
+        sizes = SizeStatistics()
+        sizes.add(np.diff(lines.offsets))
+        about |= PartStatistics(sizes, {"json": sizes}).to_json()
+    return about
 
 
 def _split(address: str, name: str, split_config: str) -> dict[str, Any]:
@@ -127,12 +133,11 @@ def _split(address: str, name: str, split_config: str) -> dict[str, Any]:
 def _metadataset(
     address: str, split_config: str, dataset_config: str, parts: bool
 ) -> dict[str, Any]:
-    found = find_leaves(address, split_config=split_config, dataset_config=dataset_config)
-    splits = {}
+    found = find_leaves(
+        address, split_config=split_config, dataset_config=dataset_config, training=True
+    )
     datasets: dict[str, Any] = {}
-    for name, leaves in found.splits.items():
-        listed = [_leaf(leaf) for leaf in leaves]
-        splits[name] = {"samples": sum(leaf["samples"] for leaf in listed), "leaves": listed}
+    for leaves in found.splits.values():
         for leaf in leaves:
             if leaf.path not in datasets:
                 datasets[leaf.path] = describe(
@@ -142,20 +147,9 @@ def _metadataset(
                     parts=parts,
                 )
     return {
-        "splits": splits,
+        "splits": {name: describe_mix(mix) for name, mix in found.mixes.items()},
         "datasets": {redact(path): about for path, about in datasets.items()},
         "problems": [f"split {name!r}: {line}" for name, line in found.problems],
-    }
-
-
-def _leaf(leaf: Leaf) -> dict[str, Any]:
-    return {
-        "path": redact(leaf.path),
-        "split_part": leaf.split_part,
-        "samples": len(open_leaves([leaf], None)[0].source),
-        "repetitions": leaf.repetitions,
-        "subflavors": dict(leaf.subflavors),
-        "aux": {name: redact(place) for name, place in leaf.aux.items()},
     }
 
 

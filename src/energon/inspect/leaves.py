@@ -12,7 +12,7 @@ from energon.io.address import is_remote, redact
 from energon.io.epath import any_path
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
-from energon.metadataset.leaf import Leaf
+from energon.metadataset.leaf import Leaf, LeafList
 from energon.metadataset.resolve import resolve
 from energon.sources.jsonl import jsonl_splits
 
@@ -24,11 +24,13 @@ class FoundLeaves:
     Args:
         kind: Of what lies there.
         splits: Datasets by split, those of joins one by one.
+        mixes: The same by split, those of joins together, and how they are mixed.
         problems: By split, why there are none, each as one line.
     """
 
     kind: str
     splits: dict[str, list[Leaf]] = field(default_factory=dict)
+    mixes: dict[str, LeafList] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -38,6 +40,7 @@ def find_leaves(
     splits: Sequence[str] = (),
     dataset_config: str | None = None,
     split_config: str | None = None,
+    training: bool = False,
 ) -> FoundLeaves:
     """Return the datasets of a dataset or metadataset.
 
@@ -46,6 +49,7 @@ def find_leaves(
         splits: Which of its splits; none for all.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: The same for splits; None for split.yaml.
+        training: Whether weights and repetitions count, which validation ignores.
 
     Raises:
         DatasetNotFoundError: If there is nothing.
@@ -62,17 +66,18 @@ def find_leaves(
                 f"{redact(address)}: there is no split {name!r}, only {', '.join(names) or 'none'}"
             )
         try:
-            leaves = resolve(
+            mix = resolve(
                 address,
                 split_part=name,
-                training=False,
+                training=training,
                 dataset_config=dataset_config,
                 split_config=split_config,
-            ).leaves
+            )
         except EnergonError as error:
             found.problems.extend((name, line) for line in str(error).splitlines())
         else:
-            found.splits[name] = list(_single(leaves))
+            found.mixes[name] = mix
+            found.splits[name] = list(_single(mix.leaves))
     return found
 
 

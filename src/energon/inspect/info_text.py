@@ -1,0 +1,117 @@
+"""What is known about a dataset or metadataset, as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+BAR_LETTERS = 32
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def info_lines(about: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what `energon.inspect.info.describe` has found, as Markdown."""
+    if about["kind"] == "metadataset":
+        yield from _metadataset(about)
+        for path, dataset in about["datasets"].items():
+            yield ""
+            yield f"## {path}"
+            yield from _dataset(dataset)
+    else:
+        yield f"# {about['name']}"
+        yield f"- path: {about['path']}"
+        yield from _dataset(about)
+
+
+def _metadataset(about: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# {about['name']}"
+    yield f"- path: {about['path']}"
+    for name, split in about["splits"].items():
+        line = f"- split {name}: {_samples(split['samples'])}"
+        if "samples_per_epoch" in split:
+            line += f", {split['samples_per_epoch']} with repetitions"
+        yield line
+        for leaf in split["leaves"]:
+            yield f"  - {_leaf(leaf)}"
+    for problem in about["problems"]:
+        yield f"- problem: {problem}"
+
+
+def _leaf(leaf: Mapping[str, Any]) -> str:
+    share = ""
+    if leaf["weight"] is not None:
+        share = f"{100 * leaf['weight']:.1f} % "
+    elif leaf["repetitions"] != 1:
+        share = f"{leaf['repetitions']:g} times "
+    datasets = [f"{each['path']} ({each['split_part']})" for each in leaf.get("join", [leaf])]
+    line = f"{share}{' joined with '.join(datasets)}: {_samples(leaf['samples'])}"
+    for title in ("subflavors", "aux"):
+        if leaf[title]:
+            pairs = ", ".join(f"{name}: {value}" for name, value in leaf[title].items())
+            line += f"; {title} {pairs}"
+    return line
+
+
+def _samples(count: int | None) -> str:
+    if count is None:
+        return "not counted before `energon prepare` or training builds the index of the join"
+    return f"{count} samples"
+
+
+def _dataset(about: Mapping[str, Any]) -> Iterator[str]:
+    if about["kind"] != "filesystem":
+        yield from _contents(about)
+    for name, found in about.get("media", {}).items():
+        yield f"- {name}: {_medium(name, found)}"
+
+
+def _contents(about: Mapping[str, Any]) -> Iterator[str]:
+    for title in ("sample_type", "samples", "shards", "bytes", "energon_version"):
+        if about[title] is not None:
+            yield f"- {title.replace('_', ' ')}: {about[title]}"
+    if about["missing_shards"]:
+        yield f"- missing shards: {', '.join(about['missing_shards'])}"
+    for name, split in about["splits"].items():
+        share = 100 * split["samples"] / max(1, about["samples"])
+        excluded = f", {split['excluded']} left out" if split["excluded"] else ""
+        yield (
+            f"- split {name}: {split['samples']} samples ({share:.1f} %), {split['shards']} shards"
+            f"{excluded}"
+        )
+    for name, part in about.get("parts", {}).items():
+        yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
+    if about.get("sample_sizes", {}).get("count"):
+        yield f"- bytes of a sample: {_spread(about['sample_sizes'])}"
+        yield from _histogram(about["sample_sizes"]["histogram"])
+
+
+def _spread(sizes: Mapping[str, Any]) -> str:
+    return f"{sizes['mean']:.0f} on average, from {sizes['min']} to {sizes['max']}"
+
+
+def _histogram(buckets: list[Mapping[str, int]]) -> Iterator[str]:
+    most = max(bucket["count"] for bucket in buckets)
+    bounds = [f"below {_size(bucket['below'])}" for bucket in buckets]
+    width = max(map(len, bounds))
+    digits = len(str(most))
+    for bound, bucket in zip(bounds, buckets, strict=True):
+        bar = "#" * -(-BAR_LETTERS * bucket["count"] // most)
+        yield f"    {bound:>{width}} {bucket['count']:>{digits}} {bar}".rstrip()
+
+
+def _size(power_of_two: int) -> str:
+    unit = min((power_of_two.bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{power_of_two >> 10 * unit} {_UNITS[unit]}"
+
+
+def _medium(name: str, found: Mapping[str, Any]) -> str:
+    if name == "images":
+        width, height = found["width"], found["height"]
+        return (
+            f"{found['count']} ({', '.join(found['formats'])}), {width['min']} to "
+            f"{width['max']} by {height['min']} to {height['max']} pixels"
+        )
+    return (
+        f"{found['count']} of {found['seconds']} s in all, from "
+        f"{found['shortest']} to {found['longest']} s"
+    )
