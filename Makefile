@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fmt lint types layers docs bench servers clean
+.PHONY: demo test check fmt lint types layers doctests bench servers clean
 
 demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -12,9 +12,9 @@ demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another to
 test: $(STAMP)  ## run the whole test suite; after `make servers`, none of it is skipped
 	@# With npm at hand, what stands for Azure is installed by the way; nothing depends on it.
 	@if command -v npm > /dev/null; then .ci/azurite || true; fi
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
-check: lint types layers docs test  ## what CI runs
+check: lint types layers doctests test  ## what CI runs
 
 fmt: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples
@@ -30,8 +30,8 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 
-docs: $(STAMP)  ## run the examples of README, docs and docstrings
-	$(BIN)/python -m pytest tests/docs --doctest-modules src/energon
+doctests: $(STAMP)  ## run the examples in docstrings; those of README and docs are tests
+	$(BIN)/python -m pytest --doctest-modules src/energon
 
 servers: $(STAMP)  ## install the servers that tests of object stores talk to
 	.ci/ceph
