@@ -25,13 +25,12 @@ import time
 import traceback
 from collections.abc import Sequence
 
+from energon.loader.end import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.wire import is_readable
 
 START = 0
 IMPORT_TORCH = -1
 RUNNING = -(1 << 30)
-GRACE_SECONDS = 0.5
-"""How long workers get to leave by themselves, once the training process is gone."""
 
 _NUMBER = struct.Struct("q")
 _MAX_DESCRIPTORS = 2
@@ -98,16 +97,6 @@ def exit_code(pid: int) -> int:
         # Somebody else has waited for it, or the system does not keep exit codes.
         return RUNNING if _exists(pid) else 0
     return os.waitstatus_to_exitcode(status) if found else RUNNING
-
-
-def leave_signals_to_parent() -> None:
-    """Let only the training process react to ^C and to SIGTERM for the whole process group.
-
-    It may want some more batches, to save a checkpoint. Handlers are used, because programs
-    started from here would inherit that a signal is ignored.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
 
 
 def _exists(pid: int) -> bool:

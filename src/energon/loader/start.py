@@ -14,6 +14,7 @@ from typing import Protocol
 
 from energon.errors import WorkerError
 from energon.loader import fork_server
+from energon.loader.end import GRACE_SECONDS
 from energon.loader.options import StartMethod
 
 
@@ -139,7 +140,7 @@ class _Server:
         """End the server and wait for it."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2 * fork_server.GRACE_SECONDS)
+            self._process.wait(timeout=2 * GRACE_SECONDS)
 
 
 _server: _Server | None = None

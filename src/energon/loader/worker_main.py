@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.loader.fork_server import GRACE_SECONDS, leave_signals_to_parent
+from energon.loader.end import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.heap import keep_heap
 from energon.loader.heartbeat import Heartbeat, seek_to_trace
 from energon.loader.hosting import Event, LaneHost
