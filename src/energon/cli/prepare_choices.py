@@ -12,7 +12,7 @@ import click
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon.prepare.assistant import Choices
+    from energon.prepare.assistant_choices import Choices
     from energon.prepare.split_dataset import SplitRequest
 
 
@@ -66,7 +66,7 @@ def decide(path: Path, shards: Sequence[str], options: Options, *, ask: bool) ->
         ConfigError: If something is missing that has no usual value, or makes no sense.
         click.Abort: If the dataset is not to be prepared.
     """
-    from energon.prepare.assistant import Choices
+    from energon.prepare.assistant_choices import Choices
 
     split = options.split()
     choices = Choices(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.formats import yaml
 from energon.formats.info import META, DatasetInfo
+from energon.prepare.assistant_choices import Choices
 from energon.prepare.assistant_fields import (
     check_field,
     is_required,
@@ -32,39 +33,6 @@ if TYPE_CHECKING:
 SHOWN_SAMPLES = 2
 DEFAULT_RATIO = "8,1,1"
 _SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "eval")
-
-
-@dataclass(frozen=True)
-class Choices:
-    """How a dataset is to be prepared. None and nothing stand for what is to be asked.
-
-    Args:
-        split: How it is split.
-        split_settings: All about it that is not asked: unit, shuffle, exclude_from.
-        sample_type: What samples become.
-        field_map: How parts become fields.
-        sample_loader: Code that makes samples instead.
-        describe: Whether to write dataset.yaml at all.
-        dataset_yaml_name: What it is called.
-        write: Whether to write everything without asking.
-    """
-
-    split: SplitRequest | None = None
-    split_settings: Mapping[str, Any] = field(default_factory=dict)
-    sample_type: str | None = None
-    field_map: Mapping[str, str] | None = None
-    sample_loader: str | None = None
-    describe: bool = True
-    dataset_yaml_name: str = "dataset.yaml"
-    write: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is nothing to ask."""
-        if self.split is None:
-            return False
-        made = self.field_map is not None or self.sample_loader is not None
-        return not self.describe or self.sample_type == CRUDE or bool(self.sample_type and made)
 
 
 class Assistant:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -11,7 +11,7 @@ from uuid import uuid4
 from energon.errors import EnergonError
 from energon.formats import yaml
 from energon.formats.info import META, DatasetInfo, load_info
-from energon.prepare.files import reporting, stage_files
+from energon.prepare.files import flush_files, reporting, stage_files
 from energon.prepare.name_index import sqlite_path
 
 
@@ -22,6 +22,7 @@ def commit_dataset(
     *,
     changed: bool,
     sqlite: Path | None,
+    unflushed: Sequence[Path] = (),
 ) -> None:
     """Write the files of `.nv-meta`.
 
@@ -35,6 +36,7 @@ def commit_dataset(
         documents: Names and contents of other files.
         changed: Whether shards are new or changed, so that a present SQL index is out of date.
         sqlite: A new SQL index, on its way under another name; None if there is none.
+        unflushed: Files beside the shards that have to be on disk before the dataset has them.
     """
     meta = dataset / META
     present = _present_counts(dataset)
@@ -48,14 +50,13 @@ def commit_dataset(
     others = [(meta / name, text) for name, text in documents]
     ends = _lists(meta, info) if removed else []
     first, second, third = (
-        stage_files((path, text.encode()) for path, text in files)
+        stage_files(((path, text.encode()) for path, text in files), durable=False)
         for files in (heads, others, ends)
     )
+    staged = [*first.temporaries, *second.temporaries, *third.temporaries]
+    flush_files([*unflushed, *staged, *([] if sqlite is None else [sqlite])])
     target = sqlite_path(dataset)
     with reporting(target):
-        if sqlite is not None:
-            with open(sqlite, "rb") as file:
-                os.fsync(file.fileno())
         if list(present) != names[: len(present)] or (changed and sqlite is None):
             target.unlink(missing_ok=True)
         first.commit()

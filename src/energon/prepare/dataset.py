@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from energon.errors import ConfigError
@@ -16,8 +15,7 @@ from energon.prepare.commit import commit_dataset
 from energon.prepare.describe import LOADER_FILE, describe_samples
 from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine
-from energon.prepare.files import flush_files, temporary_file
-from energon.prepare.fix_duplicates import fix_duplicates
+from energon.prepare.files import temporary_file
 from energon.prepare.index import IndexedShard, IndexOptions, index_files
 from energon.prepare.leftovers import clear_leftovers
 from energon.prepare.lock import dataset_lock
@@ -153,6 +151,8 @@ def index_dataset(
     """
     clear_leftovers(dataset, shards)
     if indexing.fix_duplicates:
+        from energon.prepare.fix_duplicates import fix_duplicates
+
         options = IndexOptions(checksum=indexing.checksum)
         fix_duplicates(
             dataset, list(index_shards(dataset, shards, engine=indexing.engine, options=options))
@@ -171,6 +171,7 @@ def index_dataset(
             documents(info),
             changed=any(shard.was_read for shard in found),
             sqlite=sqlite if written else None,
+            unflushed=list(_unflushed(dataset, indexing, found)),
         )
     read = sum(shard.was_read for shard in found)
     log.info("%s: %d of %d shards were new or changed", dataset, read, len(found))
@@ -181,18 +182,27 @@ def _collected(
     dataset: Path, shards: Sequence[str], indexing: Indexing, found: list[IndexedShard]
 ) -> Iterator[IndexedShard]:
     """Yield the shards as they are indexed, and note them; at the end check their keys."""
-    # On this machine one flush at the end is enough, and much faster with many small shards.
-    local = indexing.engine.name == "local"
-    options = IndexOptions(checksum=indexing.checksum, force=indexing.force, durable=not local)
+    options = IndexOptions(
+        checksum=indexing.checksum, force=indexing.force, durable=not _is_flushed_here(indexing)
+    )
     for shard in index_shards(
         dataset, shards, engine=indexing.engine, options=options, progress=indexing.progress
     ):
         found.append(shard)
         yield shard
-    if local:
-        written = (index_files(dataset / shard.name) for shard in found if shard.was_read)
-        flush_files(list(chain.from_iterable(written)))
     check_unique(found, lambda name: open_table(dataset, name))
+
+
+def _is_flushed_here(indexing: Indexing) -> bool:
+    """Return whether one flush at the end does, which is much faster with many small shards."""
+    return indexing.engine.name == "local"
+
+
+def _unflushed(dataset: Path, indexing: Indexing, found: Sequence[IndexedShard]) -> Iterator[Path]:
+    if _is_flushed_here(indexing):
+        for shard in found:
+            if shard.was_read:
+                yield from index_files(dataset / shard.name)
 
 
 def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:

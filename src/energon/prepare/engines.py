@@ -7,11 +7,9 @@ same for all and written once, in `run_batches`.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -98,7 +96,7 @@ def run_batches(
         with engine.open() as workers:
             try:
                 yield from _run(workers, function, todo, tries)
-            except BrokenProcessPool as error:
+            except BrokenExecutor as error:
                 # All of its processes are gone; what they were at is in `todo` again.
                 if starts == MAX_STARTS:
                     raise WorkerError(
@@ -128,7 +126,7 @@ def _run(
                     continue
                 todo.append(batch)
                 _count_try(batch[0], tries, error)
-                if isinstance(error, BrokenProcessPool):
+                if isinstance(error, BrokenExecutor):
                     raise error
     finally:
         for future, batch in running.items():
@@ -161,6 +159,10 @@ def _local(engine: Engine) -> Iterator[Workers]:
     if engine.num_local == 1:
         yield Workers(_call, 1)
         return
+    # Few shards need no processes, and no time to import what starts them.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["energon.prepare.index"])
     pool = ProcessPoolExecutor(engine.num_local, mp_context=context)

@@ -77,6 +77,11 @@ class StagedFiles:
     def __init__(self, files: list[tuple[Path, Path]]) -> None:
         self._files = files
 
+    @property
+    def temporaries(self) -> list[Path]:
+        """Where they are now."""
+        return [temporary for temporary, _ in self._files]
+
     def commit(self) -> None:
         """Give the files their names, in order."""
         for temporary, target in self._files:

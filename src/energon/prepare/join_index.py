@@ -27,9 +27,9 @@ from energon.formats.key_hash import hash_keys
 from energon.formats.part_table import PartTable
 from energon.io.atomic import atomic_path
 
-PARTITION_KEYS = 4 << 20
+PARTITION_KEYS = 1 << 20
 """Keys of all datasets in a partition; each takes about 100 bytes while it is matched."""
-MAX_PARTITIONS = 256
+MAX_PARTITIONS = 1024
 _CHUNK_ROWS = 1 << 20
 
 Ints = NDArray[np.int64]

@@ -30,8 +30,8 @@ from energon.io.files import delete_file, list_files, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
 from energon.prepare.index import IndexOptions, known_table
-from energon.prepare.packing.shards import COMPRESSED
 from energon.prepare.remote_scan import index_remote
+from energon.prepare.shards import COMPRESSED
 
 MAX_PARALLEL = 16
 """Shards that are indexed, and files that are copied, at the same time."""

@@ -11,8 +11,8 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import file_state, list_files
 from energon.prepare.index import IndexedShard, IndexOptions, index_batch
-from energon.prepare.packing.shards import COMPRESSED
 
+COMPRESSED = (".tgz", ".tar.gz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 MAX_BATCH_SHARDS = 256
 MIN_BATCH_BYTES = 16 << 20
 BATCHES_PER_WORKER = 8

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 from energon.errors import FormatError, MissingExtraError, TruncatedError
 from energon.formats.tar import split_name
 from energon.prepare.files import list_files, reporting
+from energon.prepare.shards import COMPRESSED
 
-COMPRESSED = (".tgz", ".tar.gz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 SUFFIXES = (".tar", *COMPRESSED)
 
 
