@@ -68,18 +68,27 @@ def is_running(pid):
         return False
 
 
-def assert_gone(pids, seconds=2.0):
+def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
+    while not (held := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not [pid for pid in pids if is_running(pid)]
+    return held
+
+
+def assert_gone(pids):
+    assert wait_until(lambda: not any(map(is_running, pids)))
+
+
+def shared_memory():
+    """Names of what Python and torch share; other programs come and go."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "torch_"))}
 
 
 @pytest.fixture(autouse=True)
 def shared_memory_is_as_before():
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     yield
-    assert set(os.listdir("/dev/shm")) <= before
+    assert wait_until(lambda: shared_memory() <= before)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
