@@ -23,7 +23,7 @@ class CountingStore(FileStore[bytes]):
         return name.encode() * (self.size // len(name))
 
     def get_raw(self, name):
-        assert self.gate.wait(20)
+        assert self.gate.wait(100)
         self.reads.append(name)
         if not name.isdecimal():
             raise NoSuchFileError(f"{name!r} is not there")

@@ -88,8 +88,13 @@ class Catalog:
         """Return where the content of an entry is."""
         return self.folder / key[:2] / key
 
-    def find(self, key: str) -> str | None:
-        """Return what is noted about an entry, and keep it from being dropped; None if absent."""
+    def find(self, key: str, *, pin: bool) -> str | None:
+        """Return what is noted about an entry; None if absent.
+
+        Args:
+            key: Its key.
+            pin: Whether to keep it from being dropped.
+        """
         with self._mutex:
             # Mostly it is absent, which takes no lock that others wait for.
             if self._connection.execute(_ABOUT, (key,)).fetchone() is None:
@@ -98,7 +103,7 @@ class Catalog:
             row = self._connection.execute(_ABOUT, (key,)).fetchone()
             if row is None:
                 return None
-            self._use(key)
+            self._use(key, pin=pin)
             return str(row[0])
 
     def reserve(self, key: str, size: int) -> Literal["reserved", "present", "full"]:
@@ -128,12 +133,20 @@ class Catalog:
             self._connection.execute(
                 "UPDATE entries SET writer = NULL, about = ? WHERE key = ?", (about, key)
             )
-            self._use(key)
+            self._use(key, pin=True)
 
     def discard(self, key: str) -> None:
         """Note that a reserved entry will not be written, or that one is not there any more."""
         with self._transaction():
             self._drop(key)
+
+    def discard_lost(self, key: str) -> None:
+        """Forget an entry if its content is not there, as somebody has deleted it."""
+        with self._transaction():
+            # What is being written again meanwhile has a writer.
+            written = self._connection.execute(_ABOUT, (key,)).fetchone() is not None
+            if written and not self.path(key).exists():
+                self._drop(key)
 
     def release(self, keys: Sequence[str]) -> None:
         """Let entries be dropped again, as far as this process is concerned."""
@@ -161,12 +174,13 @@ class Catalog:
         found = self._connection.execute("SELECT bytes, count FROM usage").fetchone()
         return int(found[0]), int(found[1])
 
-    def _use(self, key: str) -> None:
+    def _use(self, key: str, *, pin: bool) -> None:
         self._connection.execute("UPDATE usage SET clock = clock + 1")
         self._connection.execute(
             "UPDATE entries SET used = (SELECT clock FROM usage) WHERE key = ?", (key,)
         )
-        self._connection.execute("INSERT OR IGNORE INTO pins VALUES (?, ?)", (key, self.user))
+        if pin:
+            self._connection.execute("INSERT OR IGNORE INTO pins VALUES (?, ?)", (key, self.user))
 
     def _make_room(self, size: int) -> bool:
         limits = self.limits

@@ -37,21 +37,30 @@ class DiskCache:
         """The folder."""
         return self._folder.path
 
-    def find(self, key: str) -> str | None:
-        """Return what was noted about a content, and keep it until `release`; None if absent."""
+    def find(self, key: str, *, pin: bool) -> str | None:
+        """Return what was noted about a content; None if absent.
+
+        Args:
+            key: Its key.
+            pin: Whether to keep it until `release`.
+        """
         try:
-            return self._catalog.find(key)
+            return self._catalog.find(key, pin=pin)
         except sqlite3.Error as error:
             self._warn(error)
             return None
 
     def read(self, key: str) -> bytes | None:
-        """Return a content that was found or stored; None if somebody has deleted it."""
+        """Return a content that was found or stored; None if it is not there any more."""
         try:
             return self._catalog.path(key).read_bytes()
         except FileNotFoundError:
-            self.drop(key)
-            return None
+            pass
+        try:
+            self._catalog.discard_lost(key)
+        except sqlite3.Error as error:
+            self._warn(error)
+        return None
 
     def store(self, key: str, data: bytes, about: str) -> Stored:
         """Keep a content until `release`, and longer if there is room.

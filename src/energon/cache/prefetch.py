@@ -226,7 +226,7 @@ class Prefetcher:
         if task.step is not _Step.FETCHING or task.store is None:
             return
         try:
-            about = self.disk.find(task.key)
+            about = self.disk.find(task.key, pin=True)
             if about is not None:
                 task.source = _source(about)
                 self._move(task, _Step.KEPT)
@@ -271,16 +271,10 @@ class Prefetcher:
         return self.disk.store(key, data, json.dumps(about))
 
     def _look(self, key: str) -> Content | None:
-        """Return a content that may be there, and let it go at once."""
-        content = None if self._closed else self._read(key)
-        if content is not None:
-            with self._changed:
-                self._released.append(key)
-                self._changed.notify()
-        return content
-
-    def _read(self, key: str) -> Content | None:
-        about = self.disk.find(key)
+        """Return a content if it is there, without keeping it from being dropped."""
+        if self._closed:
+            return None
+        about = self.disk.find(key, pin=False)
         data = None if about is None else self.disk.read(key)
         if about is None or data is None:
             return None
