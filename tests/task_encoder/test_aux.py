@@ -220,10 +220,54 @@ def test_workers_share_a_cache_that_leaves_nothing_behind(root, tmp_path, num_wo
         assert len(list(tmp_path.iterdir())) == 1
     assert sorted(texts) == sorted(f"text {n}" for n in range(N))
     pool.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while list(tmp_path.iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_packing_finds_its_files_fetched_since_the_next_window_is_cooked_ahead(root, tmp_path):
+    events, asked = [], set()
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path, num_workers=2)
+
+    @cooker(need_cache=True)
+    def cook_noting(sample, media, texts, cache):
+        name = sample["json"]["text"]
+        events.append(("cook", name))
+        asked.add(name)
+        return cook_later(sample, media, texts, cache)
+
+    class Packing(DefaultTaskEncoder):
+        cookers = (Cooker(cook_noting),)
+
+        def select_samples_to_pack(self, samples):
+            return [samples[:2], samples[2:]]
+
+        def pack_selected_samples(self, samples):
+            deadline = time.monotonic() + 100
+            while pool.usage()[1] < len(asked):  # nobody has taken any of them yet
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            texts = [sample.text.get(sample) for sample in samples]
+            events.append(("pack", *texts))
+            return Sample.derive_from(samples[0])
+
+    dataset = get_val_dataset(
+        root / "meta.yaml",
+        worker_config=config(),
+        batch_size=1,
+        packing_buffer_size=4,
+        task_encoder=Packing(),
+    )
+    with get_savable_loader(dataset, cache_pool=pool) as loader:
+        assert len(list(loader)) == 6
+    packs = [place for place, event in enumerate(events) if event[0] == "pack"]
+    cooked = {event[1]: place for place, event in enumerate(events) if event[0] == "cook"}
+    for number, place in enumerate(packs[2:], start=2):
+        names = [text.removeprefix("text ") + ".txt" for text in events[place][1:]]
+        assert all(cooked[name] < packs[number - 1] for name in names)
+    assert pool.stats() == {"hits": N, "misses": 0}
+    pool.close()
 
 
 def test_a_cooker_that_does_not_take_an_aux_is_refused_at_once(root):
