@@ -54,6 +54,9 @@ class Hook:
             any share.
         restore_seeds: Whether `random`, numpy and torch are seeded for each call, from the
             address of the sample.
+        may_yield: Whether the function may return a generator. To resume between its outputs
+            means to run it again, and all hooks of the sample before it, so these have to be
+            seeded for each call.
         locate: Tells the source of an argument for messages, and for the handler.
         dataset: Names the dataset of an argument, for statistics.
         handler: Called with (exception, argument, sources) for each tolerated failure; None
@@ -65,6 +68,7 @@ class Hook:
     tolerance: int = DEFAULT_TOLERANCE
     rate: float | None = None
     restore_seeds: bool = False
+    may_yield: bool = True
     locate: Callable[[Any], tuple[Any, ...]] | None = None
     dataset: Callable[[Any], str] | None = None
     handler: ErrorHandler | None = None
@@ -97,6 +101,11 @@ class HookRunner:
         except Exception as error:
             return self._failed(error, argument)
         if type(output) is GeneratorType:
+            if not self.hook.may_yield:
+                raise FatalSampleError(
+                    f"{self.hook.name} returns a generator, but is no generator function; write "
+                    "`yield from` instead of `return` there"
+                )
             return self._outputs(output, argument, address)
         self.failed_in_a_row = 0
         self.succeeded += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from energon.task_encoder.cooker import Cooker
+from energon.task_encoder.cooker import Cooker, is_generator_function
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.encoder import overrides as overrides_itself
 
@@ -105,6 +105,20 @@ def find_hook(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> tuple[Any,
         innermost = innermost.task_encoder
         marked = getattr(innermost, name)
     return hook, marked
+
+
+def may_yield(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> bool:
+    """Return whether a hook of `encoder`, or one that it may call for it, is a generator."""
+    encoders = [encoder]
+    while isinstance(encoder, AugmentTaskEncoder):
+        encoder = encoder.task_encoder
+        encoders.append(encoder)
+    return any(
+        is_generator_function(space[name])
+        for encoder in encoders
+        for space in (vars(encoder), *map(vars, type(encoder).__mro__))
+        if name in space
+    )
 
 
 def _delegation(

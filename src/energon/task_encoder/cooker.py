@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -60,6 +61,18 @@ def find_cooker(
     raise ConfigError(
         f"no cooker for {dataset}, which has subflavors {dict(subflavors)}: {candidates}. Add a "
         "Cooker to the task encoder, or set the subflavors in the metadataset"
+    )
+
+
+def is_generator_function(function: Any) -> bool:
+    """Return whether a function yields, also if it is wrapped, bound or an object to call."""
+    if not callable(function):
+        function = getattr(function, "__func__", None)  # a staticmethod or classmethod
+    if function is None:
+        return False
+    inner = inspect.unwrap(function)
+    return inspect.isgeneratorfunction(inner) or inspect.isgeneratorfunction(
+        getattr(type(inner), "__call__", None)  # noqa: B004 - what it is, not whether
     )
 
 

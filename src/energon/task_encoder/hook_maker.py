@@ -26,7 +26,8 @@ class HookMaker:
         names: What statistics call the leaves.
         error_handler: Called for each sample that fails and is tolerated; None logs it.
         seed_each: Whether every call is seeded by itself, marked or not: needed where samples
-            are read again apart from those that they came with.
+            are made again apart from those that they came with, which is what resuming between
+            two outputs of a generator means, too.
     """
 
     encoder: AnyTaskEncoder
@@ -44,6 +45,7 @@ class HookMaker:
             tolerance=_mark(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__),
             rate=_mark(marked, "__failure_rate__", encoder.__default_failure_rate__),
             restore_seeds=self.seed_each or _mark(marked, "__restore_seeds__", False),
+            may_yield=self.seed_each,
             locate=Locate(self.reader),
             dataset=DatasetName(self.names),
             handler=_mark(marked, "__error_handler__", self.error_handler),

@@ -23,7 +23,8 @@ from energon.stages.random_state import may_draw
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
 from energon.stages.unit_batch import UnitBatchDataset
-from energon.task_encoder.augment import overrides
+from energon.task_encoder.augment import may_yield, overrides
+from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.join_hooks import leaf_hooks
@@ -69,7 +70,7 @@ def build_pipeline(
         reader,
         tuple(leaf.name for leaf in leaves),
         error_handler,
-        seed_each=grouping or bool(packing_buffer_size),
+        seed_each=grouping or bool(packing_buffer_size) or _yields(encoder),
     )
     encoding = ("encode_sample", "preencode_sample")
     postencode = hooks.overridden("postencode_sample")
@@ -111,6 +112,22 @@ _SEEDED = (
     "batch",
     "encode_batch",
 )
+_YIELDING = (
+    "cook_crude_sample",
+    "encode_sample",
+    "preencode_sample",
+    "postencode_sample",
+    "batch",
+    "encode_batch",
+)
+
+
+def _yields(encoder: AnyTaskEncoder) -> bool:
+    """Return whether one input of a hook may become several."""
+    cooks = any(is_generator_function(cooker.cook) for cooker in encoder.cookers)
+    return cooks or any(may_yield(encoder, name) for name in _YIELDING)
+
+
 _PACKING = ("select_samples_to_pack", "pack_selected_samples")
 
 
