@@ -1,6 +1,6 @@
 """Measure one library on one dataset in this process, and print a JSON line.
 
-python benchmarks/measure.py LIBRARY PATH --workers N --batch-size B --shuffle S
+python benchmarks/measure.py LIBRARY PATH --workers N --batch-size B --shuffle S [--decode]
 """
 
 from __future__ import annotations
@@ -57,15 +57,17 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--shuffle", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--decode", action="store_true")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     start = time.perf_counter()
     adapter = import_module(f"adapters.{arguments.library}")
     imported = time.perf_counter() - start
     start = time.perf_counter()
-    batches = adapter.batches(
-        arguments.path, arguments.workers, arguments.batch_size, arguments.shuffle
-    )
+    settings = [arguments.path, arguments.workers, arguments.batch_size, arguments.shuffle]
+    if arguments.decode:
+        settings.append(import_module("adapters.thumbnail").with_thumbnail)
+    batches = adapter.batches(*settings)
     next(batches)
     first = time.perf_counter() - start
     count = total = 0

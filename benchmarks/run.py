@@ -32,6 +32,7 @@ LIBRARIES = {
     "lit_data": "LitData",
 }
 KINDS = ("text", "image", "interleaved", "large")
+DECODERS = LIBRARIES | {"bare": "the decoder alone"}
 MARK = "<!-- made by benchmarks/run.py -->"
 
 
@@ -43,9 +44,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made")
     parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
     arguments = parser.parse_args()
-    pythons = dict.fromkeys(LIBRARIES, arguments.peers) | {"ours": sys.executable}
+    pythons = dict.fromkeys(DECODERS, arguments.peers) | {"ours": sys.executable}
     prepare_seconds = make_data(arguments.data, arguments.scale, arguments.peers)
     raw = measure_raw(arguments.data, pythons, arguments.rounds)
+    decoded = measure_decoded(arguments.data / "image", pythons, arguments.rounds)
     restores = {workers: restore(arguments.data / "text", workers) for workers in (0, 2)}
     shards = {
         library: run(pythons[library], library, arguments.data / "shards10k", 0, 1.0)
@@ -57,6 +59,7 @@ def main() -> None:
     tables = [
         machine(raw),
         raw_table(raw),
+        decoded_table(decoded),
         restore_table(restores),
         start_table(shards, raw),
         prepare_table(prepare_seconds),
@@ -106,12 +109,33 @@ def measure_raw(
     return results
 
 
-def run(python: str, library: str, path: Path, workers: int, seconds: float) -> dict[str, Any]:
+def measure_decoded(
+    path: Path, pythons: dict[str, str], rounds: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the results by library."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for number in range(rounds):
+        for library in DECODERS:
+            found = run(pythons[library], library, path, 2, 5.0, "--decode")
+            results.setdefault(library, []).append(found)
+            print(number, "decoded", library, f"{found['samples_per_second']:,.0f}", flush=True)
+    return results
+
+
+def run(
+    python: str, library: str, path: Path, workers: int, seconds: float, *more: str
+) -> dict[str, Any]:
     """Measure one library in a fresh process."""
     large = path.name == "large"
     command = [python, str(ROOT / "benchmarks/measure.py"), library, str(path)]
     command += ["--workers", str(workers), "--seconds", str(seconds)]
-    command += ["--batch-size", "4" if large else "32", "--shuffle", "16" if large else "1000"]
+    command += [
+        "--batch-size",
+        "4" if large else "32",
+        "--shuffle",
+        "16" if large else "1000",
+        *more,
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=environment(library)
     )
@@ -171,6 +195,24 @@ def raw_table(raw: dict[tuple[str, int, str], list[dict[str, Any]]]) -> str:
                 memory = _median(found, "pss_mb")
                 cells.append(f"{rate:,.0f} ({rate / base:.1f} x, {memory:.0f} MB)")
             rows.append(f"| {kind} | {workers} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def decoded_table(decoded: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the table of pictures per second."""
+    base = _median(decoded["megatron_energon"], "samples_per_second")
+    rows = [
+        "## Decoded pictures per second",
+        "",
+        "JPEG of about 70 kB to arrays of 224 x 224, by the same function (simplejpeg, Pillow) in "
+        "a hook of each library, with 2 workers. The last column is the function in 2 processes "
+        "that neither load nor send anything.",
+        "",
+        "| " + " | ".join(DECODERS.values()) + " |",
+        "|" + "---|" * len(DECODERS),
+    ]
+    rates = [_median(decoded[library], "samples_per_second") for library in DECODERS]
+    rows.append("| " + " | ".join(f"{rate:,.0f} ({rate / base:.2f} x)" for rate in rates) + " |")
     return "\n".join(rows)
 
 

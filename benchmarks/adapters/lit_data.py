@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import litdata
 
+Hook = Callable[[Any], Any]
 VERSION = litdata.__version__
 
 
@@ -45,8 +46,21 @@ def convert(path: str) -> str:
     return target
 
 
-def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Iterator[list[Any]]:
-    dataset = litdata.StreamingDataset(convert(path), shuffle=True, drop_last=True)
+def hooked(hook: Hook) -> type[litdata.StreamingDataset]:
+    """Return a dataset that calls `hook` with each sample."""
+
+    class Hooked(litdata.StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return hook(super().__getitem__(index))
+
+    return Hooked
+
+
+def batches(
+    path: str, num_workers: int, batch_size: int, shuffle: int, hook: Hook | None = None
+) -> Iterator[list[Any]]:
+    kind = litdata.StreamingDataset if hook is None else hooked(hook)
+    dataset = kind(convert(path), shuffle=True, drop_last=True)
     loader = litdata.StreamingDataLoader(
         dataset,
         batch_size=batch_size,

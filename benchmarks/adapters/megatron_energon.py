@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from megatron.energon import (
@@ -15,6 +15,7 @@ from megatron.energon import (
     stateless,
 )
 
+Hook = Callable[[Any], Any]
 VERSION = __version__
 
 
@@ -32,7 +33,19 @@ class Raw(DefaultTaskEncoder):
         return samples
 
 
-def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Iterator[list[Any]]:
+class Decoding(Raw):
+    def __init__(self, hook: Hook) -> None:
+        super().__init__()
+        self.hook = hook
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return self.hook(sample)
+
+
+def batches(
+    path: str, num_workers: int, batch_size: int, shuffle: int, hook: Hook | None = None
+) -> Iterator[list[Any]]:
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
     dataset = get_train_dataset(
         path,
@@ -40,6 +53,6 @@ def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Itera
         batch_size=batch_size,
         shuffle_buffer_size=shuffle,
         max_samples_per_sequence=100,
-        task_encoder=Raw(),
+        task_encoder=Decoding(hook) if hook else Raw(),
     )
     yield from get_savable_loader(dataset)

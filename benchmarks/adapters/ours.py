@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from energon import (
@@ -13,6 +13,7 @@ from energon import (
     get_train_dataset,
 )
 
+Hook = Callable[[Any], Any]
 VERSION = __version__
 
 
@@ -25,7 +26,20 @@ class Raw(DefaultTaskEncoder):
         return samples
 
 
-def loader(path: str, num_workers: int, batch_size: int, shuffle: int) -> Any:
+class Decoding(Raw):
+    """Decodes them first."""
+
+    def __init__(self, hook: Hook) -> None:
+        super().__init__()
+        self.hook = hook
+
+    def encode_sample(self, sample: Any) -> Any:
+        return self.hook(sample)
+
+
+def loader(
+    path: str, num_workers: int, batch_size: int, shuffle: int, hook: Hook | None = None
+) -> Any:
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
     dataset = get_train_dataset(
         path,
@@ -33,10 +47,12 @@ def loader(path: str, num_workers: int, batch_size: int, shuffle: int) -> Any:
         batch_size=batch_size,
         shuffle_buffer_size=shuffle,
         max_samples_per_sequence=100,
-        task_encoder=Raw(),
+        task_encoder=Decoding(hook) if hook else Raw(),
     )
     return get_savable_loader(dataset)
 
 
-def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Iterator[list[Any]]:
-    yield from loader(path, num_workers, batch_size, shuffle)
+def batches(
+    path: str, num_workers: int, batch_size: int, shuffle: int, hook: Hook | None = None
+) -> Iterator[list[Any]]:
+    yield from loader(path, num_workers, batch_size, shuffle, hook)
