@@ -67,15 +67,20 @@ def measure_ours(folder: Path, names: Sequence[str]) -> None:
     say(f"first file, which builds the index: {time.perf_counter() - start:.2f} s")
     show("look-up", lambda name: name in store, names)
     show("file", store.get_raw, names)
+    near = sorted(names[: ASKED // TOGETHER])
+    runs = [[f"{int(name[:8]) + n:08}.txt" for n in range(TOGETHER)] for name in near]
+    runs = [[name for name in run if name in store] for run in runs]
+    show(f"file, {TOGETHER} neighbours", store.get_many_raw, runs, each=sum(map(len, runs)))
     chunks = [names[at : at + TOGETHER] for at in range(0, len(names), TOGETHER)]
     show(f"file, {TOGETHER} at a time", store.get_many_raw, chunks, each=len(names))
 
 
 def measure_peer(folder: Path, names: Sequence[str]) -> None:
     """Measure Megatron-Energon."""
-    from megatron.energon.flavors.webdataset.file_store import WebdatasetFileStore
+    from megatron.energon.cache.file_store import WebdatasetFileStore
+    from megatron.energon.epathlib import EPath
 
-    store = WebdatasetFileStore(folder)
+    store = WebdatasetFileStore(EPath(str(folder)))
     show("Megatron-Energon: file", lambda name: store[name], names)
 
 
