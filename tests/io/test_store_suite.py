@@ -90,13 +90,16 @@ def test_an_empty_object_is_an_object(path):
     assert store.info(key).size == 0
 
 
-@pytest.mark.parametrize("name", ["a b", "a%20b", "ü", "a+b", "[1]{2}", "a#b", "a?b", "e=&f"])
-def test_names_may_have_any_characters(place, name):
+def test_names_may_have_any_characters(place):
+    names = ["[1]{2}", "a b", "a#b", "a%20b", "a+b", "a?b", "e=&f", "ü"]
+    if place.address.startswith("ais://"):
+        names.remove("[1]{2}")  # see test_aistore.py
     store, key = open_store(place.address)
-    store.write(f"{key}/{name}.tar", name.encode())
-    assert store.read(f"{key}/{name}.tar") == name.encode()
+    for name in names:
+        store.write(f"{key}/{name}.tar", name.encode())
+        assert store.read(f"{key}/{name}.tar") == name.encode()
     if place.can_list:
-        assert [found.key for found in store.list(key)] == [f"{key}/{name}.tar"]
+        assert [found.key for found in store.list(key)] == [f"{key}/{name}.tar" for name in names]
 
 
 def test_lists_what_is_below_a_folder_and_nothing_beside_it(place):
@@ -111,7 +114,8 @@ def test_lists_what_is_below_a_folder_and_nothing_beside_it(place):
     assert [each.key for each in found] == [f"{key}/{name}" for name in names]
     assert [each.size for each in found] == [len(name) for name in names]
     assert [each.key for each in store.list(f"{key}/b")] == [f"{key}/b/c", f"{key}/b/d/e"]
-    assert [each.version for each in found] == [store.info(each.key).version for each in found]
+    # Where listings do not say it, the version is unknown, never another one.
+    assert all(each.version in (None, store.info(each.key).version) for each in found)
     assert store.list(f"{key}/nothing") == []
     assert store.has_any(f"{key}/b")
     assert not store.has_any(f"{key}/nothing")

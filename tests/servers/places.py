@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from energon.io.registry import forget_stores
+from tests.servers.aistore import aistore
 from tests.servers.ceph import ceph_gateway
 from tests.servers.clouds import (
     AZURE_ACCOUNT,
@@ -196,6 +197,38 @@ def _msc(request: pytest.FixtureRequest, credentials: dict[str, Any]) -> Iterato
         )
 
 
+def _rclone(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A remote of rclone's configuration."""
+    path = request.getfixturevalue("tmp_path") / "config/rclone/rclone.conf"
+    path.parent.mkdir(parents=True)
+    with FaultProxy(request.getfixturevalue("moto_port")) as proxy:
+        path.write_text(
+            f"[bucket]\ntype = s3\nprovider = Other\naccess_key_id = {S3_KEY}\n"
+            f"secret_access_key = {S3_SECRET}\nendpoint = {proxy.url}\nregion = us-east-1\n"
+        )
+        yield Place(
+            f"rclone://bucket/{BUCKET}/{uuid.uuid4().hex}",
+            proxy,
+            environment={"XDG_CONFIG_HOME": str(path.parents[1])},
+            secrets=(S3_SECRET,),
+        )
+
+
+def _aistore(request: pytest.FixtureRequest) -> Iterator[Place]:
+    folder = request.getfixturevalue("tmp_path") / "aistore"
+    folder.mkdir()
+    with (
+        aistore(folder, token="a-secret-token") as gateway,
+        FaultProxy(gateway.server_address[1]) as proxy,
+    ):
+        yield Place(
+            f"ais://{BUCKET}/data",
+            proxy,
+            environment={"AIS_ENDPOINT": proxy.url, "AIS_AUTHN_TOKEN": "a-secret-token"},
+            secrets=("a-secret-token",),
+        )
+
+
 def _fsspec(request: pytest.FixtureRequest) -> Iterator[Place]:
     pytest.importorskip("fsspec")
     yield Place(f"memory://{uuid.uuid4().hex}/data")
@@ -210,6 +243,8 @@ _MAKERS = {
     "web": _web,
     "profile": _profile,
     "msc client": _msc_client,
+    "rclone": _rclone,
+    "aistore": _aistore,
     "fsspec": _fsspec,
 }
 KINDS = tuple(_MAKERS)

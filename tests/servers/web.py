@@ -9,7 +9,28 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+
+class Answering(BaseHTTPRequestHandler):
+    """What the handlers of all servers have."""
+
+    protocol_version = "HTTP/1.1"
+    # Head and body of an answer go out in one packet each, without waiting for one another.
+    disable_nagle_algorithm = True
+
+    def answer(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 class WebServer(ThreadingHTTPServer):
@@ -21,18 +42,27 @@ class WebServer(ThreadingHTTPServer):
         tags: Whether answers have an ETag.
         token: What requests must carry, in `Authorization: Bearer` or as the query `sig`; None
             for nothing.
+        refuses_tokens: Whether a request with `Authorization` is refused, as by servers that
+            want a signature instead.
     """
 
     daemon_threads = True
 
     def __init__(
-        self, folder: Path, *, ranges: bool = True, tags: bool = True, token: str | None = None
+        self,
+        folder: Path,
+        *,
+        ranges: bool = True,
+        tags: bool = True,
+        token: str | None = None,
+        refuses_tokens: bool = False,
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.ranges = ranges
         self.tags = tags
         self.token = token
+        self.refuses_tokens = refuses_tokens
         self.paths: list[str] = []
 
     @property
@@ -45,11 +75,9 @@ class WebServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def web_server(
-    folder: Path, *, ranges: bool = True, tags: bool = True, token: str | None = None
-) -> Iterator[WebServer]:
-    """Run a web server until the end of the block."""
-    server = WebServer(folder, ranges=ranges, tags=tags, token=token)
+def web_server(folder: Path, **settings: Any) -> Iterator[WebServer]:
+    """Run a `WebServer` until the end of the block."""
+    server = WebServer(folder, **settings)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield server
@@ -58,10 +86,7 @@ def web_server(
         server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    # Head and body of an answer go out in one packet each, without waiting for one another.
-    disable_nagle_algorithm = True
+class _Handler(Answering):
     server: WebServer
 
     def do_GET(self) -> None:
@@ -70,33 +95,36 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.server.token
         given = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token is not None and token != given and f"sig={token}" not in parts.query:
-            self._answer(403, b"")
+            self.answer(403, b"")
+            return
+        if self.server.refuses_tokens and "Authorization" in self.headers:
+            self.answer(400, b"")
             return
         path = self.server.folder / unquote(parts.path).lstrip("/")
         try:
             about = path.stat()
             data = path.read_bytes()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            self._answer(404, b"")
+            self.answer(404, b"")
             return
         tag = f'"{about.st_ino}-{about.st_mtime_ns}"'
         headers = {"Last-Modified": formatdate(about.st_mtime, usegmt=True)}
         if self.server.tags:
             headers["ETag"] = tag
             if self.headers.get("If-Match") not in (None, tag):
-                self._answer(412, b"")
+                self.answer(412, b"")
                 return
         wanted = self.headers.get("Range")
         if wanted is None or not self.server.ranges:
-            self._answer(200, data, headers)
+            self.answer(200, data, headers)
             return
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         start, stop = int(first), min(len(data), int(last or len(data) - 1) + 1)
         if start >= len(data):
-            self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            self.answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             return
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        self._answer(206, data[start:stop], headers)
+        self.answer(206, data[start:stop], headers)
 
     do_HEAD = do_GET
 
@@ -107,24 +135,12 @@ class _Handler(BaseHTTPRequestHandler):
         temporary = path.with_name(path.name + ".part")
         temporary.write_bytes(data)
         os.replace(temporary, path)
-        self._answer(201, b"")
+        self.answer(201, b"")
 
     def do_DELETE(self) -> None:
         path = self.server.folder / unquote(urlsplit(self.path).path).lstrip("/")
         if not path.exists():
-            self._answer(404, b"")
+            self.answer(404, b"")
             return
         path.unlink()
-        self._answer(204, b"")
-
-    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(204, b"")

@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
+from energon.errors import DatasetNotFoundError, StorageError
 from energon.io.address import Address
 from energon.io.backend import ObjectInfo
-from energon.io.object_backend import READ_SECONDS, ObjectBackend
+from energon.io.object_backend import ObjectBackend
 from energon.io.object_stores import connect_web
+from energon.io.web_request import ask
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 KINDS = ("datasets", "spaces")
@@ -65,8 +65,8 @@ class _Hub(ObjectBackend):
                 return
             for entry in entries:
                 if entry["type"] == "file":
-                    about = entry.get("lfs") or entry
-                    yield ObjectInfo(entry["path"], entry["size"], about["oid"])
+                    # What it is tagged with when it is read, a listing does not say.
+                    yield ObjectInfo(entry["path"], entry["size"])
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         raise self._read_only(key)
@@ -82,21 +82,7 @@ class _Hub(ObjectBackend):
     def _page(self, url: str, prefix: str) -> tuple[Sequence[Any], str | None]:
         """Return a page of a listing, and the address of the next."""
         place = f"{self.origin}/{prefix}"
-        try:
-            request = urllib.request.Request(url, headers=self._headers)
-            with urllib.request.urlopen(request, timeout=READ_SECONDS) as answer:
-                following = _NEXT_PAGE.search(answer.headers.get("Link") or "")
-                return json.load(answer), following[1] if following else None
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                raise DatasetNotFoundError(f"{place}: there is no such repository") from None
-            if error.code in (401, 403):
-                raise StorageAccessError(
-                    f"{place}: access denied, {error.code}; set HF_TOKEN, or log in with "
-                    "`hf auth login`"
-                ) from None
-            raise StorageError(
-                f"{place}: the hub answered {error.code}", transient=error.code >= 429
-            ) from None
-        except OSError as error:
-            raise StorageError(f"{place}: {type(error).__name__}", transient=True) from None
+        request = urllib.request.Request(url, headers=self._headers)
+        with ask(request, place, access="set HF_TOKEN, or log in with `hf auth login`") as answer:
+            following = _NEXT_PAGE.search(answer.headers.get("Link") or "")
+            return json.load(answer), following[1] if following else None

@@ -30,7 +30,8 @@ _CAUSES = {
     "UnexpectedEof": "connection closed",
     "TimedOut": "no answer in time",
 }
-_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
+TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
+"""What a server may answer differently the next time."""
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
 _ACCESS_CODES = frozenset(
     {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"}
@@ -66,8 +67,13 @@ def translate(error: Exception, place: str) -> EnergonError:
             f"{place}: access denied, {said or name}; check the credentials and their rights, see "
             "docs/storage.md"
         )
+    if status.startswith("3"):
+        return StorageError(
+            f"{place}: the server answered {status}; redirects are followed, but not for names "
+            "with [ or ]: rename the file"
+        )
     if status:
-        transient = int(status[:3]) in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
+        transient = int(status[:3]) in TRANSIENT_STATUS or code in _TRANSIENT_CODES
         return StorageError(f"{place}: the server answered {said}", transient=transient)
     return _connection_error(text, name, place)
 

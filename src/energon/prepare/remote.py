@@ -108,7 +108,8 @@ class _Mirror:
                 "shards first"
             )
         known = self._known_versions()
-        changed = {name for name, each in found.items() if known.get(name) != each.version}
+        versions = {name: _version(each) for name, each in found.items()}
+        changed = {name for name in found if known.get(name) != versions[name]}
         for name in self._present():
             if name not in found:
                 (self.folder / name).unlink()
@@ -124,7 +125,6 @@ class _Mirror:
             if name in known and name in changed:
                 # Size and date may be the same, the version is not.
                 part_table_path(self.folder / name).unlink(missing_ok=True)
-        versions = {name: each.version for name, each in found.items()}
         write_atomic(self._notes, json.dumps(versions))
 
     def index(self, exclude: Sequence[str], options: IndexOptions, progress: Progress) -> None:
@@ -200,6 +200,11 @@ class _Mirror:
         ):
             write_bytes(join_address(self.address, os.path.relpath(target, self.folder)), content)
             write_atomic(target, content)
+
+
+def _version(found: ObjectInfo) -> str:
+    """Return what differs whenever a file does; size and date where listings do not say more."""
+    return found.version or f"{found.size} bytes, {found.mtime_ns}"
 
 
 def _together(run: Callable[[str], None], items: Sequence[str]) -> None:
