@@ -42,6 +42,7 @@ class WebServer(ThreadingHTTPServer):
         tags: Whether answers have an ETag.
         token: What requests must carry, in `Authorization: Bearer` or as the query `sig`; None
             for nothing.
+        heeds_conditions: Whether it answers If-Match and the like, as not every server does.
         refuses_tokens: Whether a request with `Authorization` is refused, as by servers that
             want a signature instead.
     """
@@ -55,6 +56,7 @@ class WebServer(ThreadingHTTPServer):
         ranges: bool = True,
         tags: bool = True,
         token: str | None = None,
+        heeds_conditions: bool = True,
         refuses_tokens: bool = False,
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -62,6 +64,7 @@ class WebServer(ThreadingHTTPServer):
         self.ranges = ranges
         self.tags = tags
         self.token = token
+        self.heeds_conditions = heeds_conditions
         self.refuses_tokens = refuses_tokens
         self.paths: list[str] = []
 
@@ -111,7 +114,8 @@ class _Handler(Answering):
         headers = {"Last-Modified": formatdate(about.st_mtime, usegmt=True)}
         if self.server.tags:
             headers["ETag"] = tag
-            if self.headers.get("If-Match") not in (None, tag):
+            wanted = self.headers.get("If-Match") if self.server.heeds_conditions else None
+            if wanted not in (None, tag):
                 self.answer(412, b"")
                 return
         wanted = self.headers.get("Range")

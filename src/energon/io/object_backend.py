@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from energon.errors import MissingExtraError
 from energon.io.backend import ObjectInfo
 from energon.io.forking import check_process
-from energon.io.object_errors import translate
+from energon.io.object_errors import changed, translate
 from energon.version import __version__
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class ObjectBackend:
         options: GetOptions = {"range": (start, stop), **_only(version)}
         try:
             found = self._library().get(self._open(), key, options=options)
+            self._check(found.meta, version, key)
             return bytes(found.bytes())
         except Exception as error:
             if "status code: 416" in str(error):
@@ -76,6 +77,7 @@ class ObjectBackend:
             options["range"] = {"offset": start}
         try:
             found = self._library().get(self._open(), key, options=options)
+            self._check(found.meta, version, key)
             for chunk in found.stream(CHUNK_BYTES):
                 yield bytes(chunk)
         except Exception as error:
@@ -120,6 +122,12 @@ class ObjectBackend:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
+
+    def _check(self, meta: ObjectMeta, version: str | None, key: str) -> None:
+        """Refuse an answer of another version: not every server heeds what it is asked for."""
+        got = _info(meta).version
+        if version is not None and got is not None and got != version:
+            raise changed(f"{self.origin}/{key}")
 
     def _open(self) -> ObjectStore:
         check_process(self.origin)

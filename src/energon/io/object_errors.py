@@ -52,9 +52,7 @@ def translate(error: Exception, place: str) -> EnergonError:
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
         return DatasetNotFoundError(f"{place}: there is no such object")
     if name == "PreconditionError":
-        return ObjectChangedError(
-            f"{place}: is no longer the version that was opened; it was replaced meanwhile"
-        )
+        return changed(place)
     if name == "NotSupportedError" and "RangeNotSupported" in text:
         return RangesNotSupportedError(f"{place}: the server gives whole files only, no ranges")
     if isinstance(error, ValueError):
@@ -76,6 +74,13 @@ def translate(error: Exception, place: str) -> EnergonError:
         transient = int(status[:3]) in TRANSIENT_STATUS or code in _TRANSIENT_CODES
         return StorageError(f"{place}: the server answered {said}", transient=transient)
     return _connection_error(text, name, place)
+
+
+def changed(place: str) -> ObjectChangedError:
+    """Return the error for an object that is no longer the one that was opened."""
+    return ObjectChangedError(
+        f"{place}: is no longer the version that was opened; it was replaced meanwhile"
+    )
 
 
 def _status(text: str) -> tuple[str, str]:
