@@ -92,6 +92,17 @@ def test_a_bad_network_changes_nothing_but_statistics(s3, local, quick_retries, 
     pytest.fail(f"{counted}, wanted {wanted} errors")
 
 
+def test_every_store_survives_a_bad_network(place, local, quick_retries):
+    expected, _, _ = train(local, batches=BATCHES)
+    address = upload(local, place.address)
+    forget_stores()
+    place.proxy.plan(DRILLS["everything"], lambda request: request.is_data)
+    found, _, stats = train(address, batches=BATCHES)
+    assert found == expected
+    assert place.proxy.faults_left == 0
+    assert stats["storage retries"] > 0
+
+
 def test_faults_while_opening_are_survived(s3, local, quick_retries):
     expected, _, _ = train(local, batches=5)
     address = upload(local, s3.address)
