@@ -1,16 +1,26 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 import pytest
 from click.testing import CliRunner
 
+import energon.webdataset as wds
 from energon.cli.main import main
 from energon.cli.tar import COMMANDS
+from energon.io.files import file_info
+from energon.io.registry import forget_stores
+from energon.webdataset import wids
+from tests.servers.clouds import make_bucket, moto
+from tests.servers.places import s3_environment
 from tests.servers.web import web_server
 from tests.webdataset.shards import make_shards, members_of, tar_bytes
 
@@ -271,14 +281,14 @@ def test_changes_samples_with_a_function_and_goes_on_where_it_was(tmp_path):
     make_shards(tmp_path / "in", [3, 2])
     function = "tests.cli.test_tar:upper"
     first = ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "--function", function)
-    assert "2 shards made, 0 were there" in first.output
+    assert "2 shards made, 0 already there" in first.output
     assert members(tmp_path / "out/shard-000000.tar") == [
         ("000000.txt", b"TEXT 0"),
         ("000001.txt", b"TEXT 1"),
     ]
     (tmp_path / "out/shard-000001.tar").unlink()
     again = ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "--function", function)
-    assert "1 shards made, 1 were there" in again.output
+    assert "1 shard made, 1 already there" in again.output
 
 
 @pytest.mark.parametrize(("on_error", "left"), [("skip", 2), ("keep", 3)])
@@ -315,7 +325,7 @@ def test_indexes_shards_and_lists_them(tmp_path):
 def test_verify_finds_what_is_wrong(tmp_path):
     make_shards(tmp_path / "good", [3])
     good = ok("verify", tmp_path / "good")
-    assert "3 samples in 1 shards, 0 problems" in good.output
+    assert "3 samples in 1 shard, 0 problems" in good.output
     wrong = [
         ("../a.txt", b""),
         ("1.txt", b""),
@@ -366,10 +376,152 @@ def test_counts_samples_and_fields(tmp_path):
         "mean": 3.0,
         "largest": 4,
     }
-    assert "1 samples with txt cls" in ok("stat", tmp_path / "x.tar").stdout
+    assert "1 sample with txt cls" in ok("stat", tmp_path / "x.tar").stdout
 
 
 def test_lists_of_inputs(tmp_path):
     make_shards(tmp_path, [3, 2])
     (tmp_path / "list.txt").write_text(f"# mine\n{tmp_path}/shard-000001.tar\n")
-    assert "2 samples in 1 shards" in ok("verify", f"@{tmp_path}/list.txt").output
+    assert "2 samples in 1 shard" in ok("verify", f"@{tmp_path}/list.txt").output
+
+
+def test_indexes_of_shards_in_a_store_lie_beside_them(tmp_path, monkeypatch):
+    make_shards(tmp_path, [3, 2])
+    with moto() as port:
+        for name, value in s3_environment(port).items():
+            monkeypatch.setenv(name, value)
+        make_bucket(port, "tars")
+        forget_stores()
+        try:
+            ok("cat", tmp_path, "-o", "s3://tars/in/x-%d.tar", "--maxcount", 2)
+            ok("index", "s3://tars/in/x-{0..2}.tar", "--wids", tmp_path / "w.json")
+            before = file_info("s3://tars/in/x-0.tar.idx")
+            assert "5 samples in 3 shards" in ok("index", "s3://tars/in/").output
+            assert file_info("s3://tars/in/x-0.tar.idx") == before
+            assert len(wds.WebDataset("s3://tars/in/").with_length()) == 5
+            numbered = wids.ShardListDataset(str(tmp_path / "w.json"))
+            assert [numbered[n][".txt"] for n in (0, 4)] == ["text 0", "text 4"]
+            ok("proc", "s3://tars/in/*.tar", "-o", "s3://tars/out", "-c", "rm sample.json")
+            assert json.loads(ok("stat", "--json", "s3://tars/out/").stdout)["samples"] == 5
+            ok("sort", "s3://tars/out/", "--reverse", "-o", "s3://tars/sorted.tar.gz")
+            listed = ok("ls", "s3://tars/sorted.tar.gz").output.split()
+            assert listed[0::2] == [f"{n:06}" for n in (4, 3, 2, 1, 0)]
+            ok("verify", "s3://tars/in/")
+        finally:
+            forget_stores()
+
+
+def test_shards_of_web_servers_can_be_listed_but_not_indexed(tmp_path):
+    make_shards(tmp_path, [3])
+    with web_server(tmp_path) as server:
+        url = f"{server.url}/shard-000000.tar"
+        assert "--wids" in run("index", url).output
+        ok("index", url, "--wids", tmp_path / "w.json")
+    (listed,) = json.loads((tmp_path / "w.json").read_text())["shardlist"]
+    assert (listed["url"], listed["nsamples"]) == (url, 3)
+
+
+def test_compressed_shards_and_streams_have_no_index(tmp_path):
+    make_shards(tmp_path, [3])
+    ok("cat", tmp_path / "shard-000000.tar", "-o", tmp_path / "x.tar.gz")
+    assert "is compressed" in run("index", tmp_path / "x.tar.gz").output
+    assert "no place for an index" in run("index", "-").output
+
+
+# as a program among others
+
+
+def start(*arguments, **options):
+    command = [sys.executable, "-m", "energon.cli.main", "tar", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("output", ["x.tar", "x-%d.tar", "x.tar.gz"])
+def test_an_interrupted_command_leaves_no_part_of_a_shard(tmp_path, output):
+    (source,) = make_shards(tmp_path / "in", [3])
+    (tmp_path / "out").mkdir()
+    process = start("cat", source, "-", "-o", tmp_path / "out" / output, stdin=subprocess.PIPE)
+    wait_until(lambda: list((tmp_path / "out").iterdir()))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 1
+    assert said.split() == [b"Aborted!"]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_interrupted_workers_leave_no_part_of_a_shard_and_no_traceback(tmp_path):
+    make_shards(tmp_path / "in", [3, 3])
+    out, marks = tmp_path / "out", tmp_path / "marks"
+    marks.mkdir()
+    command = f"touch {marks}/$$; sleep 60"
+    process = start(
+        *("proc", tmp_path / "in", "-o", out, "-c", command, "--num-workers", 2),
+        start_new_session=True,
+    )
+    wait_until(lambda: list(marks.iterdir()))
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert said.split() == [b"Aborted!"]
+    assert list(out.iterdir()) == []
+
+
+def test_who_reads_no_more_hears_no_complaint(tmp_path):
+    (source,) = make_shards(tmp_path, [3000])
+    for arguments in (("ls", source), ("ls", "--json", source), ("cat", source, "-o", "-")):
+        process = start(*arguments, stdout=subprocess.PIPE)
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        process.wait()
+
+
+def test_shows_how_far_it_is_on_a_terminal(tmp_path):
+    (source,) = make_shards(tmp_path, [3])
+    reading, writing = os.openpty()
+    command = [sys.executable, "-m", "energon.cli.main", "tar", "cat", source]
+    done = subprocess.run([*command, "-o", tmp_path / "x.tar"], stderr=writing)
+    os.close(writing)
+    said = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(reading, 1 << 16):
+            said += data
+    os.close(reading)
+    assert done.returncode == 0
+    assert b"joining" in said
+    assert b"3 samples of 1 shard" in said
+
+
+def test_folders_that_nobody_may_write_to_are_errors(tmp_path):
+    make_shards(tmp_path, [1])
+    result = run("cat", tmp_path / "shard-000000.tar", "-o", "/proc/x.tar")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: /proc/")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cat", "x.tar", "--rekey", "%s%s", "-o", "y.tar"), "one place for a number"),
+        (("cat", "x.tar", "--rekey", "same", "-o", "y.tar"), "the same for all"),
+        (("cat", "x.tar", "--mix", "0", "-o", "y.tar"), "--mix"),
+        (("cat", "x.tar", "--slice", "-1:", "-o", "y.tar"), "START:STOP:STEP"),
+        (("split", "x.tar", "--count", "0"), "--count"),
+        (("sort", "x.tar", "--by", "nothing", "-o", "y.tar"), "no 'nothing' to sort by"),
+        (("proc", "x.tar", "-o", "out"), "one of --command"),
+        (("proc", "x.tar", "-o", "out", "--function", "no_such:f"), "MODULE:NAME"),
+    ],
+)
+def test_arguments_that_make_no_sense(tmp_path, monkeypatch, arguments, message):
+    (source,) = make_shards(tmp_path, [2])
+    os.rename(source, tmp_path / "x.tar")
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code in (1, 2)
+    assert message in result.output
+    assert not (tmp_path / "y.tar").exists()

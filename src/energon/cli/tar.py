@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from importlib import import_module
+from typing import Any
 
 import click
+
+from energon.errors import EnergonError
 
 COMMANDS = {
     "cat": "Join shards: shuffled, sliced, with other fields or keys.",
@@ -34,6 +38,16 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            # Ours are told about elsewhere, and who reads no more (`| head`) knows.
+            if isinstance(error, EnergonError) or error.errno == errno.EPIPE:
+                raise
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise click.ClickException(f"{where}{error.strerror or error}") from error
 
 
 @click.group("tar", cls=_LazyGroup)

@@ -13,13 +13,33 @@ from energon.cli import tar_options as options
 @options.inputs
 @click.option("-f", "--fields", help="Fields to keep: words of NAME, or NEW:OLD,OTHER.")
 @click.option("-R", "--rekey", metavar="KEY", help="New keys: %06d counts, {key} is the old one.")
-@click.option("-s", "--shuffle", default=0, metavar="N", help="Shuffle through a buffer of N.")
+@click.option(
+    "-s",
+    "--shuffle",
+    default=0,
+    type=options.COUNT,
+    metavar="N",
+    help="Shuffle through a buffer of N.",
+)
 @click.option("--shuffle-shards", is_flag=True, help="Read the shards in random order.")
 @click.option("--seed", default=0, show_default=True, help="What random orders depend on.")
-@click.option("-m", "--mix", default=1, metavar="N", help="Take samples of N shards in turn.")
+@click.option(
+    "-m",
+    "--mix",
+    default=1,
+    type=options.POSITIVE,
+    metavar="N",
+    help="Take samples of N shards in turn.",
+)
 @click.option("--slice", "sample_slice", metavar="A:B:C", help="Which samples of the result.")
 @click.option("--shard-slice", metavar="A:B:C", help="Which samples of each shard.")
-@click.option("--max-errors", default=0, metavar="N", help="Go on after up to N damaged shards.")
+@click.option(
+    "--max-errors",
+    default=0,
+    type=options.COUNT,
+    metavar="N",
+    help="Go on after up to N damaged shards.",
+)
 @options.output
 @options.allow
 @options.progress
@@ -79,5 +99,6 @@ def command(
     target = Output(output, maxcount, maxsize, index=index, allow=allow)
     with options.progress_bar(progress, "joining", "samples") as advance:
         count = write_all(options.counted(samples, advance), target)
-    damaged = f", {handler.count} damaged shards" if handler.count else ""
-    options.report(f"{count} samples of {len(urls)} shards{damaged}")
+    damaged = f", {options.amount(handler.count, 'damaged shard')}" if handler.count else ""
+    total = options.amount(len(urls), "shard")
+    options.report(f"{options.amount(count, 'sample')} of {total}{damaged}")

@@ -68,4 +68,4 @@ def command(
     target = Output(output, maxcount, maxsize, index=index, allow=allow)
     with options.progress_bar(progress, "packing", "samples") as advance:
         count = write_all(options.counted(samples, advance), target)
-    options.report(f"{count} samples")
+    options.report(options.amount(count, "sample"))

@@ -30,36 +30,44 @@ def command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Write the index of local shards beside them: how many samples they have, and where.
+    """Write the index of shards beside them: how many samples they have, and where.
 
     With an index, lengths are known, samples are read by number, and distant shards in parts.
+    Shards in a store are not fetched for that: only their headers are, by ranges. Those of web
+    servers can be listed with --wids; their indexes would have no place to go.
 
     \b
     Example:
       energon tar index 'train-*.tar'
+      energon tar index 's3://bucket/train-{000..127}.tar'
       energon tar index 'train-*.tar' --wids train.json --name train
     """
     from energon.errors import ConfigError
     from energon.io.address import is_remote, local_path
     from energon.io.files import read_text
-    from energon.prepare.index import index_shard
     from energon.webdataset.tools.dali import write_dali_index
+    from energon.webdataset.tools.index import can_have_index, check_plain, index_anywhere
     from energon.webdataset.tools.streams import expand_inputs
     from energon.webdataset.wids import create_descriptor, save_descriptor
 
     urls = expand_inputs(inputs)
-    if wids is None and all(map(is_remote, urls)):
-        raise ConfigError(
-            "indexes are written beside shards on this machine; for distant ones, which have "
-            "indexes, list them with --wids FILE"
-        )
+    for url in urls:
+        if wids is None and not can_have_index(url):
+            raise ConfigError(
+                f"{url}: there is no writing beside files of a web server; list them with "
+                "--wids FILE"
+            )
+        if dali and is_remote(url):
+            raise ConfigError(f"{url}: DALI reads indexes on this machine; copy the shard first")
     samples = 0
     with options.progress_bar(progress, "indexing", "shards") as advance:
         for number, url in enumerate(urls, 1):
-            if not is_remote(url):
-                samples += index_shard(local_path(url)).num_samples
-                if dali:
-                    write_dali_index(local_path(url))
+            if can_have_index(url):
+                samples += index_anywhere(url)
+            else:
+                check_plain(url)
+            if dali:
+                write_dali_index(local_path(url))
             advance(number, len(urls))
     if wids is not None:
         about = None if info is None else json.loads(read_text(info))
@@ -75,4 +83,4 @@ def command(
             )
         save_descriptor(found, wids)
         samples = sum(shard.nsamples for shard in found.shards)
-    options.report(f"{samples} samples in {len(urls)} shards")
+    options.report(f"{options.amount(samples, 'sample')} in {options.amount(len(urls), 'shard')}")

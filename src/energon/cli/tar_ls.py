@@ -12,7 +12,7 @@ from energon.cli import tar_options as options
 
 @click.command("ls")
 @options.inputs
-@click.option("-n", "--number", type=int, help="How many samples at most.")
+@click.option("-n", "--number", type=options.COUNT, help="How many samples at most.")
 @click.option("--members", is_flag=True, help="One file to a line, those of no sample, too.")
 @click.option("--json", "as_json", is_flag=True, help="One sample to a line, as JSON.")
 @options.allow

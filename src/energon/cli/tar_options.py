@@ -14,6 +14,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 UPDATE_ITEMS = 512
 
+COUNT = click.IntRange(min=0)
+POSITIVE = click.IntRange(min=1)
+SIZE = click.FloatRange(min=1)
+
 
 def inputs(function: F) -> F:
     """Take shards to read."""
@@ -34,8 +38,8 @@ def output(function: F) -> F:
     """Take where samples go."""
     for option in (
         click.option("--index/--no-index", default=False, help="Write indexes beside local files."),
-        click.option("--maxsize", type=float, help="Most bytes of an output shard."),
-        click.option("--maxcount", type=int, help="Most samples of an output shard."),
+        click.option("--maxsize", type=SIZE, help="Most bytes of an output shard."),
+        click.option("--maxcount", type=POSITIVE, help="Most samples of an output shard."),
         click.option(
             "-o",
             "--output",
@@ -80,6 +84,11 @@ def counted(items: Iterable[T], advance: Callable[[int, int | None], None]) -> I
         if not number % UPDATE_ITEMS:
             advance(number, None)
     advance(number, None)
+
+
+def amount(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 sample`, `2 samples`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def report(text: str) -> None:

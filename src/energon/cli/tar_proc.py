@@ -45,8 +45,21 @@ from energon.cli import tar_options as options
     type=click.Choice(["stop", "skip", "keep"]),
     help="About samples that fail: stop, leave them out, or keep them as they were.",
 )
-@click.option("-j", "--jobs", default=1, show_default=True, help="Commands at the same time.")
-@click.option("--num-workers", default=1, show_default=True, help="Shards at the same time.")
+@click.option(
+    "-j",
+    "--jobs",
+    default=1,
+    type=options.POSITIVE,
+    show_default=True,
+    help="Commands at the same time.",
+)
+@click.option(
+    "--num-workers",
+    default=1,
+    type=options.POSITIVE,
+    show_default=True,
+    help="Shards at the same time.",
+)
 @click.option(
     "--engine",
     default="local",
@@ -119,4 +132,6 @@ def command(
             overwrite=overwrite,
             progress=advance,
         )
-    options.report(f"{len(made)} shards made, {len(urls) - len(made)} were there")
+    options.report(
+        f"{options.amount(len(made), 'shard')} made, {len(urls) - len(made)} already there"
+    )

@@ -30,7 +30,13 @@ from energon.cli import tar_options as options
 @click.option("-f", "--fields", help="Fields to keep: words of NAME, or NEW:OLD,OTHER.")
 @click.option("-R", "--rekey", metavar="KEY", help="New keys: %06d counts, {key} is the old one.")
 @click.option("--slice", "sample_slice", metavar="A:B:C", help="Which samples to read.")
-@click.option("--memory", default=1e9, show_default=True, help="Bytes to hold; the rest on disk.")
+@click.option(
+    "--memory",
+    default=1e9,
+    type=options.SIZE,
+    show_default=True,
+    help="Bytes to hold; the rest on disk.",
+)
 @click.option("--tmpdir", metavar="FOLDER", help="Where the rest waits.")
 @options.output
 @options.allow
@@ -90,4 +96,4 @@ def command(
             ordered = choose.with_keys(ordered, rekey)
         target = Output(output, maxcount, maxsize, index=index, allow=allow)
         count = write_all(ordered, target)
-    options.report(f"{count} samples")
+    options.report(options.amount(count, "sample"))

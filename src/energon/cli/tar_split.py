@@ -12,9 +12,21 @@ from energon.cli import tar_options as options
 @click.command("split")
 @options.inputs
 @click.option(
-    "-c", "--count", default=1_000_000, show_default=True, help="Most samples of a shard."
+    "-c",
+    "--count",
+    default=1_000_000,
+    type=options.POSITIVE,
+    show_default=True,
+    help="Most samples of a shard.",
 )
-@click.option("-s", "--size", default=1e9, show_default=True, help="Most bytes of a shard.")
+@click.option(
+    "-s",
+    "--size",
+    default=1e9,
+    type=options.SIZE,
+    show_default=True,
+    help="Most bytes of a shard.",
+)
 @click.option(
     "-o",
     "--output",
@@ -23,7 +35,9 @@ from energon.cli import tar_options as options
     metavar="OUTPUT",
     help="Names of shards.",
 )
-@click.option("--start", default=0, show_default=True, help="Number of the first shard.")
+@click.option(
+    "--start", default=0, type=options.COUNT, show_default=True, help="Number of the first shard."
+)
 @click.option("--slice", "sample_slice", metavar="A:B:C", help="Which samples.")
 @click.option(
     "-p",
@@ -71,7 +85,7 @@ def command(
 
     with options.progress_bar(progress, "splitting", "samples") as advance:
         written = write_all(options.counted(samples, advance), target, complete)
-    options.report(f"{written} samples in {len(made)} shards")
+    options.report(f"{options.amount(written, 'sample')} in {options.amount(len(made), 'shard')}")
 
 
 def _run_post(post: str | None, name: str, delete: bool) -> None:

@@ -43,4 +43,6 @@ def command(inputs: tuple[str, ...], as_json: bool, allow: tuple[str, ...], prog
             f"{each['mean']:.0f} on average"
         )
     for layout in about["layouts"]:
-        click.echo(f"{layout['samples']} samples with {' '.join(layout['fields'])}")
+        click.echo(
+            f"{options.amount(layout['samples'], 'sample')} with {' '.join(layout['fields'])}"
+        )

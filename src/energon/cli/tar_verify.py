@@ -50,6 +50,8 @@ def command(
     if as_json:
         about = {"shards": len(urls), "samples": verifier.samples, "problems": problems}
         click.echo(json.dumps(about, indent=2))
-    options.report(f"{verifier.samples} samples in {len(urls)} shards, {len(problems)} problems")
+    read = options.amount(verifier.samples, "sample")
+    shards = options.amount(len(urls), "shard")
+    options.report(f"{read} in {shards}, {options.amount(len(problems), 'problem')}")
     if problems:
         sys.exit(1)

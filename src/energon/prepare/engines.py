@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +25,8 @@ MAX_TRIES = 3
 MAX_STARTS = 5
 BATCHES_AHEAD = 4
 """Batches per worker that are handed over before they are needed."""
+
+CONNECT_SECONDS = 20.0
 
 T = TypeVar("T")
 
@@ -165,11 +169,18 @@ def _local(engine: Engine) -> Iterator[Workers]:
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["energon.prepare.index"])
-    pool = ProcessPoolExecutor(engine.num_local, mp_context=context)
+    pool = ProcessPoolExecutor(
+        engine.num_local, mp_context=context, initializer=_leave_quietly_when_interrupted
+    )
     try:
         yield Workers(pool.submit, engine.num_local)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _leave_quietly_when_interrupted() -> None:
+    """Let Ctrl-C end this process, tidily, and without a traceback: the main one tells."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -217,6 +228,7 @@ def _ray(engine: Engine) -> Iterator[Workers]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options = {"address": "local", "num_cpus": engine.num_local, "include_dashboard": False}
     try:
+        _knock(engine.address)
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
     except (OSError, RuntimeError, ValueError) as error:
         raise WorkerError(
@@ -233,3 +245,10 @@ def _ray(engine: Engine) -> Iterator[Workers]:
         yield Workers(submit, max(1, int(resources.get("CPU", 1))))
     finally:
         ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError if nobody listens at HOST:PORT: Ray itself would try for many minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

@@ -40,8 +40,9 @@ def require(capability: str, allowed: Collection[str], what: str) -> None:
     """
     if capability not in allowed:
         raise SecurityError(
-            f"{what}; if you trust it, allow it with allow=({capability!r},), or with "
-            f"ENERGON_ALLOW={capability} in the environment"
+            f"{what}; if you trust it, allow it with allow=({capability!r},), with "
+            f"--allow {capability} on the command line, or with ENERGON_ALLOW={capability} in the "
+            "environment"
         )
 
 

@@ -85,11 +85,13 @@ def with_keys(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
     """Yield samples with new keys: `%` formats their number, `{key}` is the old one.
 
     Raises:
-        ConfigError: If the pattern gives all the same key.
+        ConfigError: If the pattern gives all the same key, or is none.
     """
     if pattern == "#":
         pattern = "%09d"
     numbered = "%" in pattern
+    if numbered:
+        _check_number_pattern(pattern)
     if not numbered and "{key}" not in pattern:
         raise ConfigError(
             f"key {pattern!r} is the same for all samples; wanted is one with %06d or {{key}}"
@@ -97,6 +99,15 @@ def with_keys(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
     for number, sample in enumerate(samples):
         key = pattern % number if numbered else pattern
         yield {**sample, "__key__": key.replace("{key}", sample["__key__"])}
+
+
+def _check_number_pattern(pattern: str) -> None:
+    try:
+        is_usable = pattern % 1 != pattern % 2
+    except (TypeError, ValueError):
+        is_usable = False
+    if not is_usable:
+        raise ConfigError(f"key {pattern!r}: wanted is one place for a number, like %06d")
 
 
 def shuffled(samples: Iterable[Sample], size: int, seed: int) -> Iterator[Sample]:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon.errors import FormatError
-from energon.io.address import is_remote, join_address, parent_address, redact
+from energon.errors import ConfigError, FormatError
+from energon.io.address import is_remote, join_address, local_path, parent_address, redact
 from energon.io.files import file_size, read_bytes, write_text
+from energon.io.range_file import RemoteFile
+from energon.io.skipping_reader import SkippingReader
 from energon.webdataset.gopen import open_url
 from energon.webdataset.lengths import shard_counts
 
@@ -119,8 +121,6 @@ def create_descriptor(
         checksum: Whether to read all of them for their MD5 checksums.
         progress: Called after each shard.
 
-    Raises:
-        ConfigError: If a shard has no index, and is not on this machine.
     """
     shards = []
     for url in urls:
@@ -131,12 +131,17 @@ def create_descriptor(
 
 
 def _count(url: str) -> int:
-    if not is_remote(url):
-        from energon.formats.tar_scan import scan_tar
-        from energon.io.address import local_path
+    from energon.formats.tar_scan import scan_archive, scan_tar
 
+    if not is_remote(url):
         return scan_tar(local_path(url)).num_samples
-    return shard_counts([url])[0]
+    try:
+        return shard_counts([url])[0]
+    except ConfigError:
+        # Without an index: only the headers are fetched.
+        file = RemoteFile(url)
+        reader = SkippingReader(file.object)
+        return scan_archive(reader.read_into, file.info.size, origin=file.path).num_samples
 
 
 def _md5(url: str) -> str:
