@@ -198,6 +198,20 @@ def test_a_missing_dask_cluster_is_an_error():
         list(run_batches(Engine("dask", "tcp://127.0.0.1:1"), square, [(1,)]))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_ray_cluster_is_an_error():
+    pytest.importorskip("ray")
+    with pytest.raises(WorkerError, match="no Ray cluster answers at 127.0.0.1:1"):
+        list(run_batches(Engine("ray", "127.0.0.1:1"), square, [(1,)]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_without_an_address_dask_runs_on_this_machine(tmp_path):
+    pytest.importorskip("distributed")
+    indexing = Indexing(Engine("dask", num_workers=2))
+    assert len(prepare_dataset(make_shards(tmp_path), **ALL, indexing=indexing).shard_counts) == 6
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_cluster_prepares_the_same(start, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
