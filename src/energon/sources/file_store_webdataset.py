@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import IO
-
-import numpy as np
 
 from energon.errors import NoSuchFileError
 from energon.formats.media import MediaMetadata
 from energon.formats.tar import split_name
 from energon.io.epath import any_path
-from energon.io.range_file import RangeFile
 from energon.io.range_stream import open_range
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_locate import FilePlace, LazyLocator
 from energon.sources.file_store_media import MediaLookup
+from energon.sources.file_store_read import read_places
 from energon.sources.shards import ShardPool
-from energon.sources.spans import read_spans
 
 
 class WebdatasetFileStore(FileStore[bytes]):
@@ -46,21 +42,9 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         places = [self._place(name) for name in names]
-        by_file: defaultdict[RangeFile, list[int]] = defaultdict(list)
-        for number, place in enumerate(places):
-            by_file[place.file].append(number)
-        contents = [b""] * len(names)
-        for file, numbers in by_file.items():
-            numbers.sort(key=lambda number: places[number].offset)
-            low = np.array([places[number].offset for number in numbers], np.int64)
-            size = np.array([places[number].size for number in numbers], np.int64)
-            buffers, begin = read_spans(file, low, low + size)
-            bounds = zip(numbers, buffers, (low - begin).tolist(), size.tolist(), strict=True)
-            for number, buffer, start, count in bounds:
-                contents[number] = buffer[start : start + count]
         return [
             (content, self._source(name, place))
-            for name, place, content in zip(names, places, contents, strict=True)
+            for name, place, content in zip(names, places, read_places(places), strict=True)
         ]
 
     def open(self, name: str) -> IO[bytes]:
