@@ -4,8 +4,8 @@
 
 Writes the dataset first if it is not there. Names are random, the index is warm, and files are
 in the page cache. Prints a table: microseconds for each file, wall time of all threads divided
-by the number of files that they have asked for, best of five rounds. `--peer` measures Megatron-Energon, installed
-for that Python, on the same dataset.
+by the number of files that they have asked for, best of five rounds. `--peer` measures
+Megatron-Energon, installed for that Python, on the same dataset.
 """
 
 from __future__ import annotations
