@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
