@@ -13,6 +13,7 @@ from energon.decode.av_uniform import get_clips_uniform, get_single_frames_unifo
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
 from energon.formats.media import AVMetadata
+from energon.sources.file_store_folder import SystemFileStore
 from tests.decode.videos import KINDS, encode_video, plain_audio, plain_frames
 
 FRAMES = 45
@@ -141,6 +142,18 @@ def test_a_copy_that_was_pickled_decodes_the_same():
     decoder = AVDecoder(io.BytesIO(data))
     decoder.get_video_clips([(1, 1)], "frames")
     (clip,), _ = pickle.loads(pickle.dumps(decoder)).get_video_clips([(7, 8)], "frames")
+    assert torch.equal(clip, frames[7:9])
+
+
+def test_a_copy_of_a_decoder_over_a_store_opens_the_file_anew(tmp_path):
+    data, frames, _ = video()
+    (tmp_path / "a.mp4").write_bytes(data)
+    with SystemFileStore(tmp_path).open("a.mp4") as file:
+        decoder = AVDecoder(file)
+        decoder.get_video_clips([(1, 1)], "frames")
+        copy = pickle.loads(pickle.dumps(decoder))
+    with copy.stream:
+        (clip,), _ = copy.get_video_clips([(7, 8)], "frames")
     assert torch.equal(clip, frames[7:9])
 
 

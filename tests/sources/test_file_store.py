@@ -124,6 +124,8 @@ def test_a_file_can_be_read_in_parts(store):
             assert file.read(10) == content[len(content) // 2 :][:10]
             file.seek(0)
             assert file.read() == content
+            with pickle.loads(pickle.dumps(file)) as copy:
+                assert copy.read() == content
     with pytest.raises(NoSuchFileError):
         store.open("a/absent.txt")
     with PrimaryFileStore(store, "a/y").open(".txt") as file:

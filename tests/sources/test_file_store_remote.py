@@ -44,6 +44,8 @@ def test_files_of_a_distant_dataset_are_found_by_name(bucket, tmp_path, prepared
     with store.open("s3.txt") as file:
         file.seek(5)
         assert file.read() == b"3"
+        with pickle.loads(pickle.dumps(file)) as copy:
+            assert copy.read() == b"text 3"
     with pytest.raises(NoSuchFileError):
         store.get("s9.txt")
 

@@ -46,7 +46,7 @@ class AVDecoder:
 
     Nothing is decoded before it is asked for. Clips come in the order in which they are asked
     for, and are the same as if the whole file had been decoded. May be pickled, if the file is
-    a `BytesIO`; for one thread at a time.
+    in memory or was opened by a file store; for one thread at a time.
 
     Args:
         stream: The file: bytes, or a stream that can be read and sought.

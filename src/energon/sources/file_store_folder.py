@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from energon.io.registry import open_store
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_media import MediaLookup
+from energon.sources.store_file import StoreFile
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -61,9 +63,10 @@ class SystemFileStore(FileStore[bytes]):
     def open(self, name: str) -> IO[bytes]:
         path = self._path(name)
         try:
-            return cast(IO[bytes], path.open("rb"))
+            file = cast(io.BufferedReader, path.open("rb"))
         except _MISSING as error:
             raise self._missing(name) from error
+        return StoreFile(file, self, name, is_remote=isinstance(path, EPath))
 
     def get_media_metadata(self, name: str) -> MediaMetadata:
         return super().get_media_metadata(name) if self._media is None else self._media.get(name)

@@ -17,6 +17,7 @@ from energon.sources.file_store_locate import FilePlace, LazyLocator
 from energon.sources.file_store_media import MediaLookup
 from energon.sources.file_store_read import read_places
 from energon.sources.shards import ShardPool
+from energon.sources.store_file import StoreFile
 
 
 class WebdatasetFileStore(FileStore[bytes]):
@@ -49,7 +50,8 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def open(self, name: str) -> IO[bytes]:
         place = self._place(name)
-        return open_range(place.file, place.offset, place.size)
+        file = open_range(place.file, place.offset, place.size)
+        return StoreFile(file, self, name, is_remote=place.file.is_remote)
 
     def get_media_metadata(self, name: str) -> MediaMetadata:
         return self._media.get(name)
