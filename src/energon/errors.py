@@ -30,6 +30,8 @@ SkipSample (Exception)                  raised by user hooks to drop a sample; n
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class EnergonError(Exception):
     """Base of all errors that energon raises on purpose."""
@@ -114,6 +116,21 @@ class StateError(EnergonError, ValueError):
 
 class SampleError(EnergonError, ValueError):
     """A hook or a decoder failed on a sample."""
+
+    @classmethod
+    def from_sample_key(cls, sample_key: object) -> Self:
+        """Return the error that says that the sample of this key failed."""
+        return cls(f"sample {sample_key!r} failed")
+
+    @classmethod
+    def from_sample(cls, sample: object, message: str = "") -> Self:
+        """Return the error that says that `sample` failed, by its key, and why."""
+        if isinstance(sample, dict):
+            key = sample.get("__key__")
+        else:
+            key = getattr(sample, "__key__", None)
+        found = repr(sample)[:80] if key is None else repr(key)
+        return cls(f"sample {found} failed" + (f": {message}" if message else ""))
 
 
 class DecodeError(SampleError):

@@ -26,7 +26,7 @@ get_train_dataset get_val_dataset get_val_datasets get_loader get_savable_loader
 prepare_metadataset traverse_metadataset DatasetLoader DatasetLoaderInterface Metadataset
 MetadatasetV2 SavableDataLoader SavableDataset WorkerConfig
 BaseCoreDatasetFactory BaseWebdatasetFactory DefaultGenericWebdatasetFactory
-DefaultDecoderWebdatasetFactory StandardWebdatasetFactory CrudeWebdataset
+DefaultDecoderWebdatasetFactory StandardWebdatasetFactory CrudeWebdataset JoinedWebdatasetFactory
 CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory
 Sample CaptioningSample CrudeSample ImageSample ImageClassificationSample InterleavedSample
 MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VidQASample VQASample
@@ -39,10 +39,83 @@ RepeatDataset ShuffleBufferDataset concat_pad generic_concat homogeneous_concat_
 FileStore SystemFileStore DecodeFileStore PrimaryFileStore FileStoreDecoder SampleDecoder
 CachePool NoCachePool FileStoreCachePool Lazy DirectLazy FileCacheLazy MockLazy SourceInfo
 SkipSample log_exception reraise_exception edataclass
+""",
+)
+FORMER_NAMES = re.findall(
+    r"\w+",
+    """
 BaseCoreDataset BaseWebdataset DefaultGenericWebdataset DefaultDecoderWebdataset
 FatalSampleError VQAOCRSample BasicDataLoader
 """,
 )
+# The sub-modules that its users touch, with the names that they find there.
+MODULE_NAMES = {
+    "av": "AVDecoder AVWebdatasetDecoder AVData get_clips_uniform get_single_frames_uniform",
+    "cache": """FileStore SystemFileStore DecodeFileStore PrimaryFileStore FileStoreDecoder
+        CachePool NoCachePool FileStoreCachePool Lazy DirectLazy FileCacheLazy MockLazy""",
+    "cache.base": "CachePool FileStore FileStoreDecoder Lazy MockLazy PrimaryFileStore",
+    "cli.main": "main",
+    "dataset_config": "get_dataset_from_config load_config",
+    "edataclass": "edataclass",
+    "epathlib": "EPath DEFAULT_PROFILE_NAME",
+    "errors": """SkipSample SampleException FatalSampleError SYSTEM_EXCEPTIONS ErrorContext
+        handle_restore_errors log_exception reraise_exception""",
+    "flavors": """CaptioningSample CrudeSample ImageSample ImageClassificationSample
+        InterleavedSample MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample
+        VidQASample VQASample VQAOCRSample CaptioningWebdataset CrudeWebdataset ImageWebdataset
+        ImageClassificationWebdataset InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset
+        SimilarityInterleavedWebdataset TextWebdataset VidQAWebdataset VQAOCRWebdataset
+        VQAWebdataset JoinedWebdatasetFactory StandardWebdatasetFactory BaseCoreDatasetFactory
+        BaseWebdatasetFactory DefaultGenericWebdatasetFactory DefaultDecoderWebdatasetFactory
+        CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory Sample SavableDataset
+        SampleDecoder AVData AVDecoder AVDecoderType ImageDecoderType PinMemoryMixin
+        EmptyDatasetError WebdatasetMeta""",
+    "flavors.base_dataset": "BaseCoreDatasetFactory Sample SavableDataset PinMemoryMixin",
+    "flavors.vqa_and_ocr": "VQAOCRSample VQAOCRWebdataset",
+    "flavors.webdataset": "JoinedWebdatasetFactory StandardWebdatasetFactory SampleDecoder",
+    "flavors.webdataset.config": "MAIN_FOLDER_NAME INFO_JSON_FILENAME INFO_YAML_FILENAME",
+    "flavors.webdataset.sample_decoder": "SampleDecoder AVDecoderType ImageDecoderType",
+    "loader": "get_loader get_savable_loader",
+    "media": """AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType
+        serialize_media_metadata deserialize_media_metadata""",
+    "media.metadata": "AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType",
+    "metadataset": "Metadataset MetadatasetV2",
+    "metadataset.loader": "load_dataset prepare_metadataset",
+    "metadataset.loader_interface": """DatasetBlendMode DatasetLoaderInterface LoadedDataset
+        LoadedDatasetList TraversedDatasetReference""",
+    "savable_loader": """SavableDataLoader BasicDataLoader SavableDataLoaderState
+        SavableDatasetCheckpoint SavableDatasetState""",
+    "source_info": "SourceInfo add_source_info get_source_info",
+    "task_encoder.base": "TaskEncoder DefaultTaskEncoder AugmentTaskEncoder Batch stateless",
+    "task_encoder.cooking": "Cooker cooker basic_sample_keys",
+    "task_encoder.loader": "get_train_dataset get_val_dataset get_val_datasets",
+    "worker": "WorkerConfig",
+    "wrappers": """BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset
+        GroupBatchDataset IterMapDataset LimitDataset LogSampleDataset MapDataset MixBatchDataset
+        PackingDataset RepeatDataset ShuffleBufferDataset WatchdogDataset SkipSample concat_pad
+        generic_concat homogeneous_concat_mix""",
+    "wrappers.batch_dataset": "BatchDataset",
+    "wrappers.blend_dataset": "BlendDataset",
+    "wrappers.concat_dataset": "ConcatDataset",
+    "wrappers.epochize_dataset": "EpochizeDataset",
+    "wrappers.filter_dataset": "FilterDataset",
+    "wrappers.gc_dataset": "GcDataset",
+    "wrappers.group_batch_dataset": "GroupBatchDataset",
+    "wrappers.iter_map_dataset": "IterMapDataset",
+    "wrappers.limit_dataset": "LimitDataset",
+    "wrappers.log_sample_dataset": "LogSampleDataset",
+    "wrappers.map_dataset": "MapDataset",
+    "wrappers.mix_batch_dataset": "MixBatchDataset",
+    "wrappers.packing_dataset": "PackingDataset",
+    "wrappers.repeat_dataset": "RepeatDataset",
+    "wrappers.shuffle_buffer_dataset": "ShuffleBufferDataset",
+    "wrappers.skip": "SkipSample",
+    "wrappers.watchdog_dataset": "WatchdogDataset",
+    **dict.fromkeys(
+        ("tools.prepare", "tools.prepare_media", "tools.lint", "tools.info", "tools.mount"),
+        "command",
+    ),
+}
 
 IMPORTS = """
 from megatron.energon.av import AVDecoder, AVData, get_clips_uniform, get_single_frames_uniform
@@ -94,7 +167,20 @@ def modules():
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_there_are_96_names():
+    assert len(set(NAMES)) == len(NAMES) == 96
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module, names in MODULE_NAMES.items() for name in names.split()],
+)
+def test_names_are_found_where_its_modules_have_them(module, name):
+    found = getattr(import_module(f"megatron.energon.{module}"), name)
+    assert found is not None
+
+
+@pytest.mark.parametrize("name", NAMES + FORMER_NAMES)
 def test_names_of_megatron_energon_are_there(name):
     assert name in megatron.energon.__all__
     assert getattr(megatron.energon, name) is not None

@@ -29,8 +29,18 @@ def edataclass(cls: type[T] | None = None) -> Any:
     return decorate if cls is None else decorate(cls)
 
 
+class PinMemoryMixin:
+    """Gives dataclasses with tensors the method `pin_memory`."""
+
+    __slots__ = ()
+
+    def pin_memory(self) -> Self:
+        """Return a copy with its tensors in page-locked memory."""
+        return map_tensors(self, lambda tensor: tensor.pin_memory())
+
+
 @edataclass
-class Sample:
+class Sample(PinMemoryMixin):
     """What a dataset yields. Subclasses add fields, decorated with `edataclass`."""
 
     __key__: str
@@ -66,13 +76,9 @@ class Sample:
         """Return a sample with all fields of `src`, and `values` for those that it lacks."""
         return cls(**{**_meta(src), **_own_fields(src), **values})
 
-    def pin_memory(self) -> Self:
-        """Return the sample with its tensors in page-locked memory."""
-        return map_tensors(self, lambda tensor: tensor.pin_memory())
-
 
 @edataclass
-class Batch:
+class Batch(PinMemoryMixin):
     """What a loader yields, if the task encoder makes it so: a field holds one value a sample."""
 
     __key__: list[str]
@@ -110,10 +116,6 @@ class Batch:
     def extend(cls, src: Any, **values: Any) -> Self:
         """Return a batch with all fields of `src`, and `values` for those that it lacks."""
         return cls(**{**_meta(src), **_own_fields(src), **values})
-
-    def pin_memory(self) -> Self:
-        """Return the batch with its tensors in page-locked memory."""
-        return map_tensors(self, lambda tensor: tensor.pin_memory())
 
     def to_device(self, device: torch.device | str, *, non_blocking: bool = True) -> Self:
         """Return the batch with its tensors on `device`.

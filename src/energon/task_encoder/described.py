@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
@@ -11,14 +11,12 @@ from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.resolve import resolve
 from energon.plan.leaf import PlanLeaf, choose_slice_samples
-from energon.stages.map import MapDataset as MapStage
 from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
-from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets, make_reader
+from energon.task_encoder.hook_maker import AnyTaskEncoder
+from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets
 from energon.task_encoder.leaves import OpenedLeaf, Source, open_leaves
 from energon.task_encoder.train_plan import PARALLEL_SLICES
 from energon.worker import WorkerConfig
-from energon.wrappers.base import Always
 
 NO_CONFIG = DatasetConfig(
     crude=True,
@@ -65,19 +63,13 @@ def take_over(
     worker_config: WorkerConfig,
     *,
     training: bool,
-    load: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Make `factory` the dataset that was opened; `load` makes its samples of their parts."""
+    """Make `factory` the dataset that was opened."""
     encoder: AnyTaskEncoder = DefaultTaskEncoder()
     encoder.decoder = decoder
     (loaded,) = loaded_datasets([opened], None, encoder, worker_config, training=training)
     found: LeafDataset = loaded.dataset
-    samples = found.samples
-    if load is not None and samples is not None:
-        name, handler = opened.leaf.name, worker_config.global_error_handler
-        hook = HookMaker(encoder, make_reader([opened]), (name,), handler).make("load_sample", load)
-        samples = MapStage(samples, Always((hook,)))
-    LeafDataset.__init__(factory, **{**vars(found), "samples": samples})
+    LeafDataset.__init__(factory, **vars(found))
 
 
 def get_dataset_from_config(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ from energon.prepare.shards import find_shards
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource
+from energon.task_encoder.dataset_code import CodeFields
 from energon.task_encoder.described import NO_CONFIG, plan_leaf_of, take_over
 from energon.task_encoder.leaf_dataset import LeafDataset
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf, sources_of
+from energon.task_encoder.load import OpenLeaf
 from energon.worker import WorkerConfig
 
 
@@ -38,7 +39,8 @@ class WebdatasetFactory(LeafDataset):
         sample_type: What samples become; None leaves them as crude samples.
         field_map: How parts become the fields of the type; None for parts of the names of fields.
         sample_loader: Instead of it, a function from the parts of a sample to its fields.
-        part_filter: The names of the parts to read; None for all that are needed.
+        part_filter: The names of the parts to read, or a function that says for a name whether
+            it is read; None for all that are needed.
         subflavors: What the samples carry in `__subflavors__`.
         decoder: Decodes the parts; None leaves them as bytes.
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
@@ -63,7 +65,7 @@ class WebdatasetFactory(LeafDataset):
         sample_type: type | None = None,
         field_map: Mapping[str, str] | None = None,
         sample_loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-        part_filter: Collection[str] | None = None,
+        part_filter: Collection[str] | Callable[[str], bool] | None = None,
         subflavors: Mapping[str, Any] | None = None,
         decoder: SampleDecoder | None = SampleDecoder(),  # noqa: B008 - immutable
         shuffle_over_epochs: int | None = 1,
@@ -74,15 +76,16 @@ class WebdatasetFactory(LeafDataset):
     ) -> None:
         if sample_loader is not None and field_map is not None:
             raise ConfigError("give a field_map or a sample_loader, not both")
-        if isinstance(part_filter, str) or callable(part_filter):
+        if isinstance(part_filter, str):
             raise ConfigError("part_filter: list the names of the parts to read")
-        fields = _field_map(sample_type, field_map) if sample_loader is None else None
+        chosen = PartFilter(part_filter) if callable(part_filter) else part_filter
+        fields = _fields(sample_type, field_map, sample_loader)
         source = WebdatasetSource(
             path,
             split_part=split_part,
             split_config=split_config or "split.yaml",
             subsets=() if subset is None else (subset,),
-            parts=part_filter if fields is None or part_filter is not None else fields.parts,
+            parts=fields.parts if chosen is None and isinstance(fields, FieldMap) else chosen,
         )
         opened = OpenedLeaf(
             source,
@@ -90,7 +93,7 @@ class WebdatasetFactory(LeafDataset):
                 name=source.path.name,
                 dataset_path=str(source.path),
                 subflavors=dict(subflavors or {}),
-                sample_type=sample_type if fields is not None else None,
+                sample_type=sample_type,
                 field_map=fields,
                 primary=WebdatasetFileStore(source.path),
             ),
@@ -103,11 +106,9 @@ class WebdatasetFactory(LeafDataset):
             ),
             NO_CONFIG,
         )
-        if sample_loader is None or sample_type is None:
-            take_over(self, opened, decoder, worker_config, training=training)
-        else:
-            load = LoadFields(str(source.path), sample_type, sample_loader, decoder)
-            take_over(self, opened, None, worker_config, training=training, load=load)
+        take_over(self, opened, decoder, worker_config, training=training)
+        self.opened = opened
+        self.source = source
         self.path = source.path
         self.split_part = split_part
         self.shards = source.shards
@@ -164,35 +165,21 @@ class CrudeWebdataset(WebdatasetFactory):
         super().__init__(path, **settings)
 
 
-@dataclass(frozen=True)
-class LoadFields:
-    """Makes a typed sample of the fields that a function of the user returns."""
-
-    dataset_path: str
-    sample_type: type
-    sample_loader: Callable[[dict[str, Any]], Mapping[str, Any]]
-    decoder: SampleDecoder | None
-
-    def __call__(self, raw: CrudeSample) -> Any:
-        """Return the sample of `raw`, decoded."""
-        fields = dict(self.sample_loader(self.decoder(raw) if self.decoder is not None else raw))
-        about = {
-            "__key__": raw["__key__"],
-            "__restore_key__": raw["__restore_key__"],
-            "__subflavors__": raw["__subflavors__"],
-            "__sources__": sources_of(self.dataset_path, raw),
-        }
-        return self.sample_type(**{**about, **fields})
-
-
-def _field_map(sample_type: type | None, given: Mapping[str, str] | None) -> FieldMap | None:
+def _fields(
+    sample_type: type | None,
+    field_map: Mapping[str, str] | None,
+    sample_loader: Callable[[Any], Mapping[str, Any]] | None,
+) -> FieldMap | CodeFields | None:
+    """Return what makes the fields of `sample_type`; None without a type."""
     if sample_type is None:
         return None
-    if given is None:
+    if sample_loader is not None:
+        return CodeFields(sample_loader, sample_type, ())
+    if field_map is None:
         raise ConfigError(
             f"{sample_type.__name__}: which parts its fields are made of is not said; give a "
             "field_map or a sample_loader"
         )
-    fields = FieldMap.parse(dict(given))
+    fields = FieldMap.parse(dict(field_map))
     fields.check(sample_type)
     return fields

@@ -8,6 +8,7 @@ from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
+from energon.metadataset.leaf import Joiner
 from energon.samples.crude import CrudeSample
 from energon.samples.restore_key import stamp
 from energon.sources.join import JOINED
@@ -26,7 +27,7 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         return load_hooks(hooks, leaf)
     encoder = hooks.encoder
     loaders = tuple(_loader(member, encoder.decoder) for member in leaf.join.members)
-    join = JoinSample(loaders, leaf.join.names, find_joiner(leaf.join.joiner))
+    join = JoinSample(loaders, leaf.join.names, _joining(leaf.join.joiner))
     cook = _cook_joined(leaf, encoder)
     if cook is None:
         return (hooks.make("join", join),)
@@ -95,6 +96,10 @@ class CookJoined:
             return sample
         crude = sample if isinstance(sample, CrudeSample) else CrudeSample(sample)
         return self.encoder.cook_crude_sample(crude, self.cooker, self.arguments(crude["__key__"]))
+
+
+def _joining(joiner: Joiner | Callable[..., Any]) -> Callable[..., Any]:
+    return find_joiner(joiner) if isinstance(joiner, Joiner) else joiner
 
 
 def _loader(leaf: OpenLeaf, decoder: SampleDecoder | None) -> Callable[[CrudeSample], Any]:

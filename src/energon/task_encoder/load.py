@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,12 +51,13 @@ class OpenJoin:
     Args:
         members: The datasets.
         names: For each, the argument of the joiner; None for the next one in order.
-        joiner: What makes one sample of those of the members, as the document names it.
+        joiner: What makes one sample of those of the members: as a document names it, or the
+            function itself.
     """
 
     members: tuple[OpenLeaf, ...]
     names: tuple[str | None, ...]
-    joiner: Joiner
+    joiner: Joiner | Callable[..., Any]
 
 
 @dataclass(frozen=True)

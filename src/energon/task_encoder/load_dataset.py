@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from energon.metadataset.resolve import DatasetPath, resolve, traverse_metadatas
 from energon.plan.subset import resolve_range
 from energon.sources.shards import ShardPool
 from energon.task_encoder.build import LoadedDataset
+from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
+from energon.task_encoder.leaf_dataset import loaded_datasets
 from energon.task_encoder.leaves import open_leaves, open_members
 from energon.task_encoder.open_join import (
     build_index,
@@ -25,6 +27,7 @@ from energon.task_encoder.open_join import (
     index_name,
     join_digest,
 )
+from energon.worker import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class DatasetLoader:
         *,
         training: bool,
         split_part: str,
+        worker_config: WorkerConfig | None = None,
         subflavors: Mapping[str, Any] | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         subset: Subset | None = None,
@@ -78,6 +82,9 @@ class DatasetLoader:
         Args:
             training: False ignores weights and repetitions.
             split_part: Which split.
+            worker_config: Who loads them: then each `dataset` is a pipeline to be built, with
+                `dataset.build()`. None gives the opened leaf, with its samples by number in
+                `dataset.source`.
             subflavors: Merged over those of the leaves.
             shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
             subset: A range in percent to narrow each leaf to.
@@ -109,15 +116,21 @@ class DatasetLoader:
             for leaf in leaves
         )
         mode = found.blend_mode
+        opened_leaves = open_leaves(leaves, subflavors)
+        datasets: Sequence[Any] = opened_leaves
+        if worker_config is not None:
+            encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+            loaded = loaded_datasets(opened_leaves, None, encoder, worker_config, training=training)
+            datasets = [each.dataset for each in loaded]
         return LoadedDatasetList(
             [
                 LoadedDataset(
-                    opened,
+                    dataset,
                     weight=leaf.weight if mode is BlendMode.DATASET_WEIGHT else None,
                     repetitions=leaf.repetitions if mode is BlendMode.SAMPLE_REPETITIONS else None,
                     aux=leaf.aux,
                 )
-                for leaf, opened in zip(leaves, open_leaves(leaves, subflavors), strict=True)
+                for leaf, dataset in zip(leaves, datasets, strict=True)
             ],
             mode,
         )

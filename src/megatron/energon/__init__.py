@@ -41,6 +41,9 @@ _look_up, _, _former = alias(
             "VQAWebdataset",
             "VidQAWebdataset",
         ],
+        "energon.task_encoder.join_factory": [
+            "JoinedWebdatasetFactory",
+        ],
         "energon.task_encoder.jsonl_factory": [
             ("CrudeJsonlDatasetFactory", "JsonlFactory"),
             ("DefaultCrudeJsonlDatasetFactory", "JsonlFactory"),
@@ -73,6 +76,7 @@ _MODULES = frozenset(
         "source_info",
         "task_encoder",
         "tools",
+        "transforms",
         "worker",
         "wrappers",
     )

@@ -8,5 +8,8 @@ __getattr__, __dir__, __all__ = alias(
         "energon.task_encoder.described": [
             "get_dataset_from_config",
         ],
+        "energon.task_encoder.load_config": [
+            "load_config",
+        ],
     },
 )

@@ -11,6 +11,10 @@ __getattr__, __dir__, __all__ = alias(
             ("SampleException", "SampleError"),
             "SkipSample",
         ],
+        "energon.stages.error_context": [
+            "ErrorContext",
+            "handle_restore_errors",
+        ],
         "energon.stages.hook": [
             "log_exception",
             "reraise_exception",

@@ -13,6 +13,8 @@ __getattr__, __dir__, __all__ = alias(
         ],
         "energon.stages.base": [
             ("SavableDataLoaderState", "State"),
+            ("SavableDatasetCheckpoint", "State"),
+            ("SavableDatasetState", "State"),
         ],
     },
 )

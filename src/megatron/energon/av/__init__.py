@@ -9,6 +9,9 @@ __getattr__, __dir__, __all__ = alias(
             "AVData",
             "AVDecoder",
         ],
+        "energon.decode.av_parts": [
+            "AVWebdatasetDecoder",
+        ],
         "energon.decode.av_uniform": [
             "get_clips_uniform",
             "get_single_frames_uniform",

@@ -8,5 +8,8 @@ __getattr__, __dir__, __all__ = alias(
         "energon.decode.av": [
             "AVDecoder",
         ],
+        "energon.decode.av_parts": [
+            "AVWebdatasetDecoder",
+        ],
     },
 )

@@ -12,6 +12,10 @@ __getattr__, __dir__, __all__ = alias(
         "energon.decode.sample_decoder": [
             "SampleDecoder",
         ],
+        "energon.decode.spec_names": [
+            "AVDecoderType",
+            "ImageDecoderType",
+        ],
         "energon.errors": [
             "EmptyDatasetError",
         ],
@@ -19,6 +23,7 @@ __getattr__, __dir__, __all__ = alias(
             "CrudeSample",
         ],
         "energon.samples.sample": [
+            "PinMemoryMixin",
             "Sample",
         ],
         "energon.samples.types": [
@@ -57,12 +62,18 @@ __getattr__, __dir__, __all__ = alias(
             "VQAWebdataset",
             "VidQAWebdataset",
         ],
+        "energon.task_encoder.join_factory": [
+            "JoinedWebdatasetFactory",
+        ],
         "energon.task_encoder.jsonl_factory": [
             ("CrudeJsonlDatasetFactory", "JsonlFactory"),
             ("DefaultCrudeJsonlDatasetFactory", "JsonlFactory"),
         ],
         "energon.task_encoder.leaf_dataset": [
             ("BaseCoreDatasetFactory", "LeafDataset"),
+        ],
+        "energon.task_encoder.webdataset_meta": [
+            "WebdatasetMeta",
         ],
     },
 )

@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = alias(
     __name__,
     {
         "energon.samples.sample": [
+            "PinMemoryMixin",
             "Sample",
         ],
         "energon.task_encoder.dataset": [

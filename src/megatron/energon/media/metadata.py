@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = alias(
         "energon.formats.media": [
             "AVMetadata",
             "ImageMetadata",
+            ("MediaMetadataBase", "MediaMetadata"),
             "MediaMetadataType",
             "deserialize_media_metadata",
             "serialize_media_metadata",

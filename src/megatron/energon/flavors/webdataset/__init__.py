@@ -12,6 +12,10 @@ __getattr__, __dir__, __all__ = alias(
         "energon.decode.sample_decoder": [
             "SampleDecoder",
         ],
+        "energon.decode.spec_names": [
+            "AVDecoderType",
+            "ImageDecoderType",
+        ],
         "energon.errors": [
             "EmptyDatasetError",
         ],
@@ -20,6 +24,12 @@ __getattr__, __dir__, __all__ = alias(
             ("DefaultDecoderWebdatasetFactory", "WebdatasetFactory"),
             ("DefaultGenericWebdatasetFactory", "WebdatasetFactory"),
             "StandardWebdatasetFactory",
+        ],
+        "energon.task_encoder.join_factory": [
+            "JoinedWebdatasetFactory",
+        ],
+        "energon.task_encoder.webdataset_meta": [
+            "WebdatasetMeta",
         ],
     },
 )

@@ -8,5 +8,9 @@ __getattr__, __dir__, __all__ = alias(
         "energon.decode.sample_decoder": [
             "SampleDecoder",
         ],
+        "energon.decode.spec_names": [
+            "AVDecoderType",
+            "ImageDecoderType",
+        ],
     },
 )

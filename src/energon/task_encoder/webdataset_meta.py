@@ -1,0 +1,74 @@
+"""What the files below `.nv-meta` say of a split, for tools that look at shards themselves."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Self
+
+from energon.formats.info import load_info
+from energon.formats.split import load_split
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """One shard of a split.
+
+    Args:
+        name: Its path below the dataset.
+        path: Where it is.
+        count: How many samples it has.
+    """
+
+    name: str
+    path: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebdatasetMeta:
+    """The shards of a split.
+
+    Args:
+        sample_excludes: Samples that are left out, as `SHARD/KEY`.
+        shards: The shards that are not left out.
+        split_part_files: Their names, as the split has them.
+        info_shard_files: The names of all shards of the dataset.
+    """
+
+    sample_excludes: set[str]
+    shards: list[ShardInfo]
+    split_part_files: list[str]
+    info_shard_files: list[str]
+
+    @classmethod
+    def from_config(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str,
+        split_config: str = "split.yaml",
+    ) -> Self:
+        """Read the files of a prepared dataset.
+
+        Args:
+            path: Its folder.
+            split_part: Which split.
+            split_config: File below `.nv-meta` that lists the splits.
+
+        Raises:
+            ConfigError: If there is no such split.
+            DatasetNotFoundError: If there is no prepared dataset.
+        """
+        counts = load_info(path).shard_counts
+        split = load_split(path, split_config)
+        names = split.shards(split_part)
+        return cls(
+            sample_excludes={f"{shard}/{key}" for shard, key in split.excluded_samples},
+            shards=[
+                ShardInfo(name=name, path=os.path.join(path, name), count=counts[name])
+                for name in names
+            ],
+            split_part_files=names,
+            info_shard_files=list(counts),
+        )

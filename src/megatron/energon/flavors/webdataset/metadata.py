@@ -1,0 +1,12 @@
+"""What is known about the shards of a split."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.task_encoder.webdataset_meta": [
+            "WebdatasetMeta",
+        ],
+    },
+)

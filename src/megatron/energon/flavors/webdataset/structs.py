@@ -1,0 +1,12 @@
+"""Shards."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.task_encoder.webdataset_meta": [
+            "ShardInfo",
+        ],
+    },
+)
