@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -55,7 +56,9 @@ def flip(path, at):
 
 def index_of(root):
     connection = sqlite3.connect(root / ".nv-meta/index.sqlite")
-    rows = connection.execute("SELECT * FROM samples").fetchall()
+    rows = connection.execute(
+        "SELECT * FROM samples JOIN sample_parts USING (tar_file_id, sample_index)"
+    ).fetchall()
     connection.close()
     return rows
 
@@ -148,10 +151,46 @@ def test_a_copy_with_another_date_is_only_noted(dataset, tmp_path):
     assert "3 shards have another date" in report.notes[0]
 
 
-def test_a_damaged_sql_index_is_found_and_repaired(dataset):
+def replace_by_text(path):
+    path.write_bytes(b"no database" * 1000)
+
+
+def cut_off_a_page(path):
+    os.truncate(path, os.path.getsize(path) - 4096)
+
+
+def lose_a_page(path):
+    with open(path, "r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(bytes(4096))
+
+
+@pytest.mark.parametrize("harm", [replace_by_text, cut_off_a_page, lose_a_page])
+def test_a_damaged_sql_index_is_found_and_repaired(dataset, harm):
     before = index_of(dataset)
-    (dataset / ".nv-meta/index.sqlite").write_bytes(b"no database" * 1000)
+    harm(dataset / ".nv-meta/index.sqlite")
     assert kinds(dataset) == ["sqlite-damaged"]
+    assert repair(dataset).after.ok
+    assert index_of(dataset) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE samples SET byte_offset = byte_offset + 512 WHERE sample_key = 'k030'",
+        "UPDATE samples SET sample_key = 'other' WHERE sample_key = 'k030'",
+        "UPDATE sample_parts SET content_byte_size = 1 WHERE {place}",
+        "UPDATE sample_parts SET part_name = 'jpg' WHERE {place}",
+        "DELETE FROM sample_parts WHERE {place}",
+    ],
+)
+def test_an_sql_index_with_other_rows_is_found_and_repaired(dataset, change):
+    before = index_of(dataset)
+    with closing(sqlite3.connect(dataset / ".nv-meta/index.sqlite")) as connection, connection:
+        place = "tar_file_id = 1 AND sample_index = 3 AND part_name = 'txt'"
+        assert connection.execute(change.format(place=place)).rowcount == 1
+    assert kinds(dataset, depth="quick") == []
+    assert kinds(dataset) == ["sqlite-stale"]
     assert repair(dataset).after.ok
     assert index_of(dataset) == before
 

@@ -56,8 +56,17 @@ from energon.errors import FormatError, TruncatedError
 MAGIC = b"ENERGPT3"
 _FAMILY = MAGIC[:-1]
 _FIELDS = frozenset(
-    ("samples", "parts", "shard_size", "shard_mtime_ns", "names", "header", "schema")
-    + ("key_length", "unique")
+    [
+        "samples",
+        "parts",
+        "shard_size",
+        "shard_mtime_ns",
+        "names",
+        "header",
+        "schema",
+        "key_length",
+        "unique",
+    ]
 )
 AGAIN = "`energon index` on its dataset writes it anew"
 _HEADER = struct.Struct("<8sQII")

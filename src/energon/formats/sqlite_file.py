@@ -10,7 +10,7 @@ from threading import local
 from typing import Any
 from urllib.parse import quote
 
-from energon.errors import FormatError
+from energon.errors import FormatError, TruncatedError
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
@@ -29,6 +29,16 @@ def open_readonly(path: Path) -> sqlite3.Connection:
             connection.close()
         raise FormatError(f"{path}: {error}; run `energon prepare` again") from error
     return connection
+
+
+def check_size(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
+    """Raise FormatError if the file of a connection has lost its end."""
+    (pages,), (page_bytes,) = (
+        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
+    )
+    size = os.path.getsize(path)
+    if size < pages * page_bytes:
+        raise TruncatedError(f"{path}: has {size} bytes, wanted are {pages * page_bytes}")
 
 
 def table_names(connection: sqlite3.Connection) -> set[str]:

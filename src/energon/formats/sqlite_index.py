@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import chain, islice, repeat
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from energon.errors import DuplicateSampleKeyError
+from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.part_table import PartTable
+from energon.formats.sqlite_file import check_size, open_readonly
 
 _TABLES = """
 CREATE TABLE samples (
@@ -105,30 +108,21 @@ def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) -
 
 
 def indexed_shards(path: str | os.PathLike[str]) -> list[IndexedShard] | None:
-    """Return of which shards an index is, in their order; None if it does not say."""
+    """Return of which shards an index is, in their order; None if it does not say.
+
+    It does not if another tool has written it, or if it is damaged.
+    """
     if not os.path.exists(path):
         return None
-    connection = sqlite3.connect(path)
     try:
-        rows = connection.execute(
-            "SELECT shard, byte_size, mtime_ns FROM energon_shards ORDER BY tar_file_id"
-        )
-        return [IndexedShard(*row) for row in rows]
-    except sqlite3.DatabaseError:
-        return None  # written by another tool, or damaged
-    finally:
-        connection.close()
-
-
-def forget_shards(path: str | os.PathLike[str]) -> None:
-    """Make an index one that does not say of which shards it is, so that it is written anew."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("DROP TABLE IF EXISTS energon_shards")
-    except sqlite3.DatabaseError:
-        pass  # it is damaged, and will be written anew for that
-    finally:
-        connection.close()
+        with closing(open_readonly(Path(path))) as connection:
+            check_size(connection, path)
+            rows = connection.execute(
+                "SELECT shard, byte_size, mtime_ns FROM energon_shards ORDER BY tar_file_id"
+            )
+            return [IndexedShard(*row) for row in rows]
+    except (sqlite3.DatabaseError, FormatError):
+        return None
 
 
 def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:

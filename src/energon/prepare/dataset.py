@@ -140,6 +140,8 @@ def index_dataset(
     shards: Sequence[str],
     indexing: Indexing,
     documents: Callable[[DatasetInfo], Iterator[tuple[str, str]]] = lambda info: iter(()),
+    *,
+    rewrite_sqlite: bool = False,
 ) -> DatasetInfo:
     """Index the shards of a dataset, and say so in `.nv-meta`. Hold the lock of the dataset.
 
@@ -148,6 +150,7 @@ def index_dataset(
         shards: Paths below it, in the order that the index has.
         indexing: How.
         documents: Returns names and contents of further files of `.nv-meta`.
+        rewrite_sqlite: Whether the present SQL index is of no use, whatever it says.
     """
     clear_leftovers(dataset, shards)
     if indexing.fix_duplicates:
@@ -161,7 +164,8 @@ def index_dataset(
     indexed = _collected(dataset, shards, indexing, found)
     with temporary_file(sqlite_path(dataset)) as sqlite:
         wanted = indexing.sqlite or has_media(dataset)
-        written = wanted and write_name_index(dataset, shards, indexed, sqlite)
+        anew = indexing.force or rewrite_sqlite
+        written = wanted and write_name_index(dataset, shards, indexed, sqlite, anew=anew)
         for _ in indexed:
             pass  # those that nobody has asked for
         info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)

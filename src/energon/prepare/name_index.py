@@ -44,7 +44,12 @@ def open_table(dataset: Path, name: str) -> PartTable:
 
 
 def write_name_index(
-    dataset: Path, names: Sequence[str], shards: Iterable[IndexedShard], target: Path
+    dataset: Path,
+    names: Sequence[str],
+    shards: Iterable[IndexedShard],
+    target: Path,
+    *,
+    anew: bool = False,
 ) -> bool:
     """Write the SQL index of a dataset to `target`, unless the present one is that already.
 
@@ -53,6 +58,7 @@ def write_name_index(
         names: All shards, in their order.
         shards: The same, as they become indexed; all of them are taken.
         target: An empty file.
+        anew: Whether to write all of it, whatever the present one says that it is.
 
     Returns:
         Whether it was written.
@@ -60,7 +66,7 @@ def write_name_index(
     Raises:
         DuplicateSampleKeyError: If two samples have the same key.
     """
-    known = indexed_shards(sqlite_path(dataset)) or []
+    known = [] if anew else indexed_shards(sqlite_path(dataset)) or []
     wanted = [SqlShard(name, *file_state(dataset / name)) for name in names]
     following = iter(shards)
     if not known or known != wanted[: len(known)]:

@@ -11,7 +11,6 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table_file import part_table_path
 from energon.formats.split import Split, load_split
-from energon.formats.sqlite_index import forget_shards
 from energon.prepare.dataset import Indexing, index_dataset
 from energon.prepare.files import reporting
 from energon.prepare.index import IndexOptions, index_batch
@@ -23,6 +22,9 @@ from energon.prepare.verify_shard import Depth
 
 LOST = ("shard-missing", "shard-truncated", "shard-damaged")
 """Problems after which a shard is of no use."""
+
+
+BAD_SQLITE = ("sqlite-damaged", "sqlite-stale")
 
 
 class Repair(NamedTuple):
@@ -69,7 +71,8 @@ def repair_dataset(
         stale = [name for name in _repairable(before) if name not in lost]
         dropped = lost if drop else []
         if not before.ok and (drop or not lost):
-            _index_all(dataset, stale, dropped, indexing)
+            bad_sqlite = any(problem.kind in BAD_SQLITE for problem in before.problems)
+            _index_all(dataset, stale, dropped, indexing, rewrite_sqlite=bad_sqlite)
         else:
             _index_some(dataset, stale, indexing)
         changed = bool(stale or dropped or any(p.repairable for p in before.problems))
@@ -103,7 +106,12 @@ def _index_some(dataset: Path, stale: Sequence[str], indexing: Indexing) -> None
 
 
 def _index_all(
-    dataset: Path, stale: Sequence[str], dropped: Sequence[str], indexing: Indexing
+    dataset: Path,
+    stale: Sequence[str],
+    dropped: Sequence[str],
+    indexing: Indexing,
+    *,
+    rewrite_sqlite: bool,
 ) -> None:
     for name in stale:
         # Without its table a shard is read again, whatever its date says.
@@ -115,14 +123,13 @@ def _index_all(
             f"{dataset}: no shard would be left; restore the shards, or delete it all"
         )
     sqlite = indexing.sqlite and sqlite_path(dataset).exists()
-    if sqlite and stale:
-        forget_shards(sqlite_path(dataset))
 
     def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
         if dropped:
             yield from _splits_without(dataset, dropped)
 
-    index_dataset(dataset, shards, replace(indexing, sqlite=sqlite), documents)
+    how = replace(indexing, sqlite=sqlite)
+    index_dataset(dataset, shards, how, documents, rewrite_sqlite=rewrite_sqlite or bool(stale))
 
 
 def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str, str]]:

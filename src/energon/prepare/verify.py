@@ -16,8 +16,6 @@ from energon.errors import (
 )
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.split import Split, load_split
-from energon.formats.sqlite_index import IndexedShard as SqlShard
-from energon.formats.sqlite_index import indexed_shards
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine, run_batches
@@ -25,6 +23,7 @@ from energon.prepare.files import list_files
 from energon.prepare.index import IndexedShard
 from energon.prepare.name_index import open_table, sqlite_path
 from energon.prepare.verify_shard import DEPTHS, Depth, Problem, ShardReport, verify_batch
+from energon.prepare.verify_sqlite import sqlite_difference
 
 BATCH_SHARDS = 16
 
@@ -103,7 +102,7 @@ def verify_dataset(
     report.num_samples = sum(shard.num_samples for shard in indexed)
     report.problems += _check_counts(info, indexed)
     report.problems += _check_keys(dataset, indexed)
-    report.problems += _check_sqlite(dataset, shards, indexed)
+    report.problems += _check_sqlite(dataset, shards, indexed, depth)
     report.problems += _check_documents(dataset, info, report.notes)
     if other_dates:
         report.notes.append(
@@ -161,42 +160,24 @@ def _check_keys(dataset: Path, indexed: list[IndexedShard]) -> Iterator[Problem]
 
 
 def _check_sqlite(
-    dataset: Path, shards: list[str], indexed: list[IndexedShard]
+    dataset: Path, shards: list[str], indexed: list[IndexedShard], depth: Depth
 ) -> Iterator[Problem]:
     path = sqlite_path(dataset)
     where = f"{META}/index.sqlite"
     if not path.exists():
         return
     try:
-        problem = _sqlite_difference(path, shards, indexed)
+        problem = sqlite_difference(path, dataset, shards, indexed, rows=depth != "quick")
     except sqlite3.DatabaseError as error:
         yield Problem("sqlite-damaged", where, f"{path}: {error}", True)
+        return
+    except FormatError as error:
+        yield Problem("sqlite-damaged", where, str(error), True)
         return
     if problem is not None:
         yield Problem("sqlite-stale", where, f"{path}: {problem}", True)
     if not (dataset / META / "index.uuid").exists():
         yield Problem("uuid-missing", f"{META}/index.uuid", f"{dataset}: no index.uuid", True)
-
-
-def _sqlite_difference(path: Path, shards: list[str], indexed: list[IndexedShard]) -> str | None:
-    known = indexed_shards(path)
-    if known is not None:
-        present = [SqlShard(shard.name, *shard.state) for shard in indexed]
-        if [shard.name for shard in known] == shards and set(present) <= set(known):
-            return None
-        return "it is not of the shards as they are now"
-    # Another tool has written it: compare what it has.
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    try:
-        rows = connection.execute("SELECT tar_file_id, count(*) FROM samples GROUP BY tar_file_id")
-        counts = dict(rows.fetchall())
-    finally:
-        connection.close()
-    for shard in indexed:
-        found = counts.get(shards.index(shard.name), 0)
-        if found != shard.num_samples:
-            return f"it has {found} samples of {shard.name}, wanted are {shard.num_samples}"
-    return None
 
 
 def _check_documents(dataset: Path, info: DatasetInfo, notes: list[str]) -> Iterator[Problem]:

@@ -1,0 +1,102 @@
+"""Compare `index.sqlite` with the part tables of the shards that it is of."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from energon.errors import FormatError
+from energon.formats.part_table import PartTable
+from energon.formats.sqlite_file import check_size, open_readonly, table_names
+from energon.formats.sqlite_index import IndexedShard as SqlShard
+from energon.formats.sqlite_index import indexed_shards
+from energon.prepare.index import IndexedShard
+from energon.prepare.name_index import open_table
+
+_SAMPLES = """
+SELECT CAST(sample_key AS BLOB), byte_offset, byte_size FROM samples
+WHERE tar_file_id = ? ORDER BY sample_index
+"""
+_PARTS = """
+SELECT sample_index, CAST(part_name AS BLOB), content_byte_offset, content_byte_size
+FROM sample_parts WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offset
+"""
+
+
+def sqlite_difference(
+    path: Path,
+    dataset: Path,
+    shards: Sequence[str],
+    indexed: Sequence[IndexedShard],
+    *,
+    rows: bool,
+) -> str | None:
+    """Return what is wrong with an SQL index, or None.
+
+    Args:
+        path: The index.
+        dataset: Folder of the dataset.
+        shards: All shards, in the order of their numbers.
+        indexed: Those that have a part table.
+        rows: Whether to compare all rows with the tables; if not, only of which shards it is,
+            and whether it is whole.
+
+    Raises:
+        sqlite3.DatabaseError: If it is damaged.
+        FormatError: If it is no SQLite file.
+    """
+    known = indexed_shards(path)
+    if known is not None:
+        present = [SqlShard(shard.name, *shard.state) for shard in indexed]
+        if [shard.name for shard in known] != list(shards) or not set(present) <= set(known):
+            return "it is not of the shards as they are now"
+    with closing(open_readonly(path)) as connection:
+        _check_pages(connection, path, thorough=rows)
+        if not rows:
+            return None
+        numbers = {name: number for number, name in enumerate(shards)}
+        for shard in indexed:
+            table = open_table(dataset, shard.name)
+            difference = _shard_difference(connection, numbers[shard.name], table)
+            if difference is not None:
+                return f"it has {difference} of {shard.name}"
+    return None
+
+
+def _check_pages(connection: sqlite3.Connection, path: Path, *, thorough: bool) -> None:
+    """Raise FormatError if the file is cut off, or its pages contradict each other."""
+    check_size(connection, path)
+    if thorough:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise FormatError(f"{path}: {found}")
+
+
+def _shard_difference(connection: sqlite3.Connection, number: int, table: PartTable) -> str | None:
+    """Return what rows of a shard differ from its part table, or None."""
+    samples = connection.execute(_SAMPLES, (number,)).fetchall()
+    if len(samples) != table.num_samples:
+        return f"{len(samples)} samples, wanted are {table.num_samples},"
+    begin, end = table.sample_extents(np.arange(table.num_samples))
+    keys = [os.fsencode(key) for key in table.keys(np.arange(table.num_samples))]
+    if samples != list(zip(keys, begin.tolist(), (end - begin).tolist(), strict=True)):
+        return "other keys or places of samples"
+    if "sample_parts" not in table_names(connection):
+        return None  # early releases of Megatron-Energon wrote none
+    names = [os.fsencode(name) for name in table.part_names]
+    owners = np.repeat(np.arange(table.num_samples), np.diff(table.first_part))
+    parts = zip(
+        owners.tolist(),
+        [names[name] for name in table.part_name.tolist()],
+        table.part_offset.tolist(),
+        table.part_size.tolist(),
+        strict=True,
+    )
+    if connection.execute(_PARTS, (number,)).fetchall() != list(parts):
+        return "other names or places of parts"
+    return None
