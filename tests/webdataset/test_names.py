@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import energon.webdataset as wds
+from energon.errors import ConfigError, SecurityError
 from energon.webdataset.utils import ObsoleteException
+from tests.webdataset.shards import make_shards
 
 NAMES = [
     "WebDataset",
@@ -102,28 +106,47 @@ NAMES = [
     "writer",
 ]
 
+# All that webdataset 1.0.2 defines for others, and what programs import besides.
 DEEP = {
-    "filters": "_shuffle getfirst pipelinefilter reraise_exception default_collation_fn unlisted",
-    "tariterators": "base_plus_ext url_opener tar_file_expander tar_file_iterator group_by_keys "
-    "valid_sample meta_prefix meta_suffix",
-    "shardlists": "expand_urls split_by_node",
-    "autodecode": "Decoder ImageHandler imagehandler decoders torch_audio torch_loads Continue "
-    "DecodingError",
-    "handlers": "reraise_exception warn_and_continue",
-    "compat": "FluidInterface WebDataset WebLoader",
-    "pipeline": "DataPipeline",
-    "pytorch": "IterableDataset DataLoader",
-    "cache": "cached_url_opener pipe_cleaner FileCache StreamingOpen LRUCleanup",
-    "utils": "pytorch_worker_seed pytorch_worker_info make_seed lookup_sym is_iterable identity "
-    "glob_with_braces fnmatch_with_braces guess_batchsize repeatedly0 deprecated obsolete "
-    "compute_sample_weights enforce_security",
-    "writer": "default_handlers TarWriter",
-    "gopen": "gopen gopen_schemes Pipe rewrite_url",
-    "mix": "RandomMix RoundRobin",
-    "extradatasets": "MockDataset",
+    "autodecode": "Continue Decoder DecodingError IMAGE_EXTENSIONS ImageHandler basichandlers "
+    "cbor_loads decoders default_post_handlers default_pre_handlers gzfilter "
+    "handle_extension imagehandler msgpack_loads npy_loads npz_loads "
+    "pytorch_weights_only tenbin_loads torch_audio torch_loads torch_video "
+    "unpickle_loads",
+    "cache": "FileCache LRUCleanup StreamingOpen cached_url_opener check_tar_format islocal "
+    "obsolete pipe_cleaner reraise_exception url_to_cache_name",
+    "compat": "DataPipeline FluidInterface FluidWrapper WebDataset WebLoader check_empty "
+    "group_by_keys pipelinefilter reraise_exception tar_file_expander",
+    "extradatasets": "MockDataset PipelineStage repeatedly with_epoch with_length",
+    "filters": "Cached FilterFunction LMDBCached PipelineStage RestCurried _shuffle associate "
+    "batched decode default_collation_fn detshuffle extract_keys getfirst identity "
+    "info log_keys map map_dict map_tuple pipelinefilter rename rename_keys "
+    "reraise_exception rsample select shuffle to_tuple transform_with unbatched "
+    "unlisted xdecode",
+    "gopen": "Pipe gopen gopen_ais gopen_curl gopen_error gopen_file gopen_gsutil gopen_hf "
+    "gopen_htgs gopen_pipe gopen_schemes reader rewrite_url set_options",
+    "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue "
+    "warn_and_stop",
+    "mix": "RandomMix RoundRobin random_samples round_robin_longest round_robin_shortest",
     "multi": "MultiLoader",
-    "tenbin": "encode_buffer decode_buffer load save read write",
-    "wids": "ShardListDataset ChunkedSampler DistributedChunkedSampler ShardedSampler",
+    "pipeline": "DataPipeline PipelineStage",
+    "pytorch": "DataLoader IterableDataset",
+    "shardlists": "DirectoryShardList MultiShardSample ResampledShardList ResampledShards "
+    "SimpleShardList envlookup expand_source expand_urls is_iterable non_empty "
+    "obsolete pipelinefilter resampled shardspec single_node_only split_by_node "
+    "split_by_worker",
+    "tariterators": "base_plus_ext group_by_keys meta_prefix meta_suffix reraise_exception "
+    "tar_file_expander tar_file_iterator tarfile_samples tarfile_to_samples trace "
+    "url_opener valid_sample",
+    "tenbin": "decode_buffer encode_buffer load read save write",
+    "utils": "ObsoleteException PipelineStage compute_sample_weights deprecated "
+    "enforce_security fnmatch_with_braces glob_with_braces guess_batchsize identity "
+    "is_iterable lookup_sym make_seed obsolete pytorch_worker_info "
+    "pytorch_worker_seed repeatedly repeatedly0",
+    "wids": "ChunkedSampler DistributedChunkedSampler ShardListDataset ShardedSampler",
+    "writer": "ShardWriter TarWriter add_handlers cbor_dumps default_handlers "
+    "encode_based_on_extension imageencoder make_handlers mp_dumps numpy_dumps "
+    "numpy_npz_dumps tenbin_dumps torch_dumps",
 }
 
 
@@ -220,9 +243,6 @@ def test_base_plus_ext():
 
 
 def test_tenbin_files(tmp_path):
-    import numpy as np
-
-    from energon.errors import ConfigError
     from energon.webdataset import tenbin
 
     arrays = [np.arange(3, dtype=np.float32), np.ones((2, 2), np.int64)]
@@ -230,3 +250,85 @@ def test_tenbin_files(tmp_path):
     assert all(map(np.array_equal, tenbin.load(tmp_path / "x.ten"), arrays))
     with pytest.raises(ConfigError, match="ends in .ten"):
         tenbin.load(tmp_path / "x.bin")
+
+
+ARGUMENTS = {
+    "WebDataset": "urls handler mode resampled repeat shardshuffle cache_size cache_dir "
+    "url_to_name detshuffle nodesplitter workersplitter select_files rename_files empty_check "
+    "verbose seed",
+    "WebLoader": "dataset batch_size num_workers collate_fn pin_memory drop_last timeout "
+    "worker_init_fn multiprocessing_context prefetch_factor",
+    "SimpleShardList": "urls seed",
+    "ResampledShards": "urls nshards seed worker_seed deterministic max_urls empty_check",
+    "DirectoryShardList": "path pattern poll timeout mode select fate",
+    "TarWriter": "fileobj user group mode compress encoder keep_meta mtime format",
+    "ShardWriter": "pattern maxcount maxsize post start_shard verbose opener",
+    "RandomMix": "datasets probs longest",
+    "RoundRobin": "datasets longest",
+    "MockDataset": "sample length",
+    "LRUCleanup": "cache_dir cache_size keyfn verbose interval",
+    "shuffle": "bufsize initial rng seed handler",
+    "detshuffle": "bufsize initial seed epoch",
+    "batched": "batchsize collation_fn partial",
+    "decode": "handler pre post only partial",
+    "map": "f handler",
+    "rename": "handler keep",
+    "rename_keys": "keep_unselected must_match duplicate_is_error",
+    "extract_keys": "duplicate_is_error ignore_missing",
+    "xdecode": "must_decode defaults",
+    "to_tuple": "handler missing_is_error none_is_error",
+    "info": "fmt n every width stream name",
+    "tarfile_to_samples": "handler select_files rename_files",
+    "getfirst": "a keys default missing_is_error",
+    "gopen": "url mode bufsize",
+    "repeatedly": "source nepochs nbatches nsamples batchsize",
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_have_their_names(name):
+    known = inspect.signature(getattr(wds, name)).parameters
+    missing = set(ARGUMENTS[name].split()) - set(known)
+    assert not missing or any(each.kind == each.VAR_KEYWORD for each in known.values()), missing
+
+
+def test_methods_of_pipelines_have_their_names():
+    fluid = (
+        "append batched close compose decode extract_keys listed lmdb_cached log_keys map "
+        "map_dict map_tuple mcached rename rename_keys repeat rsample select shuffle slice stage "
+        "to_tuple unbatched unlisted with_epoch with_length xdecode"
+    )
+    for made in (wds.WebDataset, wds.WebLoader, wds.FluidWrapper, wds.RandomMix):
+        assert not set(fluid.split()) - set(dir(made))
+
+
+def test_functions_behind_stages_writers_and_openers(tmp_path):
+    from energon.webdataset import autodecode, cache, gopen, mix, writer
+
+    handlers = writer.make_handlers()
+    writer.add_handlers(handlers, "up loud", lambda text: str(text).upper().encode())
+    sample = {"__key__": "a", "cls": 3, "loud": {"x"}, "npy": np.arange(2)}
+    encoded = writer.encode_based_on_extension(sample, handlers)
+    assert (encoded["cls"], encoded["loud"], encoded["__key__"]) == (b"3", b"{'X'}", "a")
+    assert autodecode.npy_loads(encoded["npy"]).tolist() == [0, 1]
+    assert autodecode.cbor_loads(writer.cbor_dumps([1])) == [1]
+    assert autodecode.msgpack_loads(writer.mp_dumps({"a": 1})) == {"a": 1}
+    assert autodecode.npz_loads(writer.numpy_npz_dumps({"a": np.ones(1)}))["a"].tolist() == [1]
+    assert autodecode.tenbin_loads(writer.tenbin_dumps([np.ones(1)]))[0].tolist() == [1]
+    assert list(mix.round_robin_shortest([1, 2], [3])) == [1, 3, 2]
+    assert list(mix.round_robin_longest([1, 2], [3])) == [1, 3, 2]
+    assert sorted(mix.random_samples([[1, 2], [3]], [1, 1], longest=True)) == [1, 2, 3]
+    (shard,) = make_shards(tmp_path, [1])
+    assert cache.check_tar_format(shard)
+    (tmp_path / "x.tar").write_bytes(b"x" * 1000)
+    assert not cache.check_tar_format(tmp_path / "x.tar")
+    with gopen.gopen_file(shard) as file:
+        assert not gopen.set_options(file, ignore_errors=True)
+        assert len(file.read(9)) == 9
+    with pytest.raises(SecurityError):
+        gopen.gopen_pipe("pipe:true")
+    failing = gopen.gopen("pipe:exit 3", allow=("shell",))
+    assert gopen.set_options(failing, ignore_status=[3])
+    assert failing.read() == b""
+    with pytest.raises(ConfigError, match="no opener"):
+        gopen.gopen_error("x:y")

@@ -22,6 +22,7 @@ from energon.webdataset.decoding_handlers import (
     imagehandler,
 )
 from energon.webdataset.media_handlers import torch_audio, torch_video
+from energon.webdataset.reexport import reexport
 
 __all__ = [
     "BasicHandler",
@@ -268,3 +269,16 @@ decoders: dict[str, Callable[[bytes], Any]] = {
     extension: partial(_decode_as, extension) for extension in sorted(BASIC)
 }
 """Functions that decode the bytes of a field, by extension."""
+
+
+npy_loads = decoders["npy"]
+npz_loads = decoders["npz"]
+msgpack_loads = decoders["msg"]
+cbor_loads = decoders["cbor"]
+tenbin_loads = decoders["ten"]
+unpickle_loads = decoders["pickle"]
+
+default_pre_handlers = [gzfilter]
+default_post_handlers = [basichandlers]
+
+__getattr__ = reexport(__name__, {"IMAGE_EXTENSIONS": "decoding_handlers"})

@@ -8,8 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.formats.tar import BLOCK
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.reexport import reexport
 from energon.webdataset.shard_cache import ShardCache, cache_of, url_to_cache_name
 from energon.webdataset.shard_stream import Opening
 from energon.webdataset.tar_samples import TarSamples
@@ -177,3 +179,18 @@ def cached_url_opener(
     """Yield shards with an open `stream`, through a cache; see `cache_of`."""
     cache = FileCache(cache_dir, url_to_name=url_to_name, handler=handler, cache_size=cache_size)
     return cache(data)
+
+
+def check_tar_format(fname: str | os.PathLike[str]) -> bool:
+    """Return whether a file begins as tar archives do, compressed or not."""
+    opened = Opening().open(os.fspath(fname))
+    try:
+        head = opened.head
+        while len(head) < BLOCK and (more := opened.stream.read(BLOCK - len(head))):
+            head += more
+    finally:
+        opened.stream.close()
+    return head[257:262] == b"ustar"
+
+
+__getattr__ = reexport(__name__, {"islocal": "urls:is_local", "obsolete": "utils"})

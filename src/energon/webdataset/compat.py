@@ -11,6 +11,7 @@ from energon.webdataset.batching import Collation, default_collation_fn
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.mapping import Apply
 from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.reexport import reexport
 from energon.webdataset.shardlists import (
     DealShards,
     ShuffleShards,
@@ -257,9 +258,13 @@ def apply_decoder(decoder: Any, source: Any) -> Any:
     return FluidWrapper(source).compose(Apply(decoder.decode))
 
 
-def __getattr__(name: str) -> Any:
-    if name == "WebLoader":
-        from energon.webdataset.web_loader import WebLoader
-
-        return WebLoader
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = reexport(
+    __name__,
+    {
+        "WebLoader": "web_loader",
+        "check_empty": "shardlists:non_empty",
+        "group_by_keys": "tariterators",
+        "pipelinefilter": "filters",
+        "tar_file_expander": "tariterators",
+    },
+)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.reexport import reexport
 from energon.webdataset.stages import IterableStage
 
 
@@ -58,3 +59,6 @@ class with_length:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.dataset)
+
+
+__getattr__ = reexport(__name__, {"PipelineStage": "stages", "repeatedly": "utils"})

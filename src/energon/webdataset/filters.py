@@ -36,6 +36,7 @@ from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.keeping import Cached, LMDBCached
 from energon.webdataset.looking import Info, LogKeys
 from energon.webdataset.mapping import Apply, Map, RandomSample, Select, Slice
+from energon.webdataset.reexport import reexport
 from energon.webdataset.shuffling import Shuffle
 from energon.webdataset.stage import Context, Stage, UnsavableIterator, describe
 
@@ -331,3 +332,6 @@ def _read_bytes(stream: Any) -> bytes:
 
 
 _XDECODE_DEFAULTS = (("*.bin", _read_bytes), ("*.txt", _read_text))
+
+
+__getattr__ = reexport(__name__, {"PipelineStage": "stages", "identity": "utils"})

@@ -76,10 +76,12 @@ def open_url(
         return opener(url, mode, bufsize, **(options or {}))
     if scheme == "pipe":
         security.require("shell", allowed, f"{redact(url)} is a command for the shell")
-        return Pipe(url[len("pipe:") :], mode, ignore_status=(BROKEN_PIPE,), **(options or {}))
-    if is_local(url):
-        return _open_file(url, mode)
-    return RemoteReader(url) if mode == "rb" else RemoteWriter(url)
+        return _open_pipe(url, mode, options or {})
+    return _open_file(url, mode) if is_local(url) else gopen_remote(url, mode)
+
+
+def _open_pipe(url: str, mode: str, options: dict[str, Any]) -> Pipe:
+    return Pipe(url[len("pipe:") :], mode, ignore_status=(BROKEN_PIPE,), **options)
 
 
 def _open_file(url: str, mode: str) -> Any:
@@ -110,3 +112,54 @@ def _standard(mode: str) -> _Standard:
 
 gopen_schemes: dict[str, Opener] = {}
 """Openers of the program, by scheme: functions of url, mode and bufsize. They come first."""
+
+
+def reader(url: str | os.PathLike[str], **kw: Any) -> Any:
+    """Open an address to read from."""
+    return gopen(url, "rb", **kw)
+
+
+def set_options(
+    obj: Any,
+    timeout: float | None = None,
+    ignore_errors: bool | None = None,
+    ignore_status: Collection[int] | None = None,
+    handler: Any = None,
+) -> bool:
+    """Change what a command may do without being a failure; return whether it is a command.
+
+    Args:
+        obj: What `gopen` returned.
+        timeout: Accepted for compatibility: commands are never waited for when they are left.
+        ignore_errors: Whether no exit status is a failure; None leaves that as it is.
+        ignore_status: Exit statuses that are no failure, beside 0; None leaves them as they are.
+        handler: Accepted for compatibility.
+    """
+    if not isinstance(obj, Pipe):
+        return False
+    obj.tolerate(ignore_errors=ignore_errors, ignore_status=ignore_status)
+    return True
+
+
+def gopen_file(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
+    """Open a path or a `file:` address."""
+    return _open_file(url, mode)
+
+
+def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
+    """Open `pipe:` and a command, if that is allowed."""
+    security.require("shell", security.resolve(), f"{redact(url)} is a command for the shell")
+    return _open_pipe(url, mode, {})
+
+
+def gopen_remote(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
+    """Open an address of a store or a web server, in this process: no program is started."""
+    return RemoteReader(url) if mode == "rb" else RemoteWriter(url)
+
+
+def gopen_error(url: str, *args: Any, **kw: Any) -> Any:
+    """Raise ConfigError: an opener for schemes that are not wanted."""
+    raise ConfigError(f"{redact(url)}: no opener for addresses of this scheme")
+
+
+gopen_curl = gopen_gsutil = gopen_ais = gopen_hf = gopen_htgs = gopen_remote

@@ -190,3 +190,20 @@ class RoundRobin(DataPipeline, FluidInterface):
         self, datasets: Sequence[Any], longest: bool = False, seed: int | None = None
     ) -> None:
         super().__init__(RoundRobinStage(datasets, longest), seed=seed)
+
+
+def random_samples(
+    sources: Sequence[Any], probs: Sequence[float] | None = None, longest: bool = False
+) -> Iterator[Any]:
+    """Yield the items of some iterables, each drawn from one that is chosen at random."""
+    return iter(RandomMix(sources, probs, longest))
+
+
+def round_robin_shortest(*sources: Any) -> Iterator[Any]:
+    """Yield an item of each iterable in turn, until one ends."""
+    return iter(RoundRobin(sources))
+
+
+def round_robin_longest(*sources: Any) -> Iterator[Any]:
+    """Yield an item of each iterable in turn, until all have ended."""
+    return iter(RoundRobin(sources, longest=True))

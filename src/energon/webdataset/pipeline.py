@@ -16,6 +16,7 @@ from energon.webdataset.lookalike import TorchLookalike
 from energon.webdataset.loop import Loop
 from energon.webdataset.passes import Extent, Passes, Scope
 from energon.webdataset.place import Place, current_place
+from energon.webdataset.reexport import reexport
 from energon.webdataset.seeds import default_seed
 from energon.webdataset.sized import with_length
 from energon.webdataset.stage import Context, Stage, State, close, describe
@@ -189,3 +190,6 @@ class DataPipeline(TorchLookalike):
         copied.__dict__.update(self.__dict__)
         copied.__dict__.update(_epochs=EpochCounter(), _loop=None, _pending=None, **changes)
         return copied
+
+
+__getattr__ = reexport(__name__, {"PipelineStage": "stages"})

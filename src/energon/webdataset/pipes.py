@@ -54,6 +54,18 @@ class Pipe:
         self.stream: Any = self._process.stdout if reads else self._process.stdin
         _widen(self.stream)
 
+    def tolerate(
+        self,
+        *,
+        ignore_errors: bool | None = None,
+        ignore_status: Collection[int] | None = None,
+    ) -> None:
+        """Change which exit statuses are no failure; None leaves that as it is."""
+        if ignore_errors is not None:
+            self._ignore_errors = ignore_errors
+        if ignore_status is not None:
+            self._ignored = {0, *ignore_status}
+
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes; none at the end only, if the command has not failed.
 

@@ -16,6 +16,7 @@ from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
 from energon.webdataset.draws import make_draws
 from energon.webdataset.place import Place, current_place
+from energon.webdataset.reexport import reexport
 from energon.webdataset.seeds import default_seed
 from energon.webdataset.stage import Context, Stage
 from energon.webdataset.urls import envlookup, expand_source, expand_urls
@@ -240,3 +241,16 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
         yield item
     if is_empty:
         raise EmptyDatasetError("nothing came through the pipeline, where something was wanted")
+
+
+__getattr__ = reexport(
+    __name__,
+    {
+        "DirectoryShardList": "hot_folder",
+        "MultiShardSample": "shard_sets",
+        "is_iterable": "utils",
+        "obsolete": "utils",
+        "pipelinefilter": "filters",
+        "shardspec": "shard_sources",
+    },
+)

@@ -16,6 +16,7 @@ from energon.errors import ConfigError
 from energon.formats.braces import expand_braces
 from energon.plan.seeds import derive_seed
 from energon.webdataset.place import current_place
+from energon.webdataset.reexport import reexport
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,3 +160,6 @@ def obsolete(arg: Any = None, *, reason: str | None = None) -> Any:
         return refuse  # type: ignore[return-value]
 
     return decorate(arg) if callable(arg) else decorate
+
+
+__getattr__ = reexport(__name__, {"PipelineStage": "stages"})
