@@ -303,8 +303,9 @@ def test_methods_of_pipelines_have_their_names():
 
 
 def test_functions_behind_stages_writers_and_openers(tmp_path):
-    from energon.webdataset import autodecode, cache, gopen, mix, writer
+    from energon.webdataset import autodecode, cache, mix, writer
 
+    gopen = importlib.import_module("energon.webdataset.gopen")
     handlers = writer.make_handlers()
     writer.add_handlers(handlers, "up loud", lambda text: str(text).upper().encode())
     sample = {"__key__": "a", "cls": 3, "loud": {"x"}, "npy": np.arange(2)}
