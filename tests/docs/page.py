@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.docs.markdown import Block, find_blocks
 
-SECONDS = 60
+SECONDS = 150
 SHOWN = ("", "text", "yaml", "json")
 _NAMED = re.compile(r"# ([\w./-]+\.(?:ya?ml|py))\n")
 
