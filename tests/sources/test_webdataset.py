@@ -23,8 +23,9 @@ from energon.errors import (
 )
 from energon.formats import yaml
 from energon.prepare.dataset import prepare_dataset
+from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.spans import MAX_SPAN_BYTES
-from energon.sources.webdataset import LARGE_PART_BYTES, WebdatasetSource
+from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import make_crude, write_shard
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}

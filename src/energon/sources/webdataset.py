@@ -22,31 +22,24 @@ from numpy.typing import NDArray
 from energon.errors import (
     DatasetNotFoundError,
     EmptyDatasetError,
-    FormatError,
     ObjectChangedError,
 )
 from energon.formats.info import load_info
-from energon.formats.part_table import PartTable
 from energon.formats.split import load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
-from energon.io.range_file import RangeFile
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents, wanted_extents
 from energon.sources.part_filter import PartFilter
-from energon.sources.rows import META, join_rows, slice_rows
+from energon.sources.shard_samples import read_shard
 from energon.sources.shards import OpenShard, ShardPool
-from energon.sources.spans import read_spans
 
 logger = logging.getLogger("energon")
 
-LARGE_PART_BYTES = 32 << 10
-"""From here on parts are read into bytes of their own: a copy would cost more than a call."""
 MEAN_SIZE_SHARDS = 8
-RESERVED = frozenset(META)
 
 
 class Location(NamedTuple):
@@ -196,12 +189,7 @@ class WebdatasetSource:
             if start < stop:
                 shard = int(shards[start])
                 local = raw[start:stop] - self.bounds[shard] + self.firsts[shard]
-                try:
-                    found += self._read_shard(shard, local, keys[start:stop], subflavors)
-                except ObjectChangedError:
-                    # Replaced since it was opened: if by the same, reading goes on.
-                    self._pool.close(self._shard_path(shard))
-                    found += self._read_shard(shard, local, keys[start:stop], subflavors)
+                found += self._read_shard(shard, local, keys[start:stop], subflavors)
         samples: list[Any] = [None] * len(found)
         for place, sample in zip(places, found, strict=True):
             samples[place] = sample
@@ -262,51 +250,17 @@ class WebdatasetSource:
         subflavors: Mapping[str, Any] | None,
     ) -> list[CrudeSample]:
         """Return samples of one shard; `indices` ascend."""
-        table, file = self.open_shard(shard)
-        name = self.shards[shard]
-        names = table.common_parts
-        if names is not None:
-            parts = indices[:, None] * len(names) + np.arange(len(names))
-            meta = (table.keys(indices), repeat(name), restore_keys, repeat(subflavors))
-            return self._read_parts(file, table, names, parts, meta)
-        samples: list[Any] = [None] * len(indices)
-        for names, rows, parts in _by_schema(table, indices):
-            keys = [restore_keys[row] for row in rows.tolist()]
-            meta = (table.keys(indices[rows]), repeat(name), keys, repeat(subflavors))
-            found = self._read_parts(file, table, names, parts, meta)
-            for row, sample in zip(rows.tolist(), found, strict=True):
-                samples[row] = sample
-        return samples
 
-    def _read_parts(
-        self,
-        file: RangeFile,
-        table: PartTable,
-        names: tuple[str, ...],
-        parts: NDArray[np.int64],
-        meta: Sequence[Any],
-    ) -> list[CrudeSample]:
-        """Return samples with these `parts`, a row of numbers per sample and a column per name."""
-        if self.parts is not None and not self.parts.issuperset(names):
-            wanted = [at for at, name in enumerate(names) if name in self.parts]
-            names, parts = tuple(names[at] for at in wanted), parts[:, wanted]
-        if not names:
-            return join_rows((), meta, ())
-        if not RESERVED.isdisjoint(names):
-            raise FormatError(
-                f"{file.path}: samples have a part named {min(RESERVED.intersection(names))!r}, "
-                "which is what energon notes about samples itself; rename it in the shard, or "
-                "leave it out with a field_map"
-            )
-        starts, sizes = table.extents(parts)
-        if not file.is_remote and sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(parts):
-            columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
-            return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])
-        stops = starts + sizes
-        buffers, base = read_spans(file, starts.min(axis=1), stops.max(axis=1))
-        edges = (starts - base[:, None], stops - base[:, None])
-        bounds = [edge[:, at].tolist() for at in range(len(names)) for edge in edges]
-        return slice_rows(names, meta, buffers, bounds)
+        def read() -> list[CrudeSample]:
+            notes = (repeat(self.shards[shard]), restore_keys, repeat(subflavors))
+            return read_shard(self.open_shard(shard), indices, notes, parts=self.parts)
+
+        try:
+            return read()
+        except ObjectChangedError:
+            # Replaced since it was opened: if by the same, reading goes on.
+            self._pool.close(self._shard_path(shard))
+            return read()
 
     def _shard_path(self, shard: int) -> str:
         return os.fspath(self.path / self.shards[shard])
@@ -332,25 +286,3 @@ class WebdatasetSource:
             if start <= place < stop:
                 places.add(place)
         return np.array(sorted(places), dtype=np.int64)
-
-
-def _by_schema(
-    table: PartTable, indices: NDArray[np.int64]
-) -> Iterable[tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]]:
-    """Sort samples by which parts they have.
-
-    Yields:
-        The names of the parts, the places in `indices` of the samples that have them, and the
-        numbers of their parts with shape (samples, names).
-    """
-    first = table.first_part[indices].astype(np.int64)
-    counts = table.first_part[indices + 1].astype(np.int64) - first
-    for count in np.unique(counts).tolist():
-        rows = np.flatnonzero(counts == count)
-        parts = first[rows][:, None] + np.arange(count)
-        names = table.part_name[parts]
-        while len(rows):
-            same = (names == names[0]).all(axis=1)
-            schema = tuple(table.part_names[name] for name in names[0].tolist())
-            yield schema, rows[same], parts[same]
-            rows, parts, names = rows[~same], parts[~same], names[~same]

@@ -1,0 +1,110 @@
+"""Read samples of one open shard: those with the same parts together, a column for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import FormatError
+from energon.formats.part_table import PartTable
+from energon.io.range_file import RangeFile
+from energon.samples.crude import CrudeSample
+from energon.sources.part_filter import PartFilter
+from energon.sources.rows import META, join_rows, slice_rows
+from energon.sources.shards import OpenShard
+from energon.sources.spans import read_spans
+
+LARGE_PART_BYTES = 32 << 10
+"""From here on parts are read into bytes of their own: a copy would cost more than a call."""
+RESERVED = frozenset(META)
+
+
+def read_shard(
+    shard: OpenShard,
+    indices: NDArray[np.int64],
+    notes: tuple[Iterable[str], Sequence[Any], Iterable[Any]],
+    *,
+    parts: frozenset[str] | PartFilter | None = None,
+) -> list[CrudeSample]:
+    """Return samples of a shard.
+
+    Args:
+        shard: The shard.
+        indices: Numbers of the samples in it, ascending.
+        notes: What to note about each: name of the shard, restore key and subflavors.
+        parts: Which parts to read; None reads all.
+
+    Raises:
+        FormatError: If the name of a part is reserved.
+        TruncatedError: If the shard ends too early.
+    """
+    table, file = shard
+    names = table.common_parts
+    if names is not None:
+        numbers = indices[:, None] * len(names) + np.arange(len(names))
+        return _read_parts(file, table, names, numbers, (table.keys(indices), *notes), parts)
+    shards, restore_keys, subflavors = notes
+    samples: list[Any] = [None] * len(indices)
+    for names, rows, numbers in _by_schema(table, indices):
+        keys = [restore_keys[row] for row in rows.tolist()]
+        meta = (table.keys(indices[rows]), shards, keys, subflavors)
+        found = _read_parts(file, table, names, numbers, meta, parts)
+        for row, sample in zip(rows.tolist(), found, strict=True):
+            samples[row] = sample
+    return samples
+
+
+def _read_parts(
+    file: RangeFile,
+    table: PartTable,
+    names: tuple[str, ...],
+    numbers: NDArray[np.int64],
+    meta: Sequence[Any],
+    wanted: frozenset[str] | PartFilter | None,
+) -> list[CrudeSample]:
+    """Return samples with these parts, a row of numbers per sample and a column per name."""
+    if wanted is not None and not wanted.issuperset(names):
+        places = [place for place, name in enumerate(names) if name in wanted]
+        names, numbers = tuple(names[place] for place in places), numbers[:, places]
+    if not names:
+        return join_rows((), meta, ())
+    if not RESERVED.isdisjoint(names):
+        raise FormatError(
+            f"{file.path}: samples have a part named {min(RESERVED.intersection(names))!r}, "
+            "which is what energon notes about samples itself; rename it in the shard, or "
+            "leave it out with a field_map"
+        )
+    starts, sizes = table.extents(numbers)
+    if not file.is_remote and sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(numbers):
+        columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
+        return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])
+    stops = starts + sizes
+    buffers, base = read_spans(file, starts.min(axis=1), stops.max(axis=1))
+    edges = (starts - base[:, None], stops - base[:, None])
+    bounds = [edge[:, place].tolist() for place in range(len(names)) for edge in edges]
+    return slice_rows(names, meta, buffers, bounds)
+
+
+def _by_schema(
+    table: PartTable, indices: NDArray[np.int64]
+) -> Iterable[tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]]:
+    """Sort samples by which parts they have.
+
+    Yields:
+        The names of the parts, the places in `indices` of the samples that have them, and the
+        numbers of their parts with shape (samples, names).
+    """
+    first = table.first_part[indices].astype(np.int64)
+    counts = table.first_part[indices + 1].astype(np.int64) - first
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        parts = first[rows][:, None] + np.arange(count)
+        names = table.part_name[parts]
+        while len(rows):
+            same = (names == names[0]).all(axis=1)
+            schema = tuple(table.part_names[name] for name in names[0].tolist())
+            yield schema, rows[same], parts[same]
+            rows, parts, names = rows[~same], parts[~same], names[~same]
