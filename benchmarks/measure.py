@@ -15,8 +15,6 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-WARM_SECONDS = 1.5
-
 
 def process_tree() -> list[int]:
     """Return the ids of this process and its descendants."""
@@ -58,6 +56,7 @@ def main() -> None:
     parser.add_argument("--shuffle", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--decode", action="store_true")
+    parser.add_argument("--warm", type=float, default=1.5, help="Seconds before it is counted.")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     start = time.perf_counter()
@@ -71,7 +70,7 @@ def main() -> None:
     next(batches)
     first = time.perf_counter() - start
     count = total = 0
-    warm_until = time.perf_counter() + WARM_SECONDS
+    warm_until = time.perf_counter() + arguments.warm
     while time.perf_counter() < warm_until:
         next(batches)
     start = time.perf_counter()

@@ -75,7 +75,7 @@ class FaultProxy:
 
     Args:
         upstream: Port of the server on this machine.
-        latency: Seconds that each request takes longer.
+        latency: Seconds that each request takes longer, and each new connection.
         bytes_per_second: Bandwidth of all answers together; None for no limit.
         added_headers: Appended to the head of each answer.
     """
@@ -143,6 +143,7 @@ class FaultProxy:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server: socket.socket | None = None
         self._open.add(client)
+        time.sleep(self.latency)  # the round trip by which a connection is made
         try:
             server = socket.create_connection(("127.0.0.1", self.upstream))
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
