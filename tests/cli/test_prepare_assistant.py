@@ -71,7 +71,7 @@ def test_prepares_a_folder_by_answers(tmp_path):
     terminal.answer("caption (str)", "txt")
     terminal.process.expect_exact("no sample has a part 'txt'; there are jpg, json")
     terminal.answer("caption (str)", "json[nothing]")
-    terminal.process.expect_exact("but the sample has only")
+    terminal.process.expect_exact("but json has only")
     terminal.answer("caption (str)", "json[ab\t")
     terminal.process.expect_exact('"cat 0"')
     shown = terminal.answer("write this to", "y")

@@ -11,6 +11,8 @@ from typing import Any
 from energon.errors import ConfigError, FieldAccessError
 
 _ACCESS = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
+MAX_KEYS = 12
+"""How many keys messages list."""
 _STEP = re.compile(r"\[([^\[\]]+)\]")
 
 
@@ -32,13 +34,19 @@ class Access:
         """
         value = parts[self.part]
         for step in self.steps:
-            if isinstance(value, list | tuple):
-                value = value[int(step) if step.lstrip("-").isdigit() else _no_index(step)]
-            elif isinstance(value, dict):
-                value = value[step]
-            else:
-                raise LookupError(f"[{step}] of a {type(value).__name__}")
+            value = _follow(value, step)
         return value
+
+    def end(self, parts: Mapping[str, Any]) -> str:
+        """Return in words where a way ends that leads nowhere, in a part that is there."""
+        value, way = parts[self.part], self.part
+        for step in self.steps:
+            try:
+                value = _follow(value, step)
+            except LookupError:
+                return f"{way} {_holds(value)}, no [{step}]"
+            way += f"[{step}]"
+        return f"{way} is there"
 
 
 @dataclass(frozen=True)
@@ -102,12 +110,35 @@ def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> A
             return access.of(parts)
         except LookupError:
             continue
-    there = [part for part in parts if not part.startswith("__")]
+    ends = [access.end(parts) for access in ways if access.part in parts]
+    if not ends:
+        there = ", ".join(part for part in parts if not part.startswith("__"))
+        found = f"only {there} (parts that are not mapped are not read)" if there else "no parts"
+        ends = [f"the sample has {found}"]
     raise FieldAccessError(
         f"sample {parts.get('__key__')!r}: field {name!r} is mapped to "
-        f"{', '.join(map(str, ways))}, but the sample has only {', '.join(there) or 'no parts'} "
-        "(parts that are not mapped are not read); correct the field_map, or exclude the sample"
+        f"{', '.join(map(str, ways))}, but {' and '.join(ends)}; correct the field_map, or exclude "
+        "the sample"
     )
+
+
+def _follow(value: Any, step: str) -> Any:
+    if isinstance(value, list | tuple):
+        return value[int(step) if step.lstrip("-").isdigit() else _no_index(step)]
+    if isinstance(value, dict):
+        return value[step]
+    raise LookupError(f"[{step}] of a {type(value).__name__}")
+
+
+def _holds(value: Any) -> str:
+    """Return in words what can be found in a value."""
+    if isinstance(value, dict):
+        keys = ", ".join(map(str, list(value)[:MAX_KEYS]))
+        more = ", …" if len(value) > MAX_KEYS else ""
+        return f"has only the keys {keys}{more}" if keys else "has no keys"
+    if isinstance(value, list | tuple):
+        return f"is a list of {len(value)}"
+    return f"is of type {type(value).__name__}"
 
 
 def _parse(name: str, text: str) -> tuple[Access, ...]:
