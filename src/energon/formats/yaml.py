@@ -10,7 +10,7 @@ PyYAML (libyaml, where it was built with it) parses to events; what they mean is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -26,12 +26,15 @@ from yaml.events import (
 )
 
 from energon.errors import FormatError
-from energon.formats.yaml_scalars import scalar, scalar_text
+from energon.formats.yaml_dump import dump
+from energon.formats.yaml_scalars import scalar
 
 try:
     from yaml._yaml import CParser as _Parser
 except ImportError:  # PyYAML was built without libyaml: the same events, ten times slower
     from yaml import SafeLoader as _Parser  # type: ignore[assignment]
+
+__all__ = ["Map", "Mark", "Seq", "dump", "load", "marked_like", "plain", "where"]
 
 MAX_DEPTH = 100
 """Deepest nesting, with aliases expanded; far from where recursion would fail."""
@@ -265,53 +268,3 @@ def _explain(exc: yaml.MarkedYAMLError, origin: str) -> str:
 def _find(character: str, text: Any, origin: str) -> str:
     before = text.partition(character)[0].split("\n")
     return f"{origin}:{len(before)}:{len(before[-1]) + 1}"
-
-
-def dump(data: Any) -> str:
-    """Return `data` as YAML that this reader, Energon's and every YAML 1.1 reader agree on.
-
-    Block style, keys in their order, no anchors. `data` is made of mappings, lists, tuples,
-    text, numbers, booleans and None.
-
-    Raises:
-        TypeError: If it holds anything else.
-        FormatError: If it holds text that UTF-8 cannot express.
-    """
-    return "\n".join(_lines(data)) + "\n"
-
-
-def _lines(data: Any) -> Iterator[str]:
-    if not _is_block(data):
-        yield _flow(data)
-    elif isinstance(data, Mapping):
-        for key, value in data.items():
-            yield from _attach(f"{scalar_text(key)}:", value)
-    else:
-        for value in data:
-            yield from _item(value)
-
-
-def _attach(head: str, value: Any) -> Iterator[str]:
-    if _is_block(value):
-        yield head
-        yield from (f"  {line}" for line in _lines(value))
-    else:
-        yield f"{head} {_flow(value)}"
-
-
-def _item(value: Any) -> Iterator[str]:
-    if _is_block(value) and isinstance(value, Mapping):
-        for position, line in enumerate(_lines(value)):
-            yield f"  {line}" if position else f"- {line}"
-    else:
-        yield from _attach("-", value)
-
-
-def _is_block(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple) and len(value) > 0
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{}"
-    return "[]" if isinstance(value, list | tuple) else scalar_text(value)

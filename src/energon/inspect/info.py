@@ -21,7 +21,8 @@ from energon.io.registry import open_store
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import dataset_kind
 from energon.sources.browse_samples import TableSamples
-from energon.sources.jsonl import JsonlFile, JsonlSource
+from energon.sources.jsonl import JsonlSource
+from energon.sources.jsonl_file import JsonlFile
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 

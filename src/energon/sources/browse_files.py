@@ -16,7 +16,7 @@ from energon.io.local import OpenFile
 from energon.io.range_file import RemoteFile
 from energon.sources.browse import BrowsedFile, Entry, Folder
 from energon.sources.browse_names import escape_name, unescape_name
-from energon.sources.jsonl import JsonlFile
+from energon.sources.jsonl_file import JsonlFile
 
 
 @dataclass(frozen=True)

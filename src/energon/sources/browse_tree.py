@@ -19,7 +19,7 @@ from energon.sources.browse_files import LinesFolder, LocalFolder, RemoteFolder
 from energon.sources.browse_names import escape_name
 from energon.sources.browse_samples import open_samples
 from energon.sources.file_store_open import folder_of
-from energon.sources.jsonl import JsonlFile
+from energon.sources.jsonl_file import JsonlFile
 from energon.sources.shards import ShardPool
 
 
