@@ -26,7 +26,7 @@ def mounting(path, mountpoint: Path, *options: str) -> Iterator[subprocess.Popen
         if mountpoint.is_mount():
             subprocess.run(["umount", mountpoint], check=True)
         try:
-            running.wait(20)
+            running.wait(100)
         finally:
             running.kill()
             running.stderr.close()
@@ -43,7 +43,7 @@ def mounted(path, mountpoint: Path, *options: str) -> Iterator[Path]:
 def call_mount(path, mountpoint: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `energon mount` to its end, which is soon if it detaches or fails."""
     return subprocess.run(
-        _words(path, mountpoint, *options), capture_output=True, text=True, timeout=60
+        _words(path, mountpoint, *options), capture_output=True, text=True, timeout=100
     )
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
+from energon.prepare.jsonl import prepare_jsonl
 from tests.cli.mounts import files_of, mounted
 from tests.datasets import make_crude, write_shard
+from tests.sources.distant import upload
+from tests.sources.test_browse_dataset import index_as_it_is
 
 pytestmark = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="there is no /dev/fuse")
 
@@ -43,6 +47,53 @@ def test_names_from_hostile_shards_stay_inside(tmp_path):
             assert path.resolve().is_relative_to(mnt)
             assert ".." not in path.parts
     assert not (tmp_path / "escape.txt").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--sample-folders",)])
+def test_every_part_of_every_sample_is_a_file_whatever_its_name(tmp_path, options):
+    names = [
+        *("x.jpg", "x.jpg/1.txt"),  # a file and a folder of one name
+        *("n/m.0", "n/m/0.txt"),  # as samples are: a part and a folder of one name
+        *("grüß.txt", "漢字/猫.txt", "emoji 🐈.txt", "\udcff.txt", "100%.txt", "%2E.txt"),
+        *("l" * 300 + ".txt", "l" * 301 + ".txt", "猫" * 300 + ".txt", "d" * 300 + "/a.txt"),
+        *(" .txt", "-rf.txt", "a\tb.txt", "'\".txt"),
+    ]
+    root = index_as_it_is(tmp_path / "ds", names, ["twice.txt"], ["twice.txt", "twice.jpg"])
+    with mounted(root, tmp_path / "mnt", *options) as mnt:
+        found = files_of(mnt)
+    expected = [*names, "twice.txt", "twice.txt", "twice.jpg"]
+    contents = [name.encode("utf-8", "surrogateescape") for name in expected]
+    assert sorted(found.values()) == sorted(contents)
+    for path in found:
+        assert max(len(os.fsencode(step)) for step in path.split("/")) <= 255
+    if not options:
+        assert {"grüß.txt", "漢字/猫.txt", "x.jpg/1.txt", "100%25.txt"} <= set(found)
+
+
+def test_distant_datasets_and_auxiliary_data_are_mounted(s3, tmp_path):
+    make_crude(tmp_path / "ds", [2])
+    upload(tmp_path / "ds", s3.address)
+    write_bytes(f"{s3.address}/files/deep/1.bin", b"one")
+    (tmp_path / "meta.yaml").write_text(
+        f"splits: {{train: {{path: '{s3.address}/ds', "
+        f"aux: {{files: 'filesystem+{s3.address}/files', same: '{s3.address}/ds'}}}}}}"
+    )
+    with mounted(tmp_path / "meta.yaml", tmp_path / "mnt", "--sample-folders") as mnt:
+        found = files_of(mnt)
+    samples = {f"s{n}/txt": f"text {n}".encode() for n in range(2)}
+    assert {path: found.pop(path) for path in list(found) if ".aux/" not in path} == {
+        f"train/ds/{path}": content for path, content in samples.items()
+    }
+    assert found.pop("train/ds.aux/files/deep/1.bin") == b"one"
+    assert sorted(found.values()) == [b"text 0", b"text 1"]
+
+
+def test_lines_of_a_jsonl_file_are_mounted(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    prepare_jsonl(path)
+    with mounted(path, tmp_path / "mnt") as mnt:
+        assert files_of(mnt) == {"0.json": b'{"a": 1}\n', "1.json": b'{"a": 2}\n'}
 
 
 def test_nothing_can_be_written(tmp_path):
