@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 
 import numpy as np
 import pytest
@@ -70,6 +71,19 @@ def test_a_member_of_five_gigabytes(tmp_path):
 def test_a_header_of_five_gigabytes_without_the_content(tmp_path):
     (tmp_path / "0.tar").write_bytes(encode_header("a.bin", 5 << 30) + bytes(10_000))
     with pytest.raises(TruncatedError, match=r"0\.tar: 'a\.bin' at byte 0 has 5368709120 bytes"):
+        prepare_dataset(tmp_path, **ALL)
+
+
+@pytest.mark.parametrize("kind", ["L", "x"])
+def test_an_extended_header_of_five_gigabytes_is_refused_before_it_is_read(tmp_path, kind):
+    size = 5 << 30
+    header = tarfile.TarInfo("././@LongLink")
+    header.size, header.type = size, kind.encode()
+    with open(tmp_path / "0.tar", "wb") as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.seek(512 + size)
+        file.write(encode_header("a.txt", 1) + padded(b"x") + END)
+    with pytest.raises(FormatError, match=r"0\.tar: an extended header of 5368709120 bytes"):
         prepare_dataset(tmp_path, **ALL)
 
 

@@ -185,7 +185,9 @@ class TarWalk:
     def _extension(self, length: int) -> bytes:
         if length > MAX_EXTENSION_BYTES:
             raise FormatError(
-                f"{self.origin}: an extended header of {length} bytes at byte {self.position}"
+                f"{self.origin}: an extended header of {length} bytes before byte "
+                f"{self.position}, where names take {MAX_EXTENSION_BYTES} at most; the file is "
+                "damaged or no plain tar archive"
             )
         payload = self.window.read(self.position, length)
         self._skip_content(length)
@@ -280,7 +282,9 @@ def pax_records(payload: bytes, origin: str, pos: int) -> dict[str, str]:
     while payload and payload[0]:
         digits, _, _ = payload.partition(b" ")
         if not digits.isdigit() or not len(digits) < int(digits) <= len(payload):
-            raise FormatError(f"{origin}: malformed PAX record before byte {pos}")
+            raise FormatError(
+                f"{origin}: malformed PAX record before byte {pos}; the file is damaged"
+            )
         record, payload = payload[: int(digits)], payload[int(digits) :]
         key, _, value = record[len(digits) + 1 : -1].partition(b"=")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
