@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from energon.errors import ConfigError, StateError
@@ -12,8 +12,10 @@ from energon.loader.state import LanePosition, merge_states
 from energon.webdataset.batching import Batched, default_collation_fn
 from energon.webdataset.compat import FluidInterface
 from energon.webdataset.lanes import LanePipeline
+from energon.webdataset.loop import Loop
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.place import current_place
+from energon.webdataset.rank_states import merge_rank_states
 from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
 from energon.webdataset.tensors import convert, torch_or_none
 from energon.webdataset.worker_process import WorkerProcess
@@ -25,8 +27,8 @@ class WebLoader(DataPipeline, FluidInterface):
 
     Stages after it run in the training process. Worker processes live until the loader is
     closed. Batches cross in shared memory; workers that die are replaced, and the order stays.
-    A state fits any number of workers, and of ranks that divides the number of lanes (ranks ×
-    workers of the first run).
+    A state fits any number of workers. Those of all ranks together fit any number of ranks that
+    divides the number of lanes (ranks × workers of the first run).
 
     Args:
         dataset: A pipeline. Other datasets are loaded by torch's DataLoader, whose arguments
@@ -95,6 +97,28 @@ class WebLoader(DataPipeline, FluidInterface):
         )
         source = LoaderSource(LaneLoader(lanes, options=options), collate_fn is None)
         super().__init__(source, seed=dataset.seed)
+
+    def load_state_dict(self, state: State | Sequence[State]) -> None:
+        """Let the next loop go on where `state` was saved.
+
+        Args:
+            state: What `state_dict` returned on this rank; or, for another number of ranks, a
+                list of what it returned on every rank. If there was one rank, its state will do.
+
+        Raises:
+            StateError: If it was saved by another pipeline, or does not cover all workers.
+        """
+        states = [state] if isinstance(state, Mapping) else list(state)
+        for each in states:
+            Loop.check(self, each)
+        place = current_place()
+        here = [place.rank, place.world_size, place.worker, place.num_workers]
+        if not states:
+            raise StateError("the list of states is empty; wanted is one of every rank")
+        if len(states) == 1 and states[0]["place"] in (None, here):
+            super().load_state_dict(states[0])
+        else:
+            super().load_state_dict(merge_rank_states(states))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -166,13 +190,19 @@ class LaneLoader(SavableDataLoader):
         positions = self._current_positions()
         self._positions = {
             lane: LanePosition(
-                state=self.dataset.first_state(epoch),
+                state=self._first_state(epoch, position),
                 skip_rows=position.skip_rows,
                 counts=position.counts,
             )
             for lane, position in positions.items()
         }
         self._stream = None
+
+    def _first_state(self, epoch: int, position: LanePosition) -> State:
+        """Return the state of a lane before an epoch; its place in the job stays as it was."""
+        first = self.dataset.first_state(epoch)
+        before = position.saved_state() or first
+        return {**first, "world_size": before["world_size"]}
 
     def go_to(self, state: State) -> None:
         """Go to a saved position, also after the first batch."""
