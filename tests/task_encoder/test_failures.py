@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from itertools import islice
 
 import pytest
@@ -13,6 +14,7 @@ from energon import (
     DefaultTaskEncoder,
     FatalSampleError,
     Quarantine,
+    SampleDecoder,
     SkipSample,
     get_savable_loader,
     reraise_exception,
@@ -109,6 +111,58 @@ def test_faults_of_the_program_end_the_run_whatever_is_tolerated(root):
     for encoder, cause in ((Misspelled(), "smaple"), (Greedy(), "no room")):
         with pytest.raises(FatalSampleError, match=f"encode_sample failed on .*'s0'.*{cause}"):
             run(val(root, encoder))
+
+
+def fail_by(error):
+    """Return a hook that always fails, which is tolerated as often as it happens."""
+
+    @stateless(failure_tolerance=0)
+    def hook(self, *arguments):
+        raise error
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no room"),
+        ModuleNotFoundError("No module named 'mising'"),
+        SyntaxError("invalid syntax"),
+        NameError("name 'smaple' is not defined"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("name", ["encode_sample", "batch", "encode_batch"])
+def test_system_errors_of_any_hook_end_the_run_with_their_cause(root, error, name):
+    encoder = type("Failing", (DefaultTaskEncoder,), {name: fail_by(error)})()
+    with pytest.raises(FatalSampleError, match=f"{name} failed on .*'s0'") as caught:
+        run(val(root, encoder))
+    assert caught.value.__cause__ is error
+    assert f"{type(error).__name__}: {error}" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("error", [MemoryError("no room"), ImportError("no such library")])
+def test_system_errors_of_decoders_end_the_run_with_their_cause(root, workers, error):
+    def decode(data):
+        raise error
+
+    class Decoding(DefaultTaskEncoder):
+        decoder = SampleDecoder(decoders={"txt": decode})
+
+    with pytest.raises(FatalSampleError, match=f"'s0' .*{type(error).__name__}: {error}") as caught:
+        run(val(root, Decoding(), worker_config=config(num_workers=workers)))
+    # What comes from a worker has the traceback there for a cause.
+    assert "in decode" in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_a_decoder_of_the_user_cannot_read_is_left_out_and_counted(root):
+    class Decoding(DefaultTaskEncoder):
+        decoder = SampleDecoder(decoders={"txt": lambda data: {b"text 3": 3}[data]})
+
+    count, stats = run(val(root, Decoding(), batch_size=1))
+    assert (count, stats["failed"]) == (1, 59)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
