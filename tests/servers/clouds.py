@@ -37,7 +37,7 @@ def azurite(folder: Path) -> Iterator[int]:
         yield port
 
 
-def make_bucket(port: int, name: str) -> None:
+def make_bucket(port: int, name: str, *, access: str = "private") -> None:
     """Make a bucket of an S3 server, which object-store clients cannot."""
     import boto3
 
@@ -48,7 +48,7 @@ def make_bucket(port: int, name: str) -> None:
         aws_secret_access_key=S3_SECRET,
         region_name="us-east-1",
     )
-    client.create_bucket(Bucket=name)
+    client.create_bucket(Bucket=name, ACL=access)
 
 
 def make_container(port: int, name: str) -> None:

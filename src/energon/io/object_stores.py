@@ -33,7 +33,8 @@ def gcs(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         if emulator and not found:
             url = emulator if "://" in emulator else f"http://{emulator}"
-            found = {"base_url": url.rstrip("/"), "skip_signature": True}
+            # Any token will do, but without one the library looks for a real one to write.
+            found = {"base_url": url.rstrip("/"), "bearer_token": "emulator"}
         base = str(found.get("base_url") or os.environ.get("GOOGLE_BASE_URL", ""))
         return GCSStore(
             bucket,
