@@ -6,12 +6,11 @@ import subprocess
 import pytest
 
 from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
-from energon.formats.info import load_info
+from energon.formats.tar_header import END, encode_header
 from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.files import list_files, stage_files, write_files
-from energon.prepare.index import IndexOptions, index_batch
 from energon.prepare.leftovers import clear_leftovers
 from energon.prepare.shard_writer import ShardWriter
 from energon.prepare.verify import verify_dataset
@@ -72,6 +71,7 @@ def test_files_are_listed_through_links_and_without_indexes(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/d.tar").touch()
     (tmp_path / "ds/link").symlink_to(tmp_path / "other")
+    (tmp_path / "ds/b/loop").symlink_to(tmp_path / "ds")
     assert list_files(tmp_path / "ds") == ["a.tar", "b/c.tar", "link/d.tar"]
 
 
@@ -138,19 +138,24 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_with_advice(mount, tmp_p
 
 
 def test_a_shard_that_vanishes_during_the_run_is_an_error(tmp_path):
+    size = 20 << 20  # so that each is read for itself
     for n in range(3):
-        write_shard(tmp_path / f"{n}.tar", [(f"{n}", {"txt": b"x"})])
+        with open(tmp_path / f"{n}.tar", "wb") as file:
+            file.write(encode_header(f"{n}.bin", size))
+            file.seek(size, os.SEEK_CUR)
+            file.write(END)
+    done_when_it_vanished = []
 
     def progress(done, total):
+        done_when_it_vanished.append((done, total))
         (tmp_path / "2.tar").unlink(missing_ok=True)
 
-    batch = index_batch(str(tmp_path), ["0.tar", "1.tar", "2.tar"], IndexOptions())
-    assert len(batch) == 3
-    (tmp_path / "2.tar").unlink()
+    vanishing = Indexing(Engine(num_workers=1), progress=progress)
     with pytest.raises(DatasetNotFoundError, match=r"2\.tar: no such file; if it was deleted"):
-        index_batch(str(tmp_path), ["0.tar", "1.tar", "2.tar"], IndexOptions())
-    assert prepare_dataset(tmp_path, **ALL, indexing=Indexing(progress=progress)).num_samples == 2
-    assert load_info(tmp_path).shard_counts == {"0.tar": 1, "1.tar": 1}
+        prepare_dataset(tmp_path, **ALL, indexing=vanishing)
+    assert done_when_it_vanished[0] == (1, 3)
+    assert not (tmp_path / ".nv-meta/.info.json").exists()
+    assert prepare_dataset(tmp_path, **ALL).shard_counts == {"0.tar": 1, "1.tar": 1}
 
 
 def test_a_broken_link_is_an_error_that_names_it(tmp_path):

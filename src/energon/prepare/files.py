@@ -32,7 +32,8 @@ class FileState(NamedTuple):
 def list_files(dataset: Path) -> list[str]:
     """Return the paths of all files below a folder, relative to it, sorted.
 
-    Links are followed; `.nv-meta` folders are left out.
+    Links are followed; `.nv-meta` folders are left out. A folder that can be reached in several
+    ways, as those above a link to them, is listed once.
 
     Raises:
         DatasetNotFoundError: If there is no such folder.
@@ -40,8 +41,14 @@ def list_files(dataset: Path) -> list[str]:
     if not dataset.is_dir():
         raise DatasetNotFoundError(f"{dataset}: no such folder; wanted is one with tar files in it")
     found = []
+    seen: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(dataset, followlinks=True):
-        folders[:] = [name for name in folders if name != META]
+        about = os.stat(folder)
+        if (about.st_dev, about.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        folders[:] = sorted(name for name in folders if name != META)
         found += [os.path.relpath(os.path.join(folder, name), dataset) for name in names]
     return sorted(found)
 
