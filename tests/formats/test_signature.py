@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from tests.decode.test_av_audio import written
+from tests.decode.videos import KINDS, encode_video
+
+
+@pytest.mark.parametrize(
+    ("name", "extension"),
+    [
+        *((name, name) for name in ("png", "gif", "bmp", "tiff", "ico", "webp", "avif")),
+        ("jpeg", "jpg"),
+        ("jpeg2000", "jp2"),
+    ],
+)
+def test_images_are_told_by_their_first_bytes(name, extension):
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(buffer, name)
+    assert guess_extension(buffer.getvalue()[:SIGNATURE_BYTES]) == extension
+
+
+@pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "ogg"])
+def test_sounds_are_told_by_their_first_bytes(kind):
+    data, _ = written(kind)
+    assert guess_extension(data[:SIGNATURE_BYTES]) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "extension"), [("mp4", "mp4"), ("mov", "mp4"), ("mkv", "mkv"), ("avi", "avi")]
+)
+def test_videos_are_told_by_their_first_bytes(name, extension):
+    kind = next(kind for kind in KINDS if kind.name == name)
+    assert guess_extension(encode_video(kind)[:SIGNATURE_BYTES]) == extension
+
+
+@given(st.sampled_from(["", "BM", "ID3", "GIF8", "OggS", "FLV", "RIFF", "fLaC"]), st.text())
+def test_no_text_is_taken_for_something_else(start, text):
+    data = (start + "".join(letter for letter in text if letter >= " ")).encode()
+    real = data.startswith((b"GIF87a", b"GIF89a")) or data[4:8] == b"ftyp"
+    if not real and data[8:12] not in (b"WEBP", b"AVI ", b"WAVE"):
+        assert guess_extension(data) is None
+
+
+@given(st.binary(max_size=30))
+def test_anything_can_be_asked_about(data):
+    guess_extension(data)
