@@ -70,13 +70,14 @@ def open_indexing(
     wait: bool = False,
     sqlite: bool = True,
     fix_duplicates: bool = False,
+    doing: str = "indexing shards",
 ) -> Iterator[Indexing]:
     """Give what the options say, while a bar shows how far it is, if anybody looks."""
     from energon.prepare.dataset import Indexing
     from energon.prepare.engines import Engine
 
     place = Engine(engine, address, num_workers)  # type: ignore[arg-type]
-    with logging_to_terminal(), _Bar(progress) as advance:
+    with logging_to_terminal(), _Bar(progress, doing) as advance:
         yield Indexing(
             engine=place,
             sqlite=sqlite,
@@ -107,7 +108,8 @@ def logging_to_terminal() -> Iterator[None]:
 class _Bar:
     """A progress bar on standard error."""
 
-    def __init__(self, wanted: bool) -> None:
+    def __init__(self, wanted: bool, doing: str) -> None:
+        self.doing = doing
         self.wanted = wanted and sys.stderr.isatty()
 
     def __enter__(self) -> _Bar:
@@ -116,7 +118,7 @@ class _Bar:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
             self.bar = Progress(
-                "indexing shards",
+                self.doing,
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),

@@ -68,7 +68,7 @@ def command(
     from energon.inspect import lint
 
     try:
-        with open_indexing(**indexing) as how:
+        with open_indexing(doing="looking at samples", **indexing) as how:
             report = lint.lint_dataset(
                 path,
                 splits=splits,

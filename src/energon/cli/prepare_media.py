@@ -47,7 +47,7 @@ def command(
         raise ConfigError(
             "say which files are media files: --media-metadata-by-extension, -by-header or -by-glob"
         )
-    with open_indexing(wait=wait, **reading) as how:
+    with open_indexing(doing="reading headers of media", wait=wait, **reading) as how:
         if isinstance(path, EPath):
             report = prepare_remote_media(
                 path.url, chosen, num_workers=how.engine.num_workers, progress=how.progress

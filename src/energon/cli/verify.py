@@ -57,7 +57,7 @@ def command(
         raise click.UsageError("choose one of --quick and --content")
     depth: Any = "quick" if quick else "content" if content else "headers"
     try:
-        with open_indexing(**indexing) as how:
+        with open_indexing(doing="verifying shards", **indexing) as how:
             report = verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
         if quarantine is not None:
             write_lost(quarantine, report)
