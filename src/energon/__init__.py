@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from energon.formats.media import AVMetadata, ImageMetadata
+    from energon.io.epath import EPath
     from energon.loader.getters import get_loader, get_savable_loader
     from energon.loader.loader import BasicDataLoader
     from energon.loader.savable import SavableDataLoader
@@ -133,7 +134,8 @@ _ROOMS = {
         "DatasetNotFoundError",
         "DecodeError",
         "DuplicateSampleKeyError",
-        "EmptyDatasetError",
+        "EPath",
+    "EmptyDatasetError",
         "EnergonError",
         "FatalSampleError",
         "FieldAccessError",
@@ -150,6 +152,7 @@ _ROOMS = {
         "WorkerError",
     ],
     "formats.media": ["AVMetadata", "ImageMetadata"],
+    "io.epath": ["EPath"],
     "loader.getters": ["get_loader", "get_savable_loader"],
     "loader.loader": ["BasicDataLoader"],
     "loader.savable": ["SavableDataLoader"],

@@ -7,6 +7,7 @@ connections; a forked child makes its own.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from threading import Lock
@@ -39,7 +40,7 @@ _MAKERS: Mapping[str, str] = {
 _COUNTED = ("requests", "bytes_read", "retries", "hedged", "changed", "failed")
 
 _stores: dict[str, Store] = {}
-_taken: dict[str, int] = {}
+_taken: Counter[str] = Counter()
 _lock = Lock()
 
 
@@ -66,16 +67,23 @@ def all_statistics() -> dict[str, dict[str, float]]:
 
 
 def take_counts() -> dict[str, int]:
-    """Return what was counted since the last call, all stores together, for statistics."""
+    """Return what was counted since the last call, for statistics.
+
+    `storage requests` is the number of requests to all stores together, and
+    `storage s3://bucket requests` that to one.
+    """
     global _taken
-    totals = {
-        name: int(sum(counts.get(name, 0) for counts in all_statistics().values()))
-        for name in _COUNTED
-    }
+    totals: Counter[str] = Counter()
+    for origin, counts in all_statistics().items():
+        for name, count in counts.items():
+            if name in _COUNTED:
+                totals[f"storage {name}"] += int(count)
+            if name in _COUNTED or name.startswith("error"):
+                totals[f"storage {origin} {name}"] += int(count)
     with _lock:
-        news = {name: total - _taken.get(name, 0) for name, total in totals.items()}
+        news = totals - _taken
         _taken = totals
-    return {f"storage {name}": count for name, count in news.items() if count > 0}
+    return dict(news)
 
 
 def _store(root: str, make: Callable[[], Backend]) -> Store:
