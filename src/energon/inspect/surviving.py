@@ -121,6 +121,12 @@ def _share(noted: Any) -> None:
     _noted = noted
 
 
+def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    # What another call has noted is no news of this one.
+    note(None)
+    return function(*arguments)
+
+
 def _place(job: Job, ordinal: int) -> int | None:
     """Return which of the ordinals of a job was at work when the process died, if that is known."""
     if len(job.ordinals) == 1:
@@ -138,7 +144,7 @@ def _run(
         try:
             while queue and len(running) < ahead:
                 job = queue[-1]
-                running[pool.submit(function, *job.arguments, job.ordinals)] = job
+                running[pool.submit(_call, function, (*job.arguments, job.ordinals))] = job
                 queue.pop()
         except BrokenProcessPool:
             broken = True

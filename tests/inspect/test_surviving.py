@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from energon.errors import WorkerError
+from energon.inspect import surviving
+from energon.inspect.surviving import Death, Job, note, run_surviving
+
+
+def look(deadly, noting, ordinals):
+    """Return the numbers; die at those of `deadly`."""
+    for ordinal in ordinals:
+        if noting:
+            note(ordinal)
+        if ordinal in deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return list(ordinals)
+
+
+def fail(ordinals):
+    raise ValueError("not what I want")
+
+
+def run(jobs, function=look, num_processes=2):
+    """Return by job what was looked at, and what was deadly."""
+    found = {job.number: ([], []) for job in jobs}
+    for number, result in run_surviving(function, jobs, num_processes, __name__):
+        looked, died = found[number]
+        if isinstance(result, Death):
+            died.append(result.ordinal)
+        else:
+            looked += result
+    return {number: (sorted(looked), sorted(died)) for number, (looked, died) in found.items()}
+
+
+@pytest.mark.parametrize("noting", [True, False])
+def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
+    deadly = [{3}, set(), {0, 19}, {7, 8}]
+    jobs = [Job(number, (some, noting), range(20)) for number, some in enumerate(deadly)]
+    assert run(jobs) == {
+        number: ([n for n in range(20) if n not in some], sorted(some))
+        for number, some in enumerate(deadly)
+    }
+
+
+def test_what_another_call_has_noted_accuses_nobody():
+    jobs = [Job(0, ({5}, False), range(8)), Job(1, (set(), True), range(8))]
+    found = run(jobs, num_processes=1)
+    assert found == {0: ([0, 1, 2, 3, 4, 6, 7], [5]), 1: (list(range(8)), [])}
+
+
+def test_numbers_need_not_follow_one_another():
+    assert run([Job(0, ({6}, True), range(0, 12, 3))]) == {0: ([0, 3, 9], [6])}
+
+
+def test_an_exception_is_raised_as_it_is():
+    with pytest.raises(ValueError, match="not what I want"):
+        run([Job(0, (), range(3))], fail)
+
+
+def test_gives_up_when_processes_die_again_and_again(monkeypatch):
+    monkeypatch.setattr(surviving, "MAX_DEATHS", 2)
+    with pytest.raises(WorkerError, match="died 3 times; is there too little memory"):
+        run([Job(0, (set(range(9)), True), range(9))])
+
+
+def test_nothing_to_do_is_done_at_once():
+    assert run([]) == {}
