@@ -31,6 +31,8 @@ HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 PAST = "mix_before"
 """Part of a fingerprint that tells how data were mixed earlier in the run."""
 _FLAT_LANE = "lane_"
+_MAX_ADDRESS = (1 << 63) - 1
+_MAX_LANES = 1 << 24
 
 
 @dataclass(slots=True)
@@ -68,18 +70,20 @@ class LanePosition:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> LanePosition:
         """Return the position that `to_json` described."""
-        try:
-            return cls(
-                batches=int(saved["batches"]),
-                epoch_batches=int(saved["epoch_batches"]),
-                state=saved["state"],
-                skip_rows=tuple(saved.get("skip_rows", ())),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                f"a saved lane needs batches, epoch_batches and state, found {saved!r}; "
-                "the state is damaged or was edited"
-            ) from error
+        match saved:
+            case {"batches": int(), "epoch_batches": int(), "state": dict() | None} if isinstance(
+                saved.get("skip_rows", []), list
+            ) and _is_made_of_addresses(saved):
+                return cls(
+                    batches=saved["batches"],
+                    epoch_batches=saved["epoch_batches"],
+                    state=saved["state"],
+                    skip_rows=tuple(saved.get("skip_rows", ())),
+                )
+        raise StateError(
+            f"a saved lane needs batches, epoch_batches and state, found {saved!r}; "
+            "the state is damaged or was edited"
+        )
 
 
 def build_state(
@@ -105,7 +109,10 @@ def merge_states(state: State | Sequence[State] | None) -> State:
     Raises:
         StateError: If they are not states, do not belong together, or overlap.
     """
-    states = [state] if isinstance(state, Mapping) else list(state or ())
+    if isinstance(state, Mapping):
+        states = [state]
+    else:
+        states = list(state) if isinstance(state, list | tuple) else []
     if not states:
         raise StateError(f"found {state!r}, no state; pass a global state or all rank states")
     states = [unflatten(each) for each in states]
@@ -182,8 +189,24 @@ def unflatten(state: State) -> State:
     if not isinstance(state, Mapping) or "header" not in state:
         return state
     start = len(_FLAT_LANE)
-    lanes = {k[start:]: json.loads(v) for k, v in state.items() if k.startswith(_FLAT_LANE)}
-    return {**json.loads(state["header"]), "positions": lanes}
+    try:
+        lanes = {k[start:]: json.loads(v) for k, v in state.items() if k.startswith(_FLAT_LANE)}
+        return {**json.loads(state["header"]), "positions": lanes}
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            f"the state is damaged or was edited: its values have to be JSON ({error})"
+        ) from error
+
+
+def _is_made_of_addresses(value: Any) -> bool:
+    """Return whether JSON consists of what stages save, which has no fractions and no signs."""
+    if isinstance(value, dict):
+        return all(map(_is_made_of_addresses, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_made_of_addresses, value))
+    if isinstance(value, int):
+        return 0 <= value <= _MAX_ADDRESS
+    return value is None or isinstance(value, str)
 
 
 def _check_header(state: Any, number: int) -> None:
@@ -199,6 +222,19 @@ def _check_header(state: Any, number: int) -> None:
                 f"state {number}: {name} is {state.get(name)!r}, this release reads {known}; "
                 "restore it with the release that saved it"
             )
+    match state:
+        case {"lanes": int(lanes), "fingerprint": dict(), "positions": dict(positions)} if (
+            1 <= lanes <= _MAX_LANES and all(_is_lane(name, lanes) for name in positions)
+        ):
+            return
+    raise StateError(
+        f"state {number}: wanted are lanes, a fingerprint and positions of lanes, found "
+        f"{sorted(state)} with {state.get('lanes')!r} lanes; the state is damaged or was edited"
+    )
+
+
+def _is_lane(name: Any, lanes: int) -> bool:
+    return isinstance(name, str) and name.isdecimal() and int(name) < lanes
 
 
 def _check_same_run(first: State, other: State, number: int) -> None:

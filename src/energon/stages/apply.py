@@ -13,7 +13,7 @@ from typing import Any
 
 from energon.errors import StateError
 from energon.samples.restore_key import RestoreKey, stamp
-from energon.stages.base import DatasetIterator, Place, State
+from energon.stages.base import DatasetIterator, Place, State, unpack
 from energon.stages.hook import SKIPPED, Address, Hook, HookRunner, reraise_exception
 from energon.stages.lane import Lane
 
@@ -57,13 +57,9 @@ class ApplyIterator(DatasetIterator[Any]):
         return {**self._position(), "given": 0}
 
     def load_state_dict(self, state: State) -> None:
-        if "given" not in state:
-            raise StateError(
-                f"saved state has {sorted(state)}, this stage needs the number of outputs given; "
-                "was it saved by another pipeline?"
-            )
-        given = state["given"]
-        self._go_to({name: value for name, value in state.items() if name != "given"})
+        position = dict(state)
+        (given,) = unpack({"given": position.pop("given", None)}, "given")
+        self._go_to(position)
         if given:
             self.before = self._position()
             output = self._produce()

@@ -22,7 +22,7 @@ from in the data, and does not depend on lanes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -38,6 +38,11 @@ State = dict[str, Any]
 
 Place = Any
 """Where an item is in its lane, as JSON; only the stage that gave it understands it."""
+
+
+_NUMBERS = frozenset(("drawn", "given", "group", "pass", "present", "read", "row"))
+_LISTS = frozenset(("carried", "changes", "counts", "ended", "waiting"))
+"""Names of what are numbers and lists in the states of stages; else there are states and None."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +123,23 @@ class DatasetIterator(Iterator[T_co]):
 
 def unpack(state: State, *names: str) -> tuple[Any, ...]:
     """Return the values of exactly these `names`, or say what does not fit."""
-    if set(state) != set(names):
+    if not isinstance(state, Mapping) or set(state) != set(names):
+        found = sorted(state) if isinstance(state, Mapping) else repr(state)
         raise StateError(
-            f"saved state has {sorted(state)}, this stage needs {sorted(names)}; "
+            f"saved state has {found}, this stage needs {sorted(names)}; "
             "was it saved by another pipeline?"
         )
+    for name in names:
+        value = state[name]
+        if name in _NUMBERS:
+            fits = isinstance(value, int)
+        elif name in _LISTS:
+            fits = isinstance(value, list)
+        else:
+            fits = isinstance(value, Mapping | list | None)
+        if not fits:
+            raise StateError(
+                f"saved state has {name}: {value!r}, which no stage writes; it is damaged "
+                "or was edited"
+            )
     return tuple(state[name] for name in names)

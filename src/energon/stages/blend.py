@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
@@ -130,5 +130,10 @@ class _BlendIterator(DatasetIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         counts, ended, self.drawn, inner = unpack(state, "counts", "ended", "drawn", "inner")
         self.counts, self.ended = list(counts), list(ended)
+        if {len(counts), len(inner)} != {len(self.branches)}:
+            raise StateError(
+                f"saved state is of a blend of {len(counts)} datasets, this one has "
+                f"{len(self.branches)}; was it saved by another pipeline?"
+            )
         for branch, saved in zip(self.branches, inner, strict=True):
             branch.load_state_dict(saved)

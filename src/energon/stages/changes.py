@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from energon.errors import StateError
 from energon.plan.rows import Plan
 from energon.samples.restore_key import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
@@ -94,4 +95,9 @@ def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
     if state is None:
         return (0,) * count
     known = tuple(state["changes"])
+    if not all(isinstance(row, int) for row in known):
+        raise StateError(
+            f"saved state has changes at rows {known}, which no stage writes; it is damaged or was "
+            "edited"
+        )
     return (*known, *[state["read"]] * (count - len(known)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, StateError
 from energon.samples.restore_key import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
 from energon.stages.branch import open_branches, read_branches_again, restore_from_any
@@ -73,4 +73,9 @@ class _ConcatIterator(DatasetIterator[Any]):
 
     def load_state_dict(self, state: State) -> None:
         self.present, inner = unpack(state, "present", "inner")
+        if self.present >= len(self.branches):
+            raise StateError(
+                f"saved state is in dataset {self.present}, there are {len(self.branches)}; was it "
+                "saved by another pipeline?"
+            )
         self.branches[self.present].load_state_dict(inner)

@@ -77,6 +77,11 @@ class ReadDataset(Dataset[Any]):
     def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
         if not places:
             return []
+        if not all(isinstance(place, int) for place in places):
+            raise StateError(
+                f"saved state has the places {places!r}, which no stage writes; it is damaged or "
+                "was edited"
+            )
         plan = lane.reading.plan or self.plan(lane.lanes)
         return self.reader.read(plan.at(lane.number, np.array(places, np.int64)))
 

@@ -1,0 +1,126 @@
+"""A state that somebody has edited, or that was damaged, is refused by name or does no harm."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon.errors import StateError
+from tests.datasets import make_crude
+
+ODD = [None, -1, 0, 1, 1 << 70, "x", "", [], {}, 1.5, math.nan, True, [None], [-3], {"a": 1}]
+
+
+class Packs(DefaultTaskEncoder):
+    """Packs, so that states have something of every kind in them."""
+
+    decoder = None
+
+    def select_samples_to_pack(self, samples):
+        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+    def pack_selected_samples(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+    def batch(self, samples):
+        return samples
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_crude(tmp_path_factory.mktemp("damaged") / "ds", [30, 20])
+
+
+def open_loader(root):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=2)
+    dataset = get_train_dataset(
+        root,
+        worker_config=config,
+        batch_size=2,
+        packing_buffer_size=7,
+        shuffle_buffer_size=5,
+        max_samples_per_sequence=4,
+        task_encoder=Packs(),
+    )
+    return get_savable_loader(dataset)
+
+
+@pytest.fixture(scope="module")
+def saved(root):
+    loader = open_loader(root)
+    for _ in zip(range(5), loader, strict=False):
+        pass
+    return loader.save_state_rank(), loader.state_dict()
+
+
+def places(value, path=()):
+    """Paths of all that is in a JSON value."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else ()
+    for name, each in items or (enumerate(value) if isinstance(value, list) else ()):
+        yield from places(each, (*path, name))
+
+
+def edited(draw, state):
+    """`state` with one to three values deleted or replaced."""
+    state = copy.deepcopy(state)
+    for _ in range(draw(st.integers(1, 3))):
+        present = list(places(state))
+        if not present:
+            break
+        *path, last = draw(st.sampled_from(present))
+        holder = state
+        for name in path:
+            holder = holder[name]
+        if draw(st.booleans()):
+            holder[last] = copy.deepcopy(draw(st.sampled_from(ODD)))
+        else:
+            del holder[last]
+    return state
+
+
+@settings(
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_edit_is_refused_or_harmless(root, saved, data):
+    state = edited(data.draw, data.draw(st.sampled_from(saved)))
+    loader = open_loader(root)
+    try:
+        loader.load_state_dict(state)
+        next(iter(loader))
+    except StateError:
+        pass
+
+
+@given(st.data())
+def test_json_that_is_no_state_is_refused(root, data):
+    json_values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=6,
+    )
+    state = data.draw(json_values)
+    with pytest.raises(StateError):
+        open_loader(root).load_state_dict(state)
+
+
+def test_values_of_a_flat_state_that_are_cut_off_are_refused(root, saved):
+    flat = dict(saved[1])
+    flat["lane_0"] = flat["lane_0"][:-3]
+    with pytest.raises(StateError, match="have to be JSON"):
+        open_loader(root).load_state_dict(flat)
+
+
+def test_more_lanes_than_anybody_has_are_refused_at_once(root, saved):
+    state = json.loads(json.dumps(saved[0]))
+    state["lanes"] = 10**15
+    with pytest.raises(StateError, match="lanes"):
+        open_loader(root).restore_state_global(state)
