@@ -108,7 +108,7 @@ class Assistant:
         def check(answer: str) -> str:
             if answer.isdigit() and 1 <= int(answer) <= len(names):
                 return names[int(answer) - 1]
-            if answer == CRUDE:
+            if answer.lower() in (CRUDE.lower(), "crude sample", "crude"):
                 return CRUDE
             return str(resolve_class("megatron.energon", answer).__name__)
 
