@@ -1,8 +1,9 @@
-"""Servers that all rooms share: each is started once, when the first test needs it."""
+"""What all rooms share: servers, each started once when the first test needs it, and patience."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names
     azurite_port,
@@ -11,6 +12,10 @@ from tests.servers.places import (  # noqa: F401  # fixtures, found by their nam
     open_place,
     quick_retries,
 )
+
+# No property is about time, and a machine may be busy.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -71,20 +72,30 @@ def _schedule(raw: Mapping[Any, Any]) -> tuple[Point, ...]:
 
 
 def _point(position: Any, value: Any) -> Point:
-    if isinstance(position, bool) or not isinstance(position, int | float) or position < 0:
+    if not _is_finite(position) or position < 0:
         raise ValueError(f"{position!r} is no position; wanted is a number from 0, like 100_000")
     if position != int(position):
         raise ValueError(f"position {position!r} is not a whole number")
     ramp = _RAMP.fullmatch(value.strip()) if isinstance(value, str) else None
-    try:
-        number = float(ramp[1]) if ramp else value
-    except ValueError:
-        number = None
+    number: Any = _float(ramp[1]) if ramp else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f'{value!r} at {position}; wanted is a number or "ramp to NUMBER"')
-    if not 0 <= number < float("inf"):
+    if not _is_finite(number) or number < 0:
         raise ValueError(f"{value!r} at {position}; wanted is a finite number, at least 0")
     return Point(int(position), float(number), ramp is not None)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _weight_tag(raw: Any) -> str:

@@ -164,8 +164,15 @@ def _path(address: Address) -> str:
 
 def _at(address: Address, raw: Any) -> Any:
     for step in _steps(address):
-        raw = raw[step]
+        raw = raw[_key(raw, step)]
     return raw
+
+
+def _key(parent: Any, step: int | str) -> Any:
+    """Return the key that a step stands for: of keys that are no text, it is their `str`."""
+    if not isinstance(parent, Mapping) or step in parent:
+        return step
+    return next((key for key in parent if str(key) == step), step)
 
 
 def _place(address: Address, raw: Any) -> str:
@@ -174,8 +181,9 @@ def _place(address: Address, raw: Any) -> str:
     if not steps:
         return where(raw)
     parent = _at(tuple(steps[:-1]), raw)
-    present = not isinstance(parent, Mapping) or steps[-1] in parent
-    return where(parent, steps[-1]) if present else where(parent)
+    key = _key(parent, steps[-1])
+    present = not isinstance(parent, Mapping) or key in parent
+    return where(parent, key) if present else where(parent)
 
 
 def _position(problem: str) -> tuple[int, ...]:

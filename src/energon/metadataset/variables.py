@@ -115,7 +115,7 @@ class _Scope:
                 return scalar(text) if whole else text
         elif default is not None:
             return scalar(default) if whole else default
-        close = get_close_matches(name, [*self.variables, *os.environ], 1)
+        close = get_close_matches(name, [*map(str, self.variables), *os.environ], 1)
         hint = f", did you mean {close[0]!r}?" if close else "."
         return self.complain(
             match,

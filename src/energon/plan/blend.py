@@ -195,6 +195,7 @@ class BlendPlan:
         """Yield the stages of a lane; after the last one the lane ends, or it has no end."""
         row: int | None = 0
         drawn = np.zeros(len(self.sources), np.int64)
+        stage: Stage | None = None
         while row is not None:
             mix = self._mix(lane, row)
             quotas = self._quotas(lane, mix)
@@ -203,7 +204,7 @@ class BlendPlan:
             shares = mix.shares(row, stop, self._clock, used)
             if shares is None:
                 return
-            stage = self._stage(lane, mix, row, shares, drawn)
+            stage = self._stage(lane, mix, row, shares, drawn, stage)
             stage = stage._replace(stop=stage.first_end(quotas, stop))
             yield stage
             row = stage.stop
@@ -211,14 +212,23 @@ class BlendPlan:
                 drawn = stage.drawn_until(row)
 
     def _stage(
-        self, lane: int, mix: Mix, row: int, shares: tuple[float, ...], drawn: Ints
+        self,
+        lane: int,
+        mix: Mix,
+        row: int,
+        shares: tuple[float, ...],
+        drawn: Ints,
+        before: Stage | None,
     ) -> Stage:
         # By name, so that the order of entries in a document has no say.
         named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
         pattern = make_pattern(tuple(share for *_, share in named), self.seed)
         columns = np.array([source for _, source, _ in named], np.int32)
+        # Where the last pattern was left: one that always began at the same place would prefer
+        # what comes first in it, and the steps of a short ramp have few rows.
+        turn = self._phase(lane, pattern) if before is None else before.turn_at(row, pattern)
         # Units begin at multiples of their size, as batches do.
-        entry = self._phase(lane, pattern) * self.unit + row % self.unit
+        entry = turn * self.unit + row % self.unit
         return begin_stage(row, pattern, entry, columns, drawn, self.unit)
 
     def _name(self, source: int) -> str:

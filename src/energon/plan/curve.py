@@ -14,6 +14,8 @@ Unit = Literal["samples", "batches", "rows"]
 
 RAMP_STEPS = 64
 """Stages that a ramp is made of: each is off by a 128th of its height at most, none on average."""
+MIN_STEP_ROWS = 16
+"""Rows of a lane that such a stage has at least; in fewer, shares cannot be held."""
 
 
 class Point(NamedTuple):
@@ -93,7 +95,8 @@ class Curve:
                 clock.row(after.position, self.unit),
             )
             if after.ramp and after.value != before.value:
-                yield from (start + (stop - start) * i // RAMP_STEPS for i in range(RAMP_STEPS))
+                steps = min(RAMP_STEPS, max(1, (stop - start) // MIN_STEP_ROWS))
+                yield from (start + (stop - start) * i // steps for i in range(steps))
             yield stop
 
     def mean(self, start: int, stop: int | None, clock: Clock) -> float:

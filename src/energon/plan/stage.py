@@ -53,6 +53,11 @@ class Stage(NamedTuple):
         place = self.pattern.place_of(int(numbers[0]), turn) * self.unit + within
         return place - self.entry + self.start
 
+    def turn_at(self, row: int, pattern: Pattern) -> int:
+        """Return which entry of another pattern lies as far in it as `row` does in this one."""
+        turn = (self.entry + row - self.start) // self.unit % self.pattern.size
+        return turn * pattern.size // self.pattern.size
+
     def first_end(self, quotas: Mapping[int, int], stop: int | None) -> int | None:
         """Return where the stage ends: at the first draw that its source does not have.
 
