@@ -121,6 +121,17 @@ def test_writes_a_template_of_a_sample_loader(tmp_path):
     assert 'raw["json"]["about"]' in code or 'raw["jpg"]' in code
 
 
+def test_a_field_map_of_an_option_is_checked_against_samples_before_anything_is_asked(tmp_path):
+    root = write_captions(tmp_path / "ds")
+    field_map = '{"image": "jpg", "caption": "json[title]"}'
+    terminal = Terminal(root, "--sample-type", "CaptioningSample", "--field-map", field_map)
+    shown, code = terminal.end()
+    assert code == 1
+    assert "has only the keys" in shown
+    assert "Split ratio" not in shown
+    assert not (root / ".nv-meta").exists()
+
+
 def test_nothing_is_written_after_a_no(tmp_path):
     root = write_captions(tmp_path / "ds")
     terminal = Terminal(root, "--split-ratio", "1")

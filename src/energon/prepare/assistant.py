@@ -14,6 +14,7 @@ from energon.formats.info import META, DatasetInfo
 from energon.prepare.assistant_choices import Choices
 from energon.prepare.assistant_fields import (
     check_field,
+    check_field_map,
     is_required,
     known_ways,
     own_fields,
@@ -59,6 +60,9 @@ class Assistant:
             EOFError: If nobody is there to answer.
         """
         self.show()
+        if choices.field_map is not None and choices.sample_type not in (None, CRUDE):
+            sample_type = resolve_class("megatron.energon", str(choices.sample_type))
+            check_field_map(sample_type, choices.field_map, self.samples)
         if choices.split is None:
             choices = replace(choices, split=self.ask_split(**choices.split_settings))
         if choices.describe and choices.sample_type is None:
