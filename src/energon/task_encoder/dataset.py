@@ -15,17 +15,19 @@ from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.changes import ChangesDataset, rows_of_changes
+from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane
 from energon.task_encoder.mix_report import mix_report
 from energon.worker import WorkerConfig
 
 
 @dataclass(frozen=True)
-class SavableDataset(Dataset[Any]):
+class SavableDataset(IterableLanes, Dataset[Any]):
     """A pipeline from the samples of some leaves to batches. Give it to a loader.
 
     Immutable and without a position: any number of loaders may share one. Wrappers can be put
-    around it.
+    around it. Iterating over it yields the batches of this rank from the beginning, in this
+    process.
 
     Args:
         stage: The last stage of the pipeline.
@@ -50,6 +52,7 @@ class SavableDataset(Dataset[Any]):
     restart: bool = False
 
     def __post_init__(self) -> None:
+        register_with_torch(type(self))
         if self.virtual_epoch_length < 0:
             raise ConfigError(
                 f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"

@@ -11,6 +11,7 @@ from energon.plan.seeds import ORDER_VERSION
 from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.hook import DEFAULT_TOLERANCE, Hook
+from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane
 from energon.stages.seed import SeedDataset
 from energon.worker import WorkerConfig
@@ -18,7 +19,7 @@ from energon.worker import WorkerConfig
 Described = dict[str, Any]
 
 
-class WrapperDataset(Dataset[Any]):
+class WrapperDataset(IterableLanes, Dataset[Any]):
     """A stage that users put around datasets, to build a pipeline of their own.
 
     Give the outermost one to a loader, or return it from `build_train_datasets`. It can be
@@ -44,6 +45,7 @@ class WrapperDataset(Dataset[Any]):
         worker_config: WorkerConfig,
         **settings: Any,
     ) -> None:
+        register_with_torch(type(self))
         self.stage = stage
         self.datasets = tuple(datasets)
         self.worker_config = worker_config

@@ -1,0 +1,78 @@
+"""Iterate over a pipeline without a loader of ours, and be a dataset to the loaders of torch."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.stages.base import DatasetIterator
+from energon.stages.lane import Lane
+from energon.worker import WorkerConfig
+
+Lanes = deque[tuple[Lane, DatasetIterator[Any]]]
+
+
+class IterableLanes:
+    """Makes a pipeline iterable: an `IterableDataset` to torch.
+
+    Each iteration starts at the beginning, yields what a loader of this rank delivers, in the
+    same order, and keeps no position: for states, processes of our own and everything else use
+    `get_savable_loader`. In the workers of a loader of torch each yields the batches of its
+    share of the lanes, so give it `batch_size=None` and a `WorkerConfig` with lanes for all.
+    """
+
+    worker_config: WorkerConfig
+    virtual_epoch_length: int
+
+    def __iter__(self) -> Iterator[Any]:
+        config = self.worker_config
+        lanes = config.default_lanes
+        mine = list(config.rank_lanes(lanes))
+        number, workers = _torch_worker()
+        if workers > len(mine):
+            raise ConfigError(
+                f"{workers} workers of a torch DataLoader for {len(mine)} lanes of this rank; use "
+                f"at most {len(mine)}, or WorkerConfig(lanes=...) with more lanes"
+            )
+        share = mine[number::workers]
+        batches = self._round_robin([Lane(lane, lanes) for lane in share])
+        length = self.virtual_epoch_length
+        return islice(batches, len(range(number, length, workers)) if length else None)
+
+    def _round_robin(self, lanes: list[Lane]) -> Iterator[Any]:
+        opened: Lanes = deque((lane, self.open_lane(lane)) for lane in lanes)
+        while opened:
+            lane, batches = opened.popleft()
+            for batch in batches:
+                lane.present.batch += 1
+                yield batch
+                opened.append((lane, batches))
+                break
+
+    def open_lane(self, lane: Lane, state: Any = None) -> DatasetIterator[Any]:
+        """Start or resume one lane."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: object) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} has an order, but no numbers: iterate over it, or give it to "
+            "get_savable_loader"
+        )
+
+
+def register_with_torch(kind: type) -> None:
+    """Make `isinstance(…, torch.utils.data.IterableDataset)` true, where torch is loaded."""
+    dataset = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
+    if dataset is not None and hasattr(dataset, "register") and not issubclass(kind, dataset):
+        dataset.register(kind)
+
+
+def _torch_worker() -> tuple[int, int]:
+    """Return which worker of a loader of torch this is, and how many there are."""
+    data = sys.modules.get("torch.utils.data")
+    info = data.get_worker_info() if data is not None else None
+    return (0, 1) if info is None else (info.id, info.num_workers)
