@@ -63,6 +63,14 @@ def test_a_dataset_in_a_store_is_prepared_as_one_on_disk(s3, shards):
     assert train(address, batches=10)[0] == train(shards, batches=10)[0]
 
 
+def test_a_folder_becomes_a_dataset_with_the_last_file(s3, shards):
+    address = upload(shards, s3.address)
+    s3.proxy.plan([])
+    prepare(address)
+    written = [request.path for request in s3.proxy.requests if request.method == "PUT"]
+    assert written[-1].endswith("/.nv-meta/.info.json")
+
+
 def test_shards_that_have_not_changed_are_not_read_again(s3, shards, tmp_path):
     address = upload(shards, s3.address)
     prepare(address)

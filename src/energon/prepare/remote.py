@@ -36,7 +36,8 @@ from energon.prepare.shards import COMPRESSED
 MAX_PARALLEL = 16
 """Shards that are indexed, and files that are copied, at the same time."""
 INDEX_FILES = (".tar.idx", ".tar.parts")
-FIRST = ("index.uuid", ".info.yaml", ".info.json", "index.sqlite")
+INFO_FILES = (".info.yaml", ".info.json")
+FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
 """Files of `.nv-meta` in the order in which they replace the old ones; all others follow."""
 
 Progress = Callable[[int, int], None]
@@ -160,6 +161,9 @@ class _Mirror:
             delete_file(join_address(self.address, f"{META}/{name}"))
         changed = [name for name, digest in after.items() if before.get(name) != digest]
         order = {name: place for place, name in enumerate(FIRST)}
+        if not before.keys() & set(INFO_FILES):
+            # Before they are there, nobody takes the folder for a dataset.
+            order |= dict.fromkeys(INFO_FILES, len(FIRST) + 1)
         for name in sorted(changed, key=lambda name: (order.get(name, len(FIRST)), name)):
             write_bytes(join_address(self.address, f"{META}/{name}"), self.folder / META / name)
 
