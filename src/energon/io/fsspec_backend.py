@@ -10,13 +10,15 @@ from typing import Any
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
+    EnergonError,
     MissingExtraError,
     ObjectChangedError,
     StorageAccessError,
     StorageError,
 )
-from energon.io.address import Address
+from energon.io.address import Address, redact
 from energon.io.backend import ObjectInfo
+from energon.io.object_errors import cause_of
 
 CHUNK_BYTES = 8 << 20
 _VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "oid")
@@ -44,7 +46,13 @@ def fsspec_backend(parts: Address) -> FsspecBackend:
         ) from error
     except ImportError as error:
         raise MissingExtraError(f"{parts.scheme}://: {error}") from error
-    return FsspecBackend(parts.root, system, root)
+    except Exception as error:
+        # Some connect at once. What they say may hold a password.
+        raise StorageError(
+            f"{redact(parts.root)}: {cause_of(error)}; check host name and credentials, which "
+            f"fsspec's package for {parts.scheme}:// takes from its own configuration"
+        ) from None
+    return FsspecBackend(redact(parts.root), system, root)
 
 
 class FsspecBackend:
@@ -121,11 +129,13 @@ class FsspecBackend:
             raise DatasetNotFoundError(f"{place}: there is no such object") from None
         except PermissionError:
             raise StorageAccessError(f"{place}: access denied; check the credentials") from None
-        except StorageError:
+        except EnergonError:
             raise
-        except (OSError, TimeoutError) as error:
+        except Exception as error:
             # Messages of file systems may hold whole requests.
-            raise StorageError(f"{place}: {type(error).__name__}", transient=True) from None
+            raise StorageError(
+                f"{place}: {cause_of(error)}", transient=isinstance(error, OSError)
+            ) from None
 
 
 def _info(key: str, found: Any) -> ObjectInfo:

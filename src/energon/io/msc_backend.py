@@ -13,12 +13,14 @@ from typing import Any
 
 from energon.errors import (
     DatasetNotFoundError,
+    EnergonError,
     MissingExtraError,
     ObjectChangedError,
     StorageAccessError,
     StorageError,
 )
 from energon.io.backend import ObjectInfo
+from energon.io.object_errors import cause_of
 
 CHUNK_BYTES = 8 << 20
 _STATUS = re.compile(r"status_code: (\d{3})")
@@ -114,7 +116,7 @@ class MscBackend:
             raise DatasetNotFoundError(f"{place}: there is no such object") from None
         except PermissionError:
             raise StorageAccessError(f"{place}: access denied; check the profile") from None
-        except StorageError:
+        except EnergonError:
             raise
         except Exception as error:
             raise _translate(error, place) from None
@@ -134,7 +136,8 @@ def _translate(error: Exception, place: str) -> StorageError:
     transient = type(error).__name__ == "RetryableError" or (
         status[1].startswith("5") if status else cause in _TRANSIENT
     )
-    said = f"{type(error).__name__}" + (f", {cause}" if cause else "")
+    reason = cause_of(error)
+    said = reason + (f", {cause}" if cause else "")
     return StorageError(f"{place}: {said}; see the profile in MSC_CONFIG", transient=transient)
 
 

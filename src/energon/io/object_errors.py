@@ -7,6 +7,7 @@ that is passed on but the status, the code that the store gives, and the kind of
 from __future__ import annotations
 
 import re
+import socket
 
 from energon.errors import (
     ConfigError,
@@ -30,6 +31,12 @@ _CAUSES = {
     "UnexpectedEof": "connection closed",
     "TimedOut": "no answer in time",
 }
+_OS_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
+    (socket.gaierror, "the host name cannot be resolved"),
+    (ConnectionRefusedError, "connection refused"),
+    (ConnectionError, "connection reset"),
+    (TimeoutError, "no answer in time"),
+)
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
 """What a server may answer differently the next time."""
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
@@ -81,6 +88,21 @@ def changed(place: str) -> ObjectChangedError:
     return ObjectChangedError(
         f"{place}: is no longer the version that was opened; it was replaced meanwhile"
     )
+
+
+def cause_of(error: BaseException) -> str:
+    """Return in our words why a connection failed, without what the error says, or else its name.
+
+    Errors of libraries hold the one of the operating system as their reason or cause.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        for kind, words in _OS_CAUSES:
+            if isinstance(seen, kind):
+                return words
+        reason = getattr(seen, "reason", None)
+        seen = reason if isinstance(reason, BaseException) else seen.__cause__ or seen.__context__
+    return type(error).__name__
 
 
 def _status(text: str) -> tuple[str, str]:

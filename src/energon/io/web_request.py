@@ -10,7 +10,7 @@ from typing import Any
 
 from energon.errors import DatasetNotFoundError, EnergonError, StorageAccessError, StorageError
 from energon.io.object_backend import READ_SECONDS
-from energon.io.object_errors import TRANSIENT_STATUS
+from energon.io.object_errors import TRANSIENT_STATUS, cause_of
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def ask(request: urllib.request.Request, place: str, *, access: str) -> Iterator
     except EnergonError:
         raise
     except OSError as error:
-        raise StorageError(f"{place}: {type(error).__name__}", transient=True) from None
+        raise StorageError(f"{place}: {cause_of(error)}", transient=True) from None
 
 
 def _open(request: urllib.request.Request, place: str, access: str) -> Any:
