@@ -12,14 +12,19 @@ from typing import Any
 
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
 from energon.inspect.leaves import FoundLeaves, find_leaves
-from energon.inspect.lint_batch import BatchReport, Finding, lint_batch, report_death
+from energon.inspect.lint_batch import BatchReport, Finding, lint_batch, mean_bytes, report_death
+from energon.inspect.lint_mix import mix_problems
 from energon.inspect.surviving import Death, Job, run_surviving
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.quarantine import write_quarantine
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.leaves import open_leaves
 
-BATCH_SAMPLES = 256
+MAX_BATCH_SAMPLES = 256
+BATCH_BYTES = 64 << 20
+"""About what a process looks at before it is given more."""
+MIN_BATCHES = 64
+"""How many batches a dataset is cut into at least, so that no process is without work."""
 _PRELOAD = "energon.inspect.lint_batch"
 
 
@@ -92,6 +97,8 @@ def lint_dataset(
     )
     report = LintReport(os.fspath(path), kind=found.kind)
     report.findings += [Finding(report.path, split, line) for split, line in found.problems]
+    mix = mix_problems(path, found, dataset_config=dataset_config, split_config=split_config)
+    report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
     work = list(_work(found, report, max_samples, tuple(allow)))
     jobs = [job for _, job in work]
     total, done = sum(len(job.ordinals) for job in jobs), 0
@@ -145,14 +152,14 @@ def _work(
         report.num_samples[split] = 0
         for leaf in leaves:
             try:
-                count = len(open_leaves([leaf], None, allow=allow)[0].source)
+                source = open_leaves([leaf], None, allow=allow)[0].source
             except EnergonError as error:
                 # A dataset may have splits that are empty, but no metadataset may name them.
                 if found.kind == "metadataset" or not isinstance(error, EmptyDatasetError):
                     report.findings.append(Finding(leaf.path, split, str(error)))
                 continue
             arguments = (run, pickle.dumps(leaf), allow)
-            for ordinals in _batches(count, max_samples):
+            for ordinals in _batches(len(source), mean_bytes(source), max_samples):
                 yield split, Job(number, arguments, ordinals)
                 number += 1
 
@@ -169,11 +176,13 @@ def _run(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[int, BatchReport
     yield from run_batches(engine, lint_batch, ((*job.arguments, job.ordinals) for job in jobs))
 
 
-def _batches(count: int, max_samples: int | None) -> Iterator[range]:
+def _batches(count: int, mean_bytes: float, max_samples: int | None) -> Iterator[range]:
     step = 1 if max_samples is None else max(1, -(-count // max_samples))
     every = range(0, count, step)
-    for start in range(0, len(every), BATCH_SAMPLES):
-        yield every[start : start + BATCH_SAMPLES]
+    size = min(MAX_BATCH_SAMPLES, int(BATCH_BYTES / max(1.0, mean_bytes)), count // MIN_BATCHES)
+    size = max(1, size)
+    for start in range(0, len(every), size):
+        yield every[start : start + size]
 
 
 class _Collected:

@@ -11,7 +11,7 @@ from energon.metadataset.document import BrokenMetadataset, paths_in
 from energon.metadataset.inherit import absolute
 from energon.metadataset.kind import dataset_kind
 
-_PLACE = re.compile(r"(.+?):(\d+):(\d+): ")
+_PLACE = re.compile(r"(\S.*?):(\d+):(\d+): ")
 
 
 class Problems:
@@ -21,12 +21,16 @@ class Problems:
         self._found: list[Exception] = []
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep a problem that is raised in here, instead of raising it."""
+    def kept(self, place: str = "") -> Iterator[None]:
+        """Keep a problem that is raised in here, instead of raising it.
+
+        Args:
+            place: Goes before the message, if that names no other.
+        """
         try:
             yield
         except (ConfigError, DatasetNotFoundError, FormatError) as exc:
-            self._found.append(exc)
+            self._found.append(_placed(exc, place))
 
     def keep_broken(self, document: BrokenMetadataset, split_part: str) -> None:
         """Keep what is wrong with a document, and which paths in a split of it lead nowhere."""
@@ -49,20 +53,41 @@ class Problems:
             raise self._found[0]
         kinds = {type(problem) for problem in self._found}
         kind = kinds.pop() if len(kinds) == 1 else ConfigError
-        lines = [line for problem in self._found for line in str(problem).splitlines()]
-        raise kind("\n".join(_in_order(dict.fromkeys(lines))))
+        messages = dict.fromkeys(
+            message for problem in self._found for message in _messages(str(problem))
+        )
+        raise kind("\n".join(_in_order(messages)))
 
 
-def _in_order(lines: Iterable[str]) -> list[str]:
-    """Return lines by where they point to in each file, the files as they were come upon."""
+def _placed(problem: Exception, place: str) -> Exception:
+    if not place or str(problem).startswith(place):
+        return problem
+    placed = type(problem)(f"{place}: {problem}")
+    placed.__cause__ = problem
+    return placed
+
+
+def _messages(text: str) -> list[str]:
+    """Return the messages of a text: each begins with a place, and may go on in further lines."""
+    found: list[str] = []
+    for line in text.splitlines():
+        if found and not _PLACE.match(line):
+            found[-1] += f"\n{line}"
+        else:
+            found.append(line)
+    return found
+
+
+def _in_order(messages: Iterable[str]) -> list[str]:
+    """Return messages by where they point to in each file, the files as they were come upon."""
     files: dict[str, int] = {}
 
-    def place(line: str) -> tuple[int, ...]:
-        match = _PLACE.match(line)
+    def place(message: str) -> tuple[int, ...]:
+        match = _PLACE.match(message)
         if match is None:
             return (len(files),)
         file, row, column = match.groups()
         return files.setdefault(file, len(files)), int(row), int(column)
 
-    places = {line: place(line) for line in lines}
+    places = {message: place(message) for message in messages}
     return sorted(places, key=places.__getitem__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError
+from energon.metadataset.collected import Problems
 from energon.metadataset.kind import dataset_kind
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_folder import SystemFileStore
@@ -63,12 +64,13 @@ def open_aux(
     """Return the stores of a leaf by the names that cookers know them by.
 
     Raises:
-        EnergonError: As `open_file_store`, with the place in the metadataset.
+        EnergonError: As `open_file_store`, for all of them that cannot be opened, with the place in
+            the metadataset.
     """
     stores: dict[str, FileStore[bytes]] = {}
+    problems = Problems()
     for name, address in aux.items():
-        try:
+        with problems.kept(f"{origin}: aux {name!r}"):
             stores[name] = open_file_store(address, pool=pool)
-        except (ConfigError, DatasetNotFoundError) as error:
-            raise type(error)(f"{origin}: aux {name!r}: {error}") from error
+    problems.raise_all()
     return stores

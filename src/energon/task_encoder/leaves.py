@@ -10,6 +10,7 @@ from typing import Any
 from energon.allow import is_allowed
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name
+from energon.metadataset.collected import Problems
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import Joiner, Leaf
@@ -62,13 +63,20 @@ def open_leaves(
 
     Raises:
         SecurityError: If a dataset needs what is not allowed.
-        ConfigError: If a dataset.yaml makes no sense, or asks for what is not there.
+        ConfigError: If a dataset.yaml makes no sense, or asks for what is not there; names what is
+            wrong with each of the leaves.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in its split.
     """
     seen: dict[str, int] = {}
     pool = ShardPool()
-    return [_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from, allow) for leaf in leaves]
+    problems = Problems()
+    opened = []
+    for leaf in leaves:
+        with problems.kept(leaf.origin if leaf.origin != leaf.path else ""):
+            opened.append(_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from, allow))
+    problems.raise_all()
+    return opened
 
 
 def _open_leaf(

@@ -94,6 +94,22 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
     )
 
 
+def check_join(leaf: Leaf, sources: Sequence[WebdatasetSource], folder: Path) -> None:
+    """Look for the matches of a join, as building its index does, unless it was built already.
+
+    Args:
+        leaf: The join.
+        sources: Its datasets, opened.
+        folder: For what has to be written on the way.
+
+    Raises:
+        EnergonError: As `open_join`.
+    """
+    if find_index(leaf, join_digest(leaf, sources)) is None:
+        columns = [_column(*each) for each in zip(leaf.join, sources, strict=True)]
+        build_join_index(folder / "index.bin", columns)
+
+
 def _load(path: Path) -> JoinIndex | None:
     try:
         return JoinIndex.open(path)
