@@ -92,6 +92,23 @@ def test_names_the_shard_that_is_cut_off_once(tmp_path):
     assert report.num_samples == {"train": 80}
 
 
+def test_a_shard_that_is_missing_is_named_and_the_others_are_looked_at(tmp_path):
+    root = make_captions(tmp_path / "ds", [2, 3], split_parts=["train:.*"])
+    shard = root / "shards/001.tar"
+    shard.unlink()
+    report = lint_dataset(root, engine=ALONE)
+    assert {(each.shard, each.key) for each in report.findings} == {("shards/001.tar", None)}
+    assert report.num_samples == {"train": 5}
+
+
+def test_few_samples_are_given_to_several_processes(tmp_path):
+    root = make_captions(tmp_path / "ds", [100], split_parts=["train:.*"])
+    steps = []
+    lint_dataset(root, engine=ALONE, progress=lambda done, total: steps.append((done, total)))
+    assert len(steps) > 16
+    assert steps[-1] == (100, 100)
+
+
 def test_looks_at_some_samples_spread_over_all(tmp_path):
     root = make_captions(tmp_path / "ds", [10, 10], split_parts=["train:.*"])
     assert lint_dataset(root, engine=ALONE, max_samples=5).num_samples == {"train": 5}

@@ -38,10 +38,10 @@ def run(jobs, function=look, num_processes=2):
 
 @pytest.mark.parametrize("noting", [True, False])
 def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
-    deadly = [{3}, set(), {0, 19}, {7, 8}]
-    jobs = [Job(number, (some, noting), range(20)) for number, some in enumerate(deadly)]
+    deadly = [{3}, set(), {0, 7}]
+    jobs = [Job(number, (some, noting), range(8)) for number, some in enumerate(deadly)]
     assert run(jobs) == {
-        number: ([n for n in range(20) if n not in some], sorted(some))
+        number: ([n for n in range(8) if n not in some], sorted(some))
         for number, some in enumerate(deadly)
     }
 

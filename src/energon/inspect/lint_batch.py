@@ -15,11 +15,12 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError, SecurityError
 from energon.inspect.surviving import note
 from energon.metadataset.leaf import Leaf
+from energon.plan.leaf import choose_slice_samples
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.leaves import OpenedLeaf, Source, open_leaves
 from energon.task_encoder.load import LoadSample
 
-READ_TOGETHER = 32
+MAX_READ_TOGETHER = 32
 
 
 class Finding(NamedTuple):
@@ -67,9 +68,18 @@ def lint_batch(run: str, leaf: bytes, allow: tuple[str, ...], ordinals: range) -
         pickle.loads(leaf), _opened(run, leaf, allow), SampleDecoder("rgb8", allow=allow)
     )
     findings: list[Finding] = []
-    for start in range(0, len(ordinals), READ_TOGETHER):
-        findings += check(ordinals[start : start + READ_TOGETHER])
+    together = min(MAX_READ_TOGETHER, choose_slice_samples(mean_bytes(check.opened.source)))
+    for start in range(0, len(ordinals), together):
+        findings += check(ordinals[start : start + together])
     return BatchReport(ordinals[0], len(ordinals), tuple(findings), tuple(check.unchecked.items()))
+
+
+def mean_bytes(source: Source) -> float:
+    """Return about how large a sample is, or 0 if the shards that could tell are not there."""
+    try:
+        return source.mean_sample_bytes
+    except EnergonError:
+        return 0.0
 
 
 def report_death(leaf: bytes, ordinal: int, allow: tuple[str, ...]) -> BatchReport:
