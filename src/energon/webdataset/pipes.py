@@ -111,6 +111,11 @@ class Pipe:
                 self.stream.close()
             self._wait(None)
 
+    def terminate(self) -> None:
+        """Ask the command to end, whoever waits for what it writes; `close` it all the same."""
+        if self.status is None:
+            self._process.terminate()
+
     def __enter__(self) -> Pipe:
         return self
 

@@ -60,14 +60,18 @@ class Opening:
             position: Where to begin, in unpacked bytes.
         """
         opened = self.open_packed(shard)
+        self.unpack(opened)
+        if position:
+            _skip(opened, position)
+        return opened
+
+    def unpack(self, opened: ShardStream) -> None:
+        """Let a shard that was opened as it is stored give its unpacked bytes."""
         opened.head = _read(opened.stream, HEAD_BYTES)
         make = unpacker_for(opened.head)
         if make is not None:
             opened.stream = Unpacked(opened.stream, opened.head, make, origin=opened.url)
             opened.head = b""
-        if position:
-            _skip(opened, position)
-        return opened
 
     def open_packed(self, shard: Any) -> ShardStream:
         """Open a shard as it is stored, from its beginning."""

@@ -17,6 +17,7 @@ from energon.formats.tar import split_name
 from energon.loader.heap import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.opening_ahead import OpeningAhead
 from energon.webdataset.shard_cache import cache_of
 from energon.webdataset.shard_stream import Opening, ShardStream
 from energon.webdataset.stage import (
@@ -194,17 +195,21 @@ class _TarSamplesIterator(StageIterator):
                 f"the saved position is in shard {self._num_shards}, but there are fewer; has the "
                 "list of shards changed?"
             )
-        for shard in shards:
-            try:
-                yield from self._shard_samples(shard)
-            except Exception as error:
-                if not self._stage.handler(error):
-                    return
-            self._num_shards += 1
-            self._position = self._number = self._block_length = 0
+        ahead = OpeningAhead(shards, self._stage.opening)
+        try:
+            for shard in ahead:
+                try:
+                    yield from self._shard_samples(shard, ahead)
+                except Exception as error:
+                    if not self._stage.handler(error):
+                        return
+                self._num_shards += 1
+                self._position = self._number = self._block_length = 0
+        finally:
+            ahead.close()
 
-    def _shard_samples(self, shard: Any) -> Iterator[Sample]:
-        opened = self._stage.opening.open(shard, position=self._position)
+    def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[Sample]:
+        opened = ahead.open(shard, position=self._position)
         reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
         # Position and number are those of the beginning of a block. After a restore, the samples

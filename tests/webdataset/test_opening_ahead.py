@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+import energon.webdataset as wds
+from energon.errors import StorageError
+from tests.servers.web import web_server
+from tests.webdataset.shards import keys, make_shards
+
+
+@pytest.fixture
+def urls(tmp_path):
+    return make_shards(tmp_path, [3, 4, 2])
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.02)
+
+
+def test_the_next_command_begins_while_the_output_of_the_present_one_is_read(urls, tmp_path):
+    commands = [f"pipe:touch {tmp_path}/{n}; cat {url}" for n, url in enumerate(urls)]
+    samples = iter(wds.WebDataset(commands, allow=("shell",)))
+    first = next(samples)
+    wait_until((tmp_path / "1").exists)
+    assert not (tmp_path / "2").exists()
+    assert keys([first, *samples]) == [*range(9)]
+
+
+def test_the_next_object_is_asked_for_early(urls, tmp_path):
+    with web_server(tmp_path) as server:
+        samples = iter(wds.WebDataset([f"{server.url}/{os.path.basename(url)}" for url in urls]))
+        next(samples)
+        wait_until(lambda: any(urls[1].endswith(path) for path in server.paths))
+        assert len(list(samples)) == 8
+
+
+def test_a_failure_comes_in_its_turn(urls):
+    commands = [f"pipe:cat {urls[0]}", "pipe:exit 3", f"pipe:cat {urls[2]}"]
+    samples = iter(wds.WebDataset(commands, allow=("shell",)))
+    assert keys(next(samples) for _ in range(3)) == [0, 1, 2]
+    with pytest.raises(StorageError, match="status 3"):
+        next(samples)
+    dataset = wds.WebDataset(commands, allow=("shell",), handler=wds.ignore_and_continue)
+    assert keys(dataset) == [0, 1, 2, 7, 8]
+
+
+def test_a_failure_of_the_list_comes_in_its_turn(urls):
+    def shards(_=None):
+        yield {"url": f"pipe:cat {urls[0]}"}
+        raise RuntimeError("no more of these")
+
+    samples = iter(wds.DataPipeline(shards, wds.tarfile_to_samples(allow=("shell",))))
+    assert keys(next(samples) for _ in range(3)) == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="no more"):
+        next(samples)
+
+
+def test_leaving_ends_the_command_that_began_early(urls, tmp_path):
+    pid = tmp_path / "pid"
+    commands = [
+        f"pipe:cat {urls[0]}",
+        f"pipe:echo $$ >{pid}.new; mv {pid}.new {pid}; cat; sleep 99",
+    ]
+    dataset = wds.WebDataset(commands, allow=("shell",))
+    next(iter(dataset))
+    wait_until(pid.exists)
+    dataset.close()
+
+    def is_gone():
+        try:
+            os.kill(int(pid.read_text()), 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_until(is_gone)
+
+
+def test_lists_of_local_files_are_not_looked_into(urls):
+    asked = []
+
+    def shards(_=None):
+        for url in urls:
+            asked.append(url)
+            yield {"url": url}
+
+    samples = iter(wds.DataPipeline(shards, wds.tarfile_to_samples()))
+    next(samples)
+    assert asked == urls[:1]
+    assert len(list(samples)) == 8
+
+
+def test_states_are_those_of_the_shard_that_is_read(urls):
+    def make():
+        return wds.WebDataset([f"pipe:cat {url}" for url in urls], allow=("shell",)).map(
+            lambda sample: int(sample["__key__"])
+        )
+
+    for taken in range(9):
+        dataset = make()
+        loop = iter(dataset)
+        for _ in range(taken):
+            next(loop)
+        again = make()
+        again.load_state_dict(dataset.state_dict())
+        assert list(again) == [*range(taken, 9)]
