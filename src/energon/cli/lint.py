@@ -95,8 +95,9 @@ def _show(report: LintReport) -> None:
         place = [finding.dataset, finding.shard, finding.key]
         click.echo(f"{'/'.join(step for step in place if step)}: {finding.reason}")
     if len(report.findings) > MAX_SHOWN:
-        click.echo(f"… and {len(report.findings) - MAX_SHOWN} problems more; --json shows all")
+        click.echo(f"… and {len(report.findings) - MAX_SHOWN} more; --json shows all")
     for part, count in report.unchecked.items():
         click.echo(f"note: {count} {part} parts were not decoded, see --allow")
     total = sum(report.num_samples.values())
-    click.echo(f"{total} samples: {len(report.findings) or 'no'} problems")
+    count = len(report.findings)
+    click.echo(f"{total} samples: {count or 'no'} problem{'' if count == 1 else 's'}")
