@@ -120,7 +120,7 @@ def join_address(folder: str | os.PathLike[str], path: str) -> str:
     scheme, root, key = _cut_root(base)
     rest, query = _cut_query(key, scheme)
     joined = posixpath.normpath(posixpath.join("/" + rest, path)).lstrip("/")
-    if posixpath.normpath(posixpath.join(rest, path)).startswith(".."):
+    if f"{posixpath.normpath(posixpath.join(rest, path))}/".startswith("../"):
         raise ConfigError(
             f"{path!r} leads out of {redact(root)}; wanted is a path below it, or a URL"
         )
