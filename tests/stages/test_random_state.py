@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -47,6 +48,21 @@ def test_the_generators_are_put_back_after_an_error_too():
     with pytest.raises(ValueError, match="hook"), seeded(5):
         raise ValueError("hook")
     assert random.random() == expected
+
+
+def test_threads_put_nothing_back_that_the_program_may_have_used_meanwhile():
+    random.seed(1)
+    before = random.random()
+    random.seed(1)
+    with ThreadPoolExecutor(1) as threads:
+        inside = threads.submit(draw_seeded).result()
+    assert inside == draw_seeded()
+    assert random.random() != before
+
+
+def draw_seeded():
+    with seeded(5):
+        return draw()
 
 
 def test_blocks_are_seeded_in_a_process_of_its_own():

@@ -91,7 +91,7 @@ class HookRunner:
         Raises:
             FatalSampleError: If the failure is one that ends the run.
         """
-        active.lane = self.lane
+        active.lane, active.call = self.lane, (self.hook.name, address)
         try:
             if self.hook.restore_seeds:
                 with seeded(self._seed(address)):
@@ -115,7 +115,7 @@ class HookRunner:
         # Always seeded: a batch may begin between two outputs, and to resume there means to
         # run the generator up to that point, outside of the batches that have its first ones.
         for sub in count():
-            active.lane = self.lane
+            active.lane, active.call = self.lane, (self.hook.name, (*address, sub))
             try:
                 with seeded(self._seed((*address, sub))):
                     output = next(outputs, SKIPPED)

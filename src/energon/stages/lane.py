@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from energon.errors import ConfigError
 from energon.plan.rows import Plan
+from energon.plan.seeds import derive_seed
 
 
 @dataclass(eq=False)
@@ -102,9 +105,11 @@ class Lane:
 
 
 class _Active(threading.local):
-    """The lane for which this thread runs user code."""
+    """For what this thread runs user code: the lane, and the hook and what its argument is."""
 
     lane: Lane | None = None
+    call: tuple[str, tuple[int | str, ...]] = ("", ())
+    generator: tuple[object, np.random.Generator] | None = None
 
 
 active = _Active()
@@ -119,3 +124,17 @@ def active_lane() -> Lane:
     if active.lane is None:
         raise ConfigError("there is no present sample or batch: ask for it in a hook")
     return active.lane
+
+
+def active_generator() -> np.random.Generator:
+    """Return the generator of the running call of a hook, seeded by what its argument is.
+
+    Raises:
+        ConfigError: If no hook is running.
+    """
+    lane, call = active_lane(), active.call
+    if active.generator is None or active.generator[0] is not call:
+        name, address = call
+        seed = derive_seed(lane.seed, "generator", name, *address)
+        active.generator = call, np.random.default_rng(seed)
+    return active.generator[1]

@@ -6,7 +6,8 @@ the surrounding program is put back afterwards. torch is only touched where it i
 
 To seed takes 6 µs, to keep the state of the surrounding program and put it back ten times as
 long, so only the outermost block of a thread does that: a batch, not each of its samples. A
-worker process has no surrounding program.
+worker process has no surrounding program. Nor do other threads than the main one put anything
+back: meanwhile the program has drawn, and would draw the same numbers again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def seeded(seed: int) -> Iterator[None]:
     """
     torch = sys.modules.get("torch")
     generator = getattr(torch, "default_generator", None)
-    if _is_worker_process or getattr(_thread, "inside", False):
+    own = _is_worker_process or threading.current_thread() is not threading.main_thread()
+    if own or getattr(_thread, "inside", False):
         _seed(seed, generator)
         yield
         return

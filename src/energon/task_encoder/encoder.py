@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.cache.pool import CachePool, active_pool
 from energon.decode.sample_decoder import SampleDecoder
 from energon.packing.selection import Selection
 from energon.samples.collate import generic_batch
 from energon.stages.hook import DEFAULT_TOLERANCE
-from energon.stages.lane import active_lane
+from energon.stages.lane import active_generator, active_lane
 from energon.task_encoder.build import PipelineBuilder
 from energon.task_encoder.cooker import Cooker
+
+if TYPE_CHECKING:
+    import numpy as np
 
 T_sample = TypeVar("T_sample")
 T_encoded_sample = TypeVar("T_encoded_sample")
@@ -118,6 +121,19 @@ class TaskEncoder(PipelineBuilder, Generic[T_sample, T_encoded_sample, T_raw_bat
             ConfigError: If no hook is running.
         """
         return active_lane().sample_index
+
+    @property
+    def current_rng(self) -> np.random.Generator:
+        """Random numbers for the running call of a hook: the same whenever its sample comes again.
+
+        Seeded by the run, the hook, and the sample with its epoch (for packs and batches, that of
+        their first sample). Unlike the global generators it costs nothing where it is not used,
+        and threads do not share it.
+
+        Raises:
+            ConfigError: If no hook is running.
+        """
+        return active_generator()
 
     @property
     def cache(self) -> CachePool:
