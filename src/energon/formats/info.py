@@ -15,6 +15,7 @@ from typing import Any
 
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats import yaml
+from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
 
@@ -57,7 +58,7 @@ def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
     for name, parse in ((".info.json", _parse_json), (".info.yaml", yaml.load)):
         path = folder / name
         try:
-            text = path.read_text()
+            text = decode_utf8(path.read_bytes(), origin=str(path))
         except (FileNotFoundError, NotADirectoryError):
             continue
         return _check(parse(text, origin=str(path)), str(path))

@@ -265,13 +265,12 @@ class PartTable:
             FormatError: If it is not a part table, or damaged.
         """
         about, columns, keys = decode_part_table(data, origin=origin, verify=verify)
-        names = (bytes.fromhex(name) for name in about["names"])
         return cls(
             num_samples=about["samples"],
             num_parts=about["parts"],
             shard_size=about["shard_size"],
             shard_mtime_ns=about["shard_mtime_ns"],
-            part_names=tuple(name.decode("utf-8", "surrogateescape") for name in names),
+            part_names=about["names"],
             columns=columns,
             header=tuple(about["header"]) if about["header"] else None,
             schema=None if about["schema"] is None else tuple(about["schema"]),

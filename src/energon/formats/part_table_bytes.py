@@ -128,6 +128,8 @@ def decode_part_table(
             position += size + -size % 8
         keys = memoryview(data)[position:]
         _check(about, columns, len(keys))
+        names = (bytes.fromhex(name) for name in about["names"])
+        about["names"] = tuple(name.decode("utf-8", "surrogateescape") for name in names)
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{origin}: is damaged: {error}; {AGAIN}") from error
     return about, columns, keys

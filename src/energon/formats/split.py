@@ -14,6 +14,7 @@ from energon.errors import ConfigError, FormatError
 from energon.formats import yaml
 from energon.formats.braces import collapse_braces, expand_braces
 from energon.formats.info import META, as_path
+from energon.utf8 import decode_utf8
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
     for wanted in (name, "split.json") if name == "split.yaml" else (name,):
         path = root / META / wanted
         try:
-            text = path.read_text()
+            text = decode_utf8(path.read_bytes(), origin=str(path))
         except (FileNotFoundError, NotADirectoryError):
             continue
         return _check(_parse(text, path), str(path))

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 
 from energon.errors import DatasetNotFoundError
-from energon.io.address import is_remote, local_path
+from energon.io.address import is_remote, local_path, redact
 from energon.io.backend import ObjectInfo
 from energon.io.registry import open_store
+from energon.utf8 import decode_utf8
 
 AnyPath = str | os.PathLike[str]
 
@@ -25,8 +26,14 @@ def read_bytes(address: AnyPath) -> bytes:
 
 
 def read_text(address: AnyPath) -> str:
-    """Return a whole file of UTF-8."""
-    return read_bytes(address).decode()
+    """Return a whole file of UTF-8.
+
+    Raises:
+        DatasetNotFoundError: If there is none (also a FileNotFoundError).
+        FormatError: If it is of another encoding.
+        StorageError: If it cannot be read.
+    """
+    return decode_utf8(read_bytes(address), origin=redact(os.fspath(address)))
 
 
 def write_bytes(address: AnyPath, content: bytes | os.PathLike[str]) -> None:

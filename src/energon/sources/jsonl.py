@@ -32,6 +32,7 @@ from energon.sources.extents import Extents
 from energon.sources.file_store import FileStore
 from energon.sources.jsonl_file import JsonlFile
 from energon.sources.webdataset import Location
+from energon.utf8 import decode_utf8
 
 Ints = NDArray[np.int64]
 
@@ -179,7 +180,8 @@ def jsonl_splits(path: str | os.PathLike[str]) -> list[str]:
 
 def _splits(path: AnyPath) -> JsonlSplit:
     file = any_path(jsonl_split_path(os.fspath(path)))
-    return parse_jsonl_split(file.read_text() if file.is_file() else None, origin=str(file))
+    text = decode_utf8(file.read_bytes(), origin=str(file)) if file.is_file() else None
+    return parse_jsonl_split(text, origin=str(file))
 
 
 def _range(split: JsonlSplit, split_part: str, num_lines: int) -> tuple[int, int]:

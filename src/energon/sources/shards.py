@@ -55,6 +55,7 @@ class ShardPool:
     def __init__(self, max_open: int | None = None) -> None:
         self.max_open = default_max_open() if max_open is None else max_open
         self._shards: OrderedDict[str, OpenShard] = OrderedDict()
+        self._verified: set[str] = set()
         self._probed: set[tuple[str, int]] = set()
         self._lock = Lock()
         self._threads = WaitingThreads(OPEN_THREADS, "energon-open")
@@ -113,7 +114,12 @@ class ShardPool:
         return ShardPool, (self.max_open,)
 
     def _open(self, path: str, dataset: AnyPath) -> OpenShard:
-        shard, size, mtime_ns = _open_remote(path) if is_remote(path) else _open_local(path)
+        if is_remote(path):
+            shard, size, mtime_ns = _open_remote(path)
+        else:
+            # Once is enough, since shards are opened again and again.
+            shard, size, mtime_ns = _open_local(path, verify=path not in self._verified)
+            self._verified.add(path)
         path = shard.file.path
         scanned = not shard.table.shard_mtime_ns
         indexed = _indexed_size(path) if scanned else shard.table.shard_size
@@ -151,10 +157,10 @@ def default_max_open() -> int:
     return MAX_OPEN_SHARDS if limit < 0 else max(1, min(MAX_OPEN_SHARDS, limit // 8))
 
 
-def _open_local(path: str) -> tuple[OpenShard, int, int]:
+def _open_local(path: str, *, verify: bool) -> tuple[OpenShard, int, int]:
     """Return an open shard, its size and modification time."""
     file = OpenFile(path)
-    shard = OpenShard(file=file, table=open_part_table(path))
+    shard = OpenShard(file=file, table=open_part_table(path, verify=verify))
     about = os.fstat(file.descriptor)
     return shard, about.st_size, about.st_mtime_ns
 

@@ -18,7 +18,7 @@ from typing import Any
 from energon.allow import is_allowed
 from energon.errors import ConfigError, SampleError, SecurityError
 from energon.io.address import join_address, redact
-from energon.io.files import read_bytes
+from energon.io.files import read_text
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.sources.part_filter import PartFilter
 
@@ -119,7 +119,7 @@ def find_code(
         )
     address = join_address(dataset, f".nv-meta/{relative}")
     try:
-        text = read_bytes(address).decode()
+        text = read_text(address)
     except FileNotFoundError as error:
         raise ConfigError(f"{config.origin}: {key} {spec!r}: there is no {file}") from error
     return DatasetCode(redact(address), text, name or key)
