@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +17,8 @@ from energon.prepare.engines import Engine
 from energon.webdataset.lengths import shard_counts
 from energon.webdataset.offline import map_shards
 from tests.webdataset.shards import keys, make_shards
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/augment.py"
 
 
 def augment_wds(input, output, maxcount=999999999):
@@ -55,26 +61,72 @@ def test_delayed_calls_of_dask(shards):
     check(outputs)
 
 
-@pytest.mark.parametrize("engine", ["local", "dask", pytest.param("ray", marks=pytest.mark.slow)])
-@pytest.mark.filterwarnings("ignore")
-def test_goes_on_after_an_interruption(shards, engine):
+def test_goes_on_after_a_failure(shards):
     inputs, outputs = shards
-    where = Engine(engine, num_workers=2)
     stop = Path(outputs[0]).with_name("break")
     stop.touch()
-    if engine == "local":
-        with pytest.raises(WorkerError, match="interrupted"):
-            map_shards(fragile, inputs, outputs, engine=where)
-    else:
-        # The first run does half of the work.
-        map_shards(augment_wds, inputs[:4], outputs[:4], engine=Engine(num_workers=1))
+    with pytest.raises(WorkerError, match="interrupted"):
+        map_shards(fragile, inputs, outputs, engine=Engine(num_workers=2))
     stop.unlink()
     before = {path: os.stat(path).st_mtime_ns for path in outputs if os.path.exists(path)}
     assert 0 < len(before) < 8
-    made = map_shards(augment_wds, inputs, outputs, engine=where)
+    made = map_shards(augment_wds, inputs, outputs, engine=Engine(num_workers=2))
     assert sorted([*made, *before]) == outputs
-    assert all(os.stat(path).st_mtime_ns == time for path, time in before.items())
+    assert all(os.stat(path).st_mtime_ns == made_at for path, made_at in before.items())
     check(outputs)
+
+
+def example(folder, engine, **options):
+    command = [sys.executable, str(EXAMPLE), "in", engine, "--engine", engine]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True, **options
+    )
+
+
+def shards_in(folder):
+    return sorted(path for path in folder.glob("*.tar"))
+
+
+@pytest.fixture(scope="module")
+def augmented(tmp_path_factory):
+    """The folder of the example, and what its shards become."""
+    folder = tmp_path_factory.mktemp("augment")
+    assert example(folder, "local").communicate()[0].endswith("made 8, 0 were there\n")
+    expected = [path.read_bytes() for path in shards_in(folder / "local")]
+    assert len(expected) == 8
+    return folder, expected
+
+
+def test_the_example_goes_on_on_dask_where_it_was_killed(augmented):
+    folder, expected = augmented
+    # An input that gives nothing keeps the cluster from finishing.
+    blocked = folder / "in/train-000000.tar"
+    blocked.rename(folder / "aside")
+    os.mkfifo(blocked)
+    killed = example(folder, "dask")
+    while not (folder / "dask").exists() or len(shards_in(folder / "dask")) < 3:
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    blocked.unlink()
+    (folder / "aside").rename(blocked)
+    before = {path: path.stat().st_mtime_ns for path in shards_in(folder / "dask")}
+    assert 3 <= len(before) < 8
+    said = example(folder, "dask").communicate()[0]
+    assert said.endswith(f"made {8 - len(before)}, {len(before)} were there\n")
+    assert all(path.stat().st_mtime_ns == made_at for path, made_at in before.items())
+    assert [path.read_bytes() for path in shards_in(folder / "dask")] == expected
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_on_ray_where_another_engine_was(augmented):
+    folder, expected = augmented
+    (folder / "ray").mkdir()
+    for path in shards_in(folder / "local")[:4]:
+        (folder / "ray" / path.name).write_bytes(path.read_bytes())
+    said = example(folder, "ray", stderr=subprocess.DEVNULL).communicate()[0]
+    assert said.endswith("made 4, 4 were there\n")
+    assert [path.read_bytes() for path in shards_in(folder / "ray")] == expected
 
 
 def test_lists_have_to_fit():
