@@ -92,6 +92,7 @@ class FaultProxy:
         self.latency = latency
         self.added_headers = added_headers
         self.requests: list[Request] = []
+        self.connections = 0
         self._throttle = Throttle(bytes_per_second)
         self._plan: deque[Fault | None] = deque()
         self._chooses: Callable[[Request], bool] = lambda request: True
@@ -137,6 +138,7 @@ class FaultProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:

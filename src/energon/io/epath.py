@@ -22,7 +22,7 @@ from energon.io.address import (
     split_address,
 )
 from energon.io.backend import ObjectInfo
-from energon.io.file_objects import open_reader, open_writer
+from energon.io.file_objects import open_reader, open_text_writer, open_writer
 
 DEFAULT_PROFILE_NAME = "__filesystem__"
 """The profile that local paths belong to."""
@@ -132,6 +132,8 @@ class EPath:
         """
         if mode not in ("r", "rb", "w", "wb"):
             raise ConfigError(f"{self}: mode is {mode!r}, wanted is 'r', 'rb', 'w' or 'wb'")
+        if mode == "w":
+            return open_text_writer(self.url)
         binary: Any = open_reader(self.url) if mode[0] == "r" else open_writer(self.url)
         return binary if mode.endswith("b") else io.TextIOWrapper(binary, encoding="utf-8")
 

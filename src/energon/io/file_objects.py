@@ -26,6 +26,11 @@ def open_writer(address: str) -> io.RawIOBase:
     return _Upload(address)
 
 
+def open_text_writer(address: str) -> io.TextIOWrapper:
+    """Return the same for text in UTF-8."""
+    return _TextUpload(_Upload(address))
+
+
 class _RangeReader(io.RawIOBase):
     def __init__(self, address: str) -> None:
         self._store, self._key = open_store(address)
@@ -89,8 +94,13 @@ class _Upload(io.RawIOBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._failed = kind is not None
+        if kind is not None:
+            self.discard()
         self.close()
+
+    def discard(self) -> None:
+        """Leave the object as it is, whatever has been written."""
+        self._failed = True
 
     def close(self) -> None:
         if self.closed:
@@ -105,5 +115,25 @@ class _Upload(io.RawIOBase):
 
     def __del__(self) -> None:
         # What nobody closed may be incomplete.
-        self._failed = True
+        self.discard()
+        self.close()
+
+
+class _TextUpload(io.TextIOWrapper):
+    def __init__(self, upload: _Upload) -> None:
+        super().__init__(upload, encoding="utf-8", newline="")
+        self._upload = upload
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._upload.discard()
+        self.close()
+
+    def __del__(self) -> None:
+        self._upload.discard()
         self.close()

@@ -1,0 +1,113 @@
+"""What is added to every backend: retries, deadlines, hedging, continued streams, counting."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from energon.errors import (
+    DatasetNotFoundError,
+    StorageAccessError,
+    StorageTimeoutError,
+    TruncatedError,
+)
+from energon.io.registry import open_store
+from energon.io.settings import StorageSettings
+from energon.io.store import Store
+from tests.servers.proxy import Fault, FaultProxy
+from tests.servers.web import web_server
+
+CONTENT = os.urandom(3 << 20)
+QUICK = {"first_wait_seconds": 0.001, "longest_wait_seconds": 0.01}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("web")
+    (folder / "x.bin").write_bytes(CONTENT)
+    with web_server(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server):
+    with FaultProxy(server.port) as proxy:
+        yield proxy
+
+
+def make_store(proxy, **settings):
+    found, _ = open_store(proxy.url)
+    return Store(found.backend, StorageSettings(**{**QUICK, **settings}))
+
+
+def test_a_broken_stream_goes_on_where_it_broke(proxy):
+    store = make_store(proxy)
+    breaks = [Fault("reset", after=2_500_000), Fault("cut", after=500_000), Fault("status"), None]
+    proxy.plan(breaks, lambda request: request.method == "GET")
+    assert b"".join(store.stream("x.bin")) == CONTENT
+    assert proxy.faults_left == 0
+    starts = [
+        int(request.range.removeprefix("bytes=").rstrip("-")) if request.range else 0
+        for request in proxy.requests
+        if request.method == "GET"
+    ]
+    assert starts == sorted(starts)
+    assert starts[-1] > 0
+    assert store.statistics.snapshot()["bytes_read"] == len(CONTENT)
+
+
+def test_a_request_is_made_so_many_times_and_no_more(proxy):
+    store = make_store(proxy, attempts=4)
+    proxy.plan([Fault("status")] * 50)
+    with pytest.raises(StorageTimeoutError, match=r"x\.bin: .*503.*SlowDown.*after 4 attempts"):
+        store.read_range("x.bin", 0, 10)
+    assert len(proxy.requests) == 4
+    counts = store.statistics.snapshot()
+    assert (counts["requests"], counts["retries"], counts["failed"]) == (4, 3, 1)
+    assert counts["error: StorageError"] == 4
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda store: store.read("gone"), DatasetNotFoundError),
+        (lambda store: store.read_range("x.bin", len(CONTENT), len(CONTENT) + 1), TruncatedError),
+    ],
+)
+def test_what_will_not_change_is_not_asked_again(proxy, ask, error):
+    store = make_store(proxy)
+    with pytest.raises(error):
+        ask(store)
+    assert "retries" not in store.statistics.snapshot()
+
+
+def test_refused_credentials_are_looked_up_once(proxy):
+    store = make_store(proxy)
+    proxy.plan([Fault("status", status=403, code="AccessDenied")] * 5)
+    with pytest.raises(StorageAccessError):
+        store.read("x.bin")
+    assert len(proxy.requests) == 2
+    with pytest.raises(StorageAccessError):
+        store.read("x.bin")
+    assert len(proxy.requests) == 3
+
+
+def test_a_slow_answer_is_overtaken_by_a_second_one(proxy):
+    store = make_store(proxy, hedge_after_seconds=0.05)
+    proxy.plan([Fault("delay", seconds=60)])
+    assert store.read_range("x.bin", 5, 15) == CONTENT[5:15]
+    assert store.statistics.snapshot()["hedged"] == 1
+
+
+def test_the_better_of_two_answers_counts(proxy):
+    store = make_store(proxy, hedge_after_seconds=0.05, attempts=1)
+    proxy.plan([Fault("delay", seconds=1), Fault("status")])
+    assert store.read_range("x.bin", 5, 15) == CONTENT[5:15]
+
+
+def test_connections_are_used_again(proxy):
+    store = make_store(proxy)
+    for start in range(20):
+        store.read_range("x.bin", start, start + 10)
+    assert proxy.connections <= 2
