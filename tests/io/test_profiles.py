@@ -68,12 +68,12 @@ def test_a_profile_of_azure_has_a_key_or_a_connection(configure, azurite_port):
     roundtrip("msc://two/x")
 
 
-def test_without_a_base_path_the_first_part_names_the_bucket(configure, ceph_port, monkeypatch):
+def test_without_a_base_path_the_first_part_names_the_bucket(configure, moto_port, monkeypatch):
     from tests.servers.clouds import S3_KEY, S3_SECRET
 
     monkeypatch.setenv("THE_SECRET", S3_SECRET)
     keys = {"access_key": S3_KEY, "secret_key": "${THE_SECRET}"}
-    endpoint = f"http://127.0.0.1:{ceph_port}"
+    endpoint = f"http://127.0.0.1:{moto_port}"
     configure(
         all={
             **storage("s3", endpoint_url=endpoint, region_name="us-east-1"),
