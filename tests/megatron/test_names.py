@@ -112,7 +112,16 @@ MODULE_NAMES = {
     "wrappers.skip": "SkipSample",
     "wrappers.watchdog_dataset": "WatchdogDataset",
     **dict.fromkeys(
-        ("tools.prepare", "tools.prepare_media", "tools.lint", "tools.info", "tools.mount"),
+        (
+            "tools.prepare",
+            "tools.prepare_media",
+            "tools.lint",
+            "tools.info",
+            "tools.mount",
+            "tools.preview",
+            "tools.analyze_debug",
+            "tools.checkpoint",
+        ),
         "command",
     ),
 }

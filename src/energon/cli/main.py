@@ -12,6 +12,8 @@ from energon.errors import EnergonError
 from energon.version import __version__
 
 COMMANDS = {
+    "analyze-debug": "Count the samples in the logs of runs.",
+    "checkpoint": "Look at saved states of loaders, and deal them to other ranks.",
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
     "lint": "Decode samples, and report those that fail.",
@@ -20,6 +22,7 @@ COMMANDS = {
     "plan": "Show what a training run will read, and when.",
     "prepare": "Index a folder of tar shards and describe it.",
     "prepare-media": "Note sizes and durations of media files.",
+    "preview": "Show samples as hooks get them.",
     "repair": "Write anew what of an index is wrong.",
     "tar": "Make, join, cut, sort, change and check plain tar files.",
     "verify": "Check a dataset: sizes, offsets, checksums.",

@@ -1,0 +1,69 @@
+"""`energon checkpoint`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+_FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
+
+
+@click.group("checkpoint")
+def command() -> None:
+    """Look at saved states of loaders, and deal them to other ranks.
+
+    FILES are JSON or written by torch.save, with the state of a rank or of all, or folders of
+    them. States load on any world size that divides their lanes without being dealt anew; it is
+    for programs that give each rank a file.
+
+    \b
+    Example:
+      energon checkpoint info checkpoints/data
+      energon checkpoint redist --new-world-size 16 checkpoints/data checkpoints/data16
+    """
+
+
+@command.command("info")
+@_FILES
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def info(files: tuple[str, ...], as_json: bool) -> None:
+    """Show where a run was when it was saved."""
+    from energon.loader.state_files import read_states
+
+    state = read_states(files)
+    if as_json:
+        click.echo(json.dumps(state, indent=2))
+        return
+    click.echo("\n".join(_report(state)))
+
+
+@command.command("redist")
+@_FILES
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--new-world-size", type=click.IntRange(1), required=True, prompt="Number of ranks")
+def redist(files: tuple[str, ...], folder: str, new_world_size: int) -> None:
+    """Write the states of FILES anew, one for each rank of another number, into FOLDER."""
+    from energon.loader.state_files import read_states, redistribute, write_states
+
+    paths = write_states(redistribute(read_states(files), new_world_size), folder)
+    click.echo(f"{len(paths)} states in {folder}: {paths[0].name} to {paths[-1].name}")
+
+
+def _report(state: dict[str, Any]) -> Iterator[str]:
+    saved, about = state["positions"], state["fingerprint"]
+    batches = [position["batches"] for position in saved.values()]
+    size = len(json.dumps(state))
+    lanes = state["lanes"]
+    yield f"{len(saved)} of {lanes} lanes, {sum(batches)} batches, {size:,} bytes"
+    yield f"batches of a lane: {min(batches, default=0)} to {max(batches, default=0)}"
+    yield f"seed {about.get('seed')}, batch size {about.get('batch_size')}"
+    possible = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
+    yield f"world sizes: {', '.join(possible)}"
+    for name, leaf in about.get("leaves", {}).items():
+        yield f"{name}: {leaf.get('samples')} samples"
+    skipped = sum(len(position.get("skip_rows", ())) for position in saved.values())
+    if skipped:
+        yield f"{skipped} rows left out because they killed workers"

@@ -1,0 +1,79 @@
+"""`energon preview`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import click
+
+
+@click.command("preview")
+@click.argument("path")
+@click.option("--split-part", default="train", show_default=True, metavar="NAME")
+@click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
+@click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="Samples.")
+@click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="The first.")
+@click.option("--allow", multiple=True, type=click.Choice(["code", "pickle"]))
+def command(
+    path: str,
+    split_part: str,
+    dataset_config: str | None,
+    count: int,
+    start: int,
+    allow: tuple[str, ...],
+) -> None:
+    """Show samples of the dataset or metadataset at PATH, as hooks get them.
+
+    Those of crude datasets are shown part by part, decoded.
+
+    \b
+    Example:
+      energon preview ./my_dataset --split-part val --count 5
+    """
+    from energon.decode.sample_decoder import SampleDecoder
+    from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
+    from energon.task_encoder.getters import get_val_dataset
+    from energon.worker import WorkerConfig
+
+    encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+    encoder.decoder = SampleDecoder(image_decode="rgb8", allow=allow)
+    dataset = get_val_dataset(
+        path,
+        split_part=split_part,
+        dataset_config=dataset_config,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=None,
+        task_encoder=encoder,
+        allow=allow,
+    )
+    for sample in islice(dataset, start, start + count):
+        click.echo("\n".join(_lines(sample)) + "\n")
+
+
+def _lines(sample: Any) -> Iterator[str]:
+    fields = sample if isinstance(sample, dict) else _fields(sample)
+    yield f"{type(sample).__name__} {fields['__key__']!r}"
+    for name in ("__subflavors__", "__sources__"):
+        if fields.get(name):
+            yield f"  {name.strip('_')}: {_short(fields[name])}"
+    for name, value in fields.items():
+        if not name.startswith("__"):
+            yield f"  {name}: {_short(value)}"
+
+
+def _fields(sample: Any) -> dict[str, Any]:
+    from dataclasses import fields
+
+    return {each.name: getattr(sample, each.name) for each in fields(sample)}
+
+
+def _short(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{type(value).__name__} {tuple(shape)} {value.dtype}"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes, {value[:16]!r}…" if len(value) > 16 else repr(value)
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from energon import ConfigError, DefaultTaskEncoder, StateError, get_savable_loader
+from energon.cli.main import main
+from energon.loader.state_files import read_states, redistribute
+from tests.datasets import make_crude
+from tests.task_encoder.runs import config, train
+
+
+class Keys(DefaultTaskEncoder):
+    def batch(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
+
+
+def loader(root, rank=0, world_size=1):
+    worker_config = config(rank=rank, world_size=world_size, lanes=4)
+    return get_savable_loader(train(root, Keys(), worker_config=worker_config))
+
+
+@pytest.fixture
+def states(root):
+    """The states of two ranks after six batches each, and what follows in the whole run."""
+    with loader(root) as whole:
+        batches = list(islice(whole, 24))
+    saved = []
+    for rank in range(2):
+        with loader(root, rank, 2) as half:
+            assert list(islice(half, 6)) == batches[rank:12:2]
+            saved.append(half.save_state_rank())
+    return saved, batches[12:]
+
+
+def as_json(state, path):
+    path.write_text(json.dumps(state))
+
+
+def as_torch(state, path):
+    torch.save(state, path)
+
+
+def in_megatron(state, path):
+    torch.save({"dataloader_state_dict": state, "iteration": 3}, path)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["checkpoint", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("save", "suffix"), [(as_json, ".json"), (as_torch, ".pt"), (in_megatron, ".pt")]
+)
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_states_go_on_as_those_of_other_ranks(root, states, tmp_path, save, suffix, world_size):
+    saved, expected = states
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    for rank, state in enumerate(saved):
+        save(state, folder / f"rank{rank}{suffix}")
+    result = invoke("redist", "--new-world-size", world_size, folder, tmp_path / "new")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"{world_size} states in ")
+    for rank in range(world_size):
+        with loader(root, rank, world_size) as again:
+            again.restore_state_rank(json.loads((tmp_path / f"new/rank_{rank}.json").read_text()))
+            count = 12 // world_size
+            assert list(islice(again, count)) == expected[rank::world_size]
+
+
+def test_a_global_state_in_one_file_is_read_too(root, states, tmp_path):
+    saved, _ = states
+    as_json(saved, tmp_path / "all.json")
+    merged = read_states([tmp_path / "all.json"])
+    assert read_states([tmp_path]) == merged
+    assert sorted(merged["positions"]) == ["0", "1", "2", "3"]
+
+
+def test_says_where_a_run_was(states, tmp_path):
+    as_json(states[0], tmp_path / "all.json")
+    output = invoke("info", tmp_path / "all.json").output
+    assert "4 of 4 lanes, 12 batches" in output
+    assert "batches of a lane: 3 to 3" in output
+    assert "world sizes: 1, 2, 4" in output
+    assert "ds/train: 20 samples" in output
+    assert json.loads(invoke("info", "--json", tmp_path / "all.json").output)["lanes"] == 4
+
+
+def test_lanes_that_cannot_be_dealt_are_refused(states):
+    with pytest.raises(ConfigError, match="4 lanes cannot be dealt evenly to 3 ranks"):
+        redistribute({**states[0][0]}, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": ', "the JSON is damaged"),
+        (b'{"a": 1}', "expected one of the format"),
+        (b"something", "neither JSON nor plain data of torch.save"),
+    ],
+)
+def test_files_without_a_state_are_refused(tmp_path, content, message):
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    with pytest.raises(StateError, match=message):
+        read_states([path])
+
+
+def test_pickled_objects_are_not_loaded(tmp_path):
+    torch.save({"dataloader_state_dict": object}, tmp_path / "x.pt")
+    with pytest.raises(StateError, match="pickled objects, are not read"):
+        read_states([tmp_path / "x.pt"])
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    with pytest.raises(StateError, match=r"no \.json or \.pt files"):
+        read_states([tmp_path])
+    with pytest.raises(StateError, match="No such file"):
+        read_states([tmp_path / "x.json"])
