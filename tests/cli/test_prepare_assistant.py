@@ -11,6 +11,7 @@ import pytest
 from energon.formats import yaml
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, make_captions, write_shard
+from tests.sources.distant import upload
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -193,3 +194,21 @@ def test_control_characters_of_samples_do_not_reach_the_terminal(tmp_path):
     assert "a\x1b[31m" not in shown
     assert "[31m" in shown
     terminal.process.close(force=True)
+
+
+def test_shows_the_samples_of_a_bucket_and_writes_there(s3, tmp_path):
+    address = upload(write_captions(tmp_path / "ds"), s3.address)
+    terminal = Terminal(address, "--split-ratio", "1")
+    shown = terminal.answer("Sample type", "CaptioningSample")
+    assert "0.tar: k0" in shown
+    assert '{"about": "cat 0"}' in shown
+    terminal.answer("Map fields to parts?", "")
+    terminal.answer("image (torch.Tensor)", "")
+    terminal.answer("caption (str)", "json[about]")
+    shown = terminal.answer(f"{address}/.nv-meta?", "y")
+    assert "caption: " in shown
+    assert terminal.end()[1] == 0
+    assert len(WebdatasetSource(address, split_part="train")) == 4
+    terminal = Terminal(address)
+    terminal.answer(f"{address} is prepared already. Prepare it again?", "n")
+    assert terminal.end()[1] == 1

@@ -19,6 +19,10 @@ _INDEXING_OPTIONS = (
 )
 
 
+STANDS_FOR = "energon.stands_for"
+"""In `context.meta`: the address for which the path of a command stands."""
+
+
 class AddressType(click.ParamType):  # type: ignore[type-arg]
     """A path of the standard library, or an `EPath` for a URL."""
 
@@ -59,4 +63,5 @@ def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] 
                 )
             )
         # Every shard is indexed by now; the shards of the folder have no content.
+        context.meta[STANDS_FOR] = path
         context.invoke(context.command, **{**given, "path": folder, "reindex": False})

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from energon.cli.address import ADDRESS, run_on_stand_in
+from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
 from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.cli.media_options import media_filter, media_options, show_report
@@ -134,10 +134,13 @@ def command(
     ask = not non_interactive and sys.stdin.isatty()
     shards = without_shards(find_shards(path), exclude)
     click.echo(f"{len(shards)} shards, from {shards[0]} to {shards[-1]}", err=True)
+    source = context.meta.get(STANDS_FOR, path)
     if (path / META / ".info.json").exists() and not force_overwrite:
-        question = f"{path} is prepared already. Prepare it again?"
+        question = f"{source} is prepared already. Prepare it again?"
         if not ask:
-            raise ConfigError(f"{path} is prepared already; pass --force-overwrite to do it again")
+            raise ConfigError(
+                f"{source} is prepared already; pass --force-overwrite to do it again"
+            )
         click.confirm(question, abort=True)
     options = Options(
         ratio=split_ratio,
@@ -153,7 +156,7 @@ def command(
         dataset_yaml_name=dataset_yaml_name,
         write=yes,
     )
-    arguments = decide(path, shards, options, ask=ask)
+    arguments = decide(path, shards, options, ask=ask, source=source)
     with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
         info = prepare_dataset(path, exclude=exclude, indexing=how, **arguments)
         if media is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.errors import ConfigError
+from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.assistant_choices import Choices
@@ -53,7 +54,9 @@ class Options:
         )
 
 
-def decide(path: Path, shards: Sequence[str], options: Options, *, ask: bool) -> dict[str, Any]:
+def decide(
+    path: Path, shards: Sequence[str], options: Options, *, ask: bool, source: AnyPath
+) -> dict[str, Any]:
     """Return the arguments of `prepare_dataset`.
 
     Args:
@@ -61,6 +64,7 @@ def decide(path: Path, shards: Sequence[str], options: Options, *, ask: bool) ->
         shards: Its shards.
         options: What the command was told.
         ask: Whether somebody can be asked for the rest.
+        source: Where the contents of the shards are: the folder, or that for which it stands.
 
     Raises:
         ConfigError: If something is missing that has no usual value, or makes no sense.
@@ -74,12 +78,12 @@ def decide(path: Path, shards: Sequence[str], options: Options, *, ask: bool) ->
         split_settings=options.split_settings,
         sample_type=options.sample_type,
         field_map=options.field_map,
-        sample_loader=_loader(path, shards, options) if options.sample_loader else None,
+        sample_loader=_loader(path, shards, options, source) if options.sample_loader else None,
         describe=options.describe,
         dataset_yaml_name=options.dataset_yaml_name,
         write=options.write,
     )
-    choices = _asked(path, shards, choices) if ask else _usual(choices)
+    choices = _asked(path, shards, choices, source) if ask else _usual(choices)
     split = choices.split
     if split is None:
         raise click.Abort
@@ -112,7 +116,7 @@ def _usual(choices: Choices) -> Choices:
     return choices
 
 
-def _asked(path: Path, shards: Sequence[str], choices: Choices) -> Choices:
+def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath) -> Choices:
     """Return the choices with what somebody at the terminal has answered."""
     from rich.console import Console
 
@@ -122,7 +126,7 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices) -> Choices:
     if choices.is_complete:
         return choices
     try:
-        answered = Assistant(path, shards, Prompt(Console())).run(choices)
+        answered = Assistant(path, shards, Prompt(Console()), source=source).run(choices)
     except EOFError:
         answered = None
     if answered is None:
@@ -130,7 +134,7 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices) -> Choices:
     return answered
 
 
-def _loader(path: Path, shards: Sequence[str], options: Options) -> str:
+def _loader(path: Path, shards: Sequence[str], options: Options, source: AnyPath) -> str:
     """Return the code that makes samples: what is there, or a template."""
     from energon.formats.info import META
     from energon.prepare.assistant_loader import loader_template
@@ -143,5 +147,5 @@ def _loader(path: Path, shards: Sequence[str], options: Options) -> str:
     present = path / META / LOADER_FILE
     if present.is_file():
         return present.read_text()
-    samples = first_samples(path, shards, 1)
+    samples = first_samples(source, shards, 1)
     return loader_template(resolve_class("megatron.energon", str(options.sample_type)), samples)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from energon.errors import ConfigError
 from energon.formats import yaml
 from energon.formats.info import META, DatasetInfo
+from energon.io.epath import AnyPath
 from energon.prepare.assistant_choices import Choices
 from energon.prepare.assistant_fields import (
     check_field,
@@ -43,14 +44,23 @@ class Assistant:
         dataset: The folder.
         shards: Paths below it.
         prompt: Asks.
+        source: Where the shards really are, if the folder only stands for a distant one.
     """
 
-    def __init__(self, dataset: Path, shards: Sequence[str], prompt: Prompt) -> None:
+    def __init__(
+        self,
+        dataset: Path,
+        shards: Sequence[str],
+        prompt: Prompt,
+        *,
+        source: AnyPath | None = None,
+    ) -> None:
         self.dataset = dataset
+        self.source = dataset if source is None else source
         self.shards = shards
         self.prompt = prompt
         self.console = prompt.console
-        self.samples = first_samples(dataset, shards, SHOWN_SAMPLES)
+        self.samples = first_samples(self.source, shards, SHOWN_SAMPLES)
 
     def run(self, choices: Choices) -> Choices | None:
         """Return all that is to be done; None for nothing.
@@ -69,7 +79,7 @@ class Assistant:
             choices = self.ask_description(choices)
         choices = self.ask_loading(choices)
         self.review(choices)
-        question = f"Index {len(self.shards)} shards and write this to {self.dataset / META}?"
+        question = f"Index {len(self.shards)} shards and write this to {self.source / META}?"
         if choices.write or self.prompt.confirm(question, default=True):
             return choices
         return None
@@ -182,7 +192,9 @@ class Assistant:
 
     def _ask_loader(self, sample_type: type) -> str:
         present = self.dataset / META / LOADER_FILE
-        if present.is_file() and self.prompt.confirm(f"Keep {present}?", default=True):
+        if present.is_file() and self.prompt.confirm(
+            f"Keep {self.source / META / LOADER_FILE}?", default=True
+        ):
             return present.read_text()
         return loader_template(sample_type, self.samples)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
 from energon.formats.tar import iter_members, split_name
+from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 
 MAX_READ_BYTES = 64 << 20
@@ -60,7 +60,7 @@ class SeenSample:
         return found
 
 
-def first_samples(dataset: Path, shards: Sequence[str], count: int) -> list[SeenSample]:
+def first_samples(dataset: AnyPath, shards: Sequence[str], count: int) -> list[SeenSample]:
     """Return the first samples of the first shard that has any, and one each of a few others.
 
     Raises:
@@ -81,14 +81,15 @@ def part_names(samples: Sequence[SeenSample]) -> list[str]:
     return list(dict.fromkeys(part for sample in samples for part in sample.sizes))
 
 
-def _samples(dataset: Path, shard: str) -> Iterator[SeenSample]:
+def _samples(dataset: AnyPath, shard: str) -> Iterator[SeenSample]:
     """Yield the samples of a shard; no more of it is read than what is asked for."""
-    with reporting(dataset / shard), open(dataset / shard, "rb") as file:
+    with reporting(str(dataset / shard)), (dataset / shard).open("rb") as file:
 
         def read(offset: int, size: int) -> bytes:
-            return os.pread(file.fileno(), size, offset)
+            file.seek(offset)
+            return bytes(file.read(size))
 
-        size = os.fstat(file.fileno()).st_size
+        size = file.seek(0, os.SEEK_END)
         key: str | None = None
         sizes: dict[str, int] = {}
         raw: dict[str, bytes] = {}
