@@ -437,6 +437,27 @@ def test_patterns_and_folders_of_a_bucket(tmp_path, urls, monkeypatch):
             forget_stores()
 
 
+def test_local_files_have_the_buffers_that_are_wanted(urls, monkeypatch):
+    with gopen(urls[0]) as file:
+        assert isinstance(file, io.RawIOBase)
+    monkeypatch.setenv("GOPEN_BUFFER", "65536")
+    with gopen(urls[0]) as file:
+        assert isinstance(file, io.BufferedReader)
+    assert samples(urls) == [*range(7)]
+    monkeypatch.setenv("GOPEN_BUFFER", "much")
+    with pytest.raises(ConfigError, match="GOPEN_BUFFER='much'"):
+        gopen(urls[0])
+
+
+def test_the_seed_of_draws_is_logged_if_wanted(urls, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="energon")
+    next(iter(wds.WebDataset(urls, resampled=True)))
+    assert "seed" not in caplog.text
+    monkeypatch.setenv("WDS_SHOW_SEED", "1")
+    next(iter(wds.WebDataset(urls, resampled=True)))
+    assert "drawing from 2 shards with seed" in caplog.text
+
+
 def test_what_is_opened_is_logged_if_wanted(urls, monkeypatch, caplog):
     monkeypatch.setenv("GOPEN_VERBOSE", "1")
     with caplog.at_level("INFO", "energon"):

@@ -87,10 +87,21 @@ def _open_pipe(url: str, mode: str, options: dict[str, Any]) -> Pipe:
 def _open_file(url: str, mode: str) -> Any:
     path = local_path(url) or url
     try:
-        return open(path, mode, buffering=0 if mode == "rb" else -1)
+        return open(path, mode, buffering=_buffering(mode))
     except FileNotFoundError as error:
         missing = "no such file" if mode == "rb" else "there is no such folder to write to"
         raise DatasetNotFoundError(f"{url}: {missing}") from error
+
+
+def _buffering(mode: str) -> int:
+    """Return the size of a buffer: GOPEN_BUFFER of the environment; else none for reading."""
+    wanted = os.environ.get("GOPEN_BUFFER")
+    if wanted is None:
+        return 0 if mode == "rb" else -1
+    try:
+        return int(wanted)
+    except ValueError as error:
+        raise ConfigError(f"GOPEN_BUFFER={wanted!r}: wanted is a number of bytes") from error
 
 
 class _Standard:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ __all__ = [
     "split_by_node",
     "split_by_worker",
 ]
+
+logger = logging.getLogger("energon")
 
 Shard = dict[str, Any]
 
@@ -110,6 +114,10 @@ class ResampledShards(_ShardSource):
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
         worker = () if self.worker_seed is None else (int(self.worker_seed()),)
         draws = make_draws(None, lambda block: context.seed_of(self.seed, *worker, block))
+        shown = os.environ.get("WDS_SHOW_SEED", "0") not in ("", "0")
+        seed = context.seed_of(self.seed, *worker)
+        level = logging.INFO if shown else logging.DEBUG
+        logger.log(level, "drawing from %d shards with seed %d", len(self.urls), seed)
         numbers = range(self.nshards) if self.nshards < sys.maxsize else count()
         return ({"url": self.urls[draws.below(len(self.urls))]} for _ in numbers)
 

@@ -39,6 +39,10 @@ class ShardInfo:
     dataset: str | None = None
     """Name of the dataset that it belongs to."""
 
+    def __getitem__(self, name: str) -> Any:
+        """Return what the entry of a list has under a name."""
+        return self.to_json()[name]
+
     def to_json(self) -> dict[str, Any]:
         """Return the entry of a list."""
         about = {"url": self.url, "nsamples": self.nsamples}
