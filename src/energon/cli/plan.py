@@ -35,6 +35,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.option("--blend-unit", type=click.Choice(["sample", "batch"]))
 @click.option("--where", "key", metavar="KEY", help="Tell when the sample with this key is seen.")
 @click.option("--step", type=click.IntRange(0), help="List the samples of a step: a batch a rank.")
+@click.option("--plot", metavar="FILE", help="Draw it: a .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 def command(
     path: str,
@@ -51,6 +52,7 @@ def command(
     blend_unit: Literal["sample", "batch"] | None,
     key: str | None,
     step: int | None,
+    plot: str | None,
     as_json: bool,
 ) -> None:
     """Show what a training run over the dataset or metadataset at PATH will read.
@@ -62,6 +64,7 @@ def command(
     \b
     Example:
       energon plan blend.yaml --batch-size 32 --world-size 8 --num-workers 4 --batches 100000
+      energon plan blend.yaml --batch-size 32 --world-size 8 --plot plan.png
       energon plan blend.yaml --batch-size 32 --world-size 8 --where images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
     """
@@ -91,6 +94,10 @@ def command(
         _show_sightings(list_step(run, step), as_json)
     else:
         about = describe_run(run, batches=batches)
+        if plot is not None:
+            from energon.inspect.plan_plot import draw_run
+
+            draw_run(run, about, plot)
         click.echo(json.dumps(about, indent=2) if as_json else "\n".join(_report(about)))
 
 

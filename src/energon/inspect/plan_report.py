@@ -36,10 +36,8 @@ def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str
     """
     end = run.num_batches
     batches = batches if end is None else min(batches, end)
-    marks = np.unique(np.linspace(0, batches, points + 1).astype(int)).tolist()
-    counts = np.array([_counts(run, mark) for mark in marks])
-    steps = np.diff(counts, axis=0)
-    shares = steps / np.maximum(steps.sum(axis=1, keepdims=True), 1)
+    marks, counts = counts_over_time(run, batches=batches, points=points)
+    shares = shares_of(counts)
     reads = measure_reads(run, batches=batches) if batches else {}
     qualities = _qualities(run, batches=batches)
     leaves = {
@@ -70,6 +68,19 @@ def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str
         },
         "shared_samples": shared_samples(run),
     }
+
+
+def counts_over_time(run: PlannedRun, *, batches: int, points: int) -> tuple[list[int], Floats]:
+    """Return marks in batches of all ranks, and how often each leaf comes before each mark."""
+    marks = np.unique(np.linspace(0, batches, points + 1).astype(int)).tolist()
+    return marks, np.array([_counts(run, mark) for mark in marks])
+
+
+def shares_of(counts: Floats) -> Floats:
+    """Return the share of each leaf between marks."""
+    steps = np.diff(counts, axis=0)
+    shares: Floats = steps / np.maximum(steps.sum(axis=1, keepdims=True), 1)
+    return shares
 
 
 def shared_samples(run: PlannedRun) -> list[dict[str, Any]]:
