@@ -30,13 +30,20 @@ MARK = "<!-- made by benchmarks/prepare.py -->"
 HEAD = "# How fast datasets are prepared\n\n"
 WORKERS = ["--num-workers", "2"]
 COMMON = ["--non-interactive", "--split-parts", "train:.*", "--sample-type", "CrudeWebdataset"]
+# Processes whose parent ends before them become children of this one, so that all are counted.
 RUN = """
-import json, resource, subprocess, sys, time
+import ctypes, json, os, resource, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 start = time.perf_counter()
 done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
 seconds = time.perf_counter() - start
 if done.returncode:
     sys.exit(done.stderr[-2000:])
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(json.dumps({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime,
                   "memory_mb": used.ru_maxrss / 1024}))
@@ -62,33 +69,39 @@ def main() -> None:
     parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
     arguments = parser.parse_args()
     contenders = _contenders(arguments.peers)
+    # Deleted at the end: ext4 creates files slowly for minutes after many were deleted.
+    copies = arguments.data / "prepare-copies"
+    shutil.rmtree(copies, ignore_errors=True)
     tables = []
     for kind, make in KINDS.items():
         # Data of another scale are other data: these are not taken for them.
         folder = arguments.data / f"prepare-{kind}-{arguments.scale:g}"
         members = make(folder, arguments.scale)
-        found = measure(folder, contenders, arguments.rounds)
+        found = measure(folder, contenders, arguments.rounds, copies)
         for results in found.values():
             if any(result["members"] != members for result in results):
                 raise RuntimeError(f"{folder}: wanted are {members} members, indexed {results}")
         tables.append(_table(kind, members, found))
     tables.append(_memory_table(arguments.data / "prepare-memory", arguments.members))
+    shutil.rmtree(copies)
     head = PAGE.read_text().partition(MARK)[0] if PAGE.exists() else HEAD
     PAGE.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
 
 
 def measure(
-    folder: Path, contenders: list[Contender], rounds: int
+    folder: Path, contenders: list[Contender], rounds: int, copies: Path
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what each contender took in each round."""
+    """Return what each contender took in each round, on links to the shards in `copies`."""
     found: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
     for number in range(rounds):
-        for contender in contenders:
+        for place, contender in enumerate(contenders):
             if not contender.keeps_index:
-                remove_index(folder)
-            result = run([*contender.command, str(folder), *COMMON, "--force-overwrite", *WORKERS])
-            result["members"] = count_members(folder)
-            result["index_bytes"] = sum(file.stat().st_size for file in index_files(folder))
+                copy = copies / f"{folder.name}-{number}-{place}"
+                link_shards(folder, copy)
+            os.sync()
+            result = run([*contender.command, str(copy), *COMMON, "--force-overwrite", *WORKERS])
+            result["members"] = count_members(copy)
+            result["index_bytes"] = sum(file.stat().st_size for file in index_files(copy))
             found[contender.name].append(result)
             print(folder.name, number, contender.name, f"{result['seconds']:.2f} s", flush=True)
     return found
@@ -119,6 +132,13 @@ def count_members(folder: Path) -> int:
     info = json.loads((folder / ".nv-meta/.info.json").read_text())
     parts = {"small": 2, "large": 2, "image": 3, "shards10k": 2}[folder.name.split("-")[1]]
     return parts * sum(info["shard_counts"].values())
+
+
+def link_shards(folder: Path, copy: Path) -> None:
+    """Make a dataset of the same shards that was never prepared."""
+    copy.mkdir(parents=True)
+    for shard in folder.glob("*.tar"):
+        (copy / shard.name).hardlink_to(shard)
 
 
 def remove_index(folder: Path) -> None:

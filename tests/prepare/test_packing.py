@@ -134,6 +134,8 @@ def test_bytes_in_a_table_are_called_by_what_they_hold(tmp_path):
     pack(write_table(tmp_path, ".parquet", rows), tmp_path / "out")
     (found,) = samples_of(tmp_path / "out").values()
     assert found == {"image.jpg": jpeg(1), "mask.png": png.getvalue(), "raw.bin": b"?"}
+    found = RowRules().sample({"jpg": jpeg(1), "depth": png.getvalue()}, 0, "table")
+    assert found == {"__key__": "000000000", "jpg": jpeg(1), "depth.png": png.getvalue()}
 
 
 @pytest.mark.parametrize(

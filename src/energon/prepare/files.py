@@ -42,14 +42,16 @@ def list_files(dataset: Path) -> list[str]:
         raise DatasetNotFoundError(f"{dataset}: no such folder; wanted is one with tar files in it")
     found = []
     seen: set[tuple[int, int]] = set()
-    for folder, folders, names in os.walk(dataset, followlinks=True):
+    top = os.fspath(dataset)
+    for folder, folders, names in os.walk(top, followlinks=True):
         about = os.stat(folder)
         if (about.st_dev, about.st_ino) in seen:
             folders.clear()
             continue
         seen.add((about.st_dev, about.st_ino))
         folders[:] = sorted(name for name in folders if name != META)
-        found += [os.path.relpath(os.path.join(folder, name), dataset) for name in names]
+        below = "" if folder == top else os.path.relpath(folder, top) + os.sep
+        found += [below + name for name in names]
     return sorted(found)
 
 

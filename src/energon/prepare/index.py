@@ -58,14 +58,16 @@ def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> li
     """
     done: list[IndexedShard] = []
     pending: list[tuple[Path, bytes]] = []
+    pending_bytes = 0
     try:
         for name in names:
             shard, files = _index(Path(dataset), name, options)
             done.append(shard)
             pending += files
-            if sum(len(content) for _, content in pending) > MAX_PENDING_BYTES:
+            pending_bytes += sum(len(content) for _, content in files)
+            if pending_bytes > MAX_PENDING_BYTES:
                 write_files(pending, durable=options.durable)
-                pending = []
+                pending, pending_bytes = [], 0
     finally:
         write_files(pending, durable=options.durable)
     return done

@@ -144,7 +144,7 @@ def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str
     Raises:
         ConfigError: If a pattern is malformed or matches no shard.
     """
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, dict[str, None]] = {}
     for entry in patterns:
         name, colon, pattern = entry.partition(":")
         if not colon or not name or not pattern:
@@ -159,9 +159,8 @@ def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str
                 f"split part {entry!r} matches none of {len(shards)} shards, the first of which is "
                 f"{shards[0]!r}; patterns are regular expressions, so any text is .* and not *"
             )
-        known = parts.setdefault(name, [])
-        known.extend(shard for shard in found if shard not in known)
-    return parts
+        parts.setdefault(name, {}).update(dict.fromkeys(found))
+    return {name: list(shards) for name, shards in parts.items()}
 
 
 def _expand(pattern: str) -> list[str]:

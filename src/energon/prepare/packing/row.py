@@ -148,7 +148,7 @@ def extension_of(value: Any) -> str | None:
 
 def _part_name(column: str, extension: str | None, *, several: bool) -> str:
     column = column.replace("/", "_")
-    if extension is None:
+    if extension is None or extension == column:
         return column
     return f"{column}.{extension}" if several else extension
 
