@@ -69,6 +69,22 @@ def test_media_metadata_are_refused_with_advice(address):
     assert "before uploading" in done.output
 
 
+@pytest.mark.parametrize("command", ["verify", "repair"])
+def test_commands_that_read_whole_shards_say_what_else_there_is(address, command):
+    done = run(command, address)
+    assert done.exit_code != 0
+    assert f"{address}: this command works on datasets on this machine" in " ".join(
+        done.output.replace("│", "").split()
+    )
+
+
+def test_what_is_said_is_said_of_the_address(address, caplog):
+    caplog.set_level("INFO")
+    run("prepare", address, *PREPARE)
+    assert f"{address}: 3 of 3 shards were new or changed" in caplog.text
+    assert "mirrors" not in caplog.text
+
+
 def test_an_unknown_scheme_is_named():
     done = run("prepare", "nowhere://host/x", *PREPARE)
     assert done.exit_code != 0

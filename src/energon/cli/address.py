@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
 
 from energon.cli.indexing_options import open_indexing
 from energon.errors import ConfigError
+from energon.io.address import is_remote, local_path, redact
 from energon.io.epath import AnyPath, EPath, any_path
 
 _MEDIA_OPTIONS = ("by_extension", "by_header", "by_glob")
@@ -34,6 +36,27 @@ class AddressType(click.ParamType):  # type: ignore[type-arg]
 
 
 ADDRESS = AddressType()
+
+
+class LocalType(click.ParamType):  # type: ignore[type-arg]
+    """A path on this machine, for commands that read all of every shard."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        """Return the path, or refuse a URL and say what can be done with one."""
+        if is_remote(value):
+            self.fail(
+                f"{redact(value)}: this command works on datasets on this machine; for one in a "
+                "store, `energon lint URL` reads every sample, and `energon prepare URL "
+                "--force-overwrite --reindex` makes its index anew",
+                param,
+                ctx,
+            )
+        return Path(local_path(value))
+
+
+LOCAL = LocalType()
 
 
 def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from energon.cli.address import LOCAL
 from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.cli.verify import show_report
 
 
 @click.command("repair")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=LOCAL)
 @click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
 @click.option("--drop", is_flag=True, help="Take lost shards out of the dataset and its splits.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon.cli.address import LOCAL
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.errors import EnergonError
 
@@ -23,7 +24,7 @@ class _NotCheckedError(click.ClickException):
 
 
 @click.command("verify")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=LOCAL)
 @click.option("--quick", is_flag=True, help="Compare sizes and dates only; read no shard.")
 @click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from energon.prepare.shards import COMPRESSED
 
 MAX_PARALLEL = 16
 """Shards that are indexed, and files that are copied, at the same time."""
+log = logging.getLogger("energon")
 INDEX_FILES = (".tar.idx", ".tar.parts")
 INFO_FILES = (".info.yaml", ".info.json")
 FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
@@ -72,12 +74,27 @@ def standing_in(
         mirror.index(exclude, IndexOptions() if options is None else options, progress)
         before = mirror.digests()
         try:
-            yield mirror.folder
+            with _unsaid(mirror.folder):
+                yield mirror.folder
         except EnergonError as error:
             # Who reads the message knows the dataset by its address.
             said = str(error).replace(str(mirror.folder), redact(address))
             raise type(error)(said) from error
         mirror.upload(before)
+
+
+@contextmanager
+def _unsaid(folder: Path) -> Iterator[None]:
+    """Drop what is logged of a folder that nobody knows: all of it was said of the address."""
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return not isinstance(record.args, tuple) or folder not in record.args
+
+    log.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_others)
 
 
 class _Mirror:
@@ -132,17 +149,20 @@ class _Mirror:
         """Index the shards that are new or changed."""
         shards = [name for name in self._present() if name.endswith(".tar")]
         wanted = [name for name in shards if not any(re.search(each, name) for each in exclude)]
-        done = 0
+        done = read = 0
 
         def index_one(name: str) -> None:
-            nonlocal done
+            nonlocal done, read
             known = known_table(self.folder / name, checksum=options.checksum)
             if options.force or known is None:
                 self._index(name, options)
+                read += 1
             done += 1
             progress(done, len(wanted))
 
         _together(index_one, wanted)
+        place = redact(self.address)
+        log.info("%s: %d of %d shards were new or changed", place, read, len(wanted))
 
     def digests(self) -> dict[str, str]:
         """Return a digest of each file below `.nv-meta`."""
