@@ -157,6 +157,20 @@ def test_ends_when_nobody_wants_to_answer(tmp_path, key):
     assert not (root / ".nv-meta").exists()
 
 
+def test_ctrl_c_at_the_last_question_leaves_the_folder_as_it_was(tmp_path):
+    root = write_captions(tmp_path / "ds")
+    before = sorted(root.rglob("*"))
+    terminal = Terminal(root, "--split-ratio", "1")
+    terminal.answer("Sample type", "")
+    terminal.process.expect_exact("write this to")
+    terminal.process.expect_exact("]: ")
+    terminal.process.send("\x03")
+    shown, code = terminal.end()
+    assert code == 1
+    assert "Traceback" not in shown
+    assert sorted(root.rglob("*")) == before
+
+
 def test_keeps_a_present_description_and_asks_before_preparing_again(tmp_path):
     root = make_captions(tmp_path / "ds", [2])
     before = (root / ".nv-meta/dataset.yaml").read_text()
