@@ -76,7 +76,6 @@ _MODULES = frozenset(
         "source_info",
         "task_encoder",
         "tools",
-        "transforms",
         "worker",
         "wrappers",
     )
