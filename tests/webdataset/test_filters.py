@@ -137,7 +137,8 @@ def test_changing_fields():
         apply(wds.map_tuple(str), SAMPLE)
     assert apply(wds.associate({"a": {"x": 1}}), SAMPLE)[0]["x"] == 1
     assert apply(wds.associate(lambda key: {"k": key}), SAMPLE)[0]["k"] == "a"
-    assert wds.transform_with([1, 2, 3], [None, str]) == [1, "2", "3"]
+    assert apply(wds.associate({}), SAMPLE) == [SAMPLE]
+    assert wds.transform_with([1, 2, 3], [None, str]) == [1, "2", 3]
 
 
 def test_slices_and_random_samples():

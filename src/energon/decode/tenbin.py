@@ -76,7 +76,7 @@ def _parts(array: NDArray[Any]) -> tuple[bytes, bytes]:
     code = array.dtype.str.lstrip("<>|=")
     if code not in _DTYPES or array.ndim >= MAX_DIMENSIONS:
         raise ValueError(f"tenbin has no arrays of {array.dtype} with {array.ndim} dimensions")
-    header = code.encode().ljust(8) + bytes(8)
+    header = code.encode().ljust(8, b"\0") + bytes(8)
     header += struct.pack(f"<{array.ndim + 1}q", array.ndim, *array.shape)
     return header, np.ascontiguousarray(array).astype(_DTYPES[code], copy=False).tobytes()
 

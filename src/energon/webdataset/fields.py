@@ -223,14 +223,15 @@ class Associate:
     """Adds to each sample what is associated with its key.
 
     Args:
-        associator: A dict by key, or a function of the key, that gives dicts.
+        associator: A dict by key, or a function of the key, that gives dicts. Samples whose key
+            is not in the dict stay as they are.
     """
 
     associator: Any
 
     def __call__(self, sample: Sample) -> Sample:
         key = sample["__key__"]
-        extra = self.associator(key) if callable(self.associator) else self.associator[key]
+        extra = self.associator(key) if callable(self.associator) else self.associator.get(key, {})
         return {**sample, **extra}
 
 

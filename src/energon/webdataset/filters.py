@@ -311,15 +311,11 @@ def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
 
 
 def transform_with(sample: Any, transformers: Iterable[Callable[[Any], Any] | None]) -> list[Any]:
-    """Return a list of values changed by functions, None leaving one as it is.
-
-    The last function is also used for all values after its own.
-    """
-    functions = list(transformers)
-    if not functions:
-        return list(sample)
-    functions += functions[-1:] * (len(sample) - len(functions))
-    return [v if f is None else f(v) for f, v in zip(functions, sample, strict=False)]
+    """Return a list of values changed by functions; None, or none left, keeps one as it is."""
+    changed = list(sample)
+    for place, (function, value) in enumerate(zip(transformers, sample, strict=False)):
+        changed[place] = value if function is None else function(value)
+    return changed
 
 
 def _read_text(stream: Any) -> str:
