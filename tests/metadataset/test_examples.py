@@ -83,3 +83,5 @@ def test_splits_are_read(tmp_path):
         ("shards/shard_001.tar", "000032"),
         ("shards/shard_001.tar", "000033"),
     ]
+    twice = load_split(tmp_path, "excluding_twice.yaml")
+    assert {*twice.excluded_samples} == {("shards/shard_001.tar", "000032")}
