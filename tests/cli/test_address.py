@@ -73,9 +73,16 @@ def test_media_metadata_are_refused_with_advice(address):
 def test_commands_that_read_whole_shards_say_what_else_there_is(address, command):
     done = run(command, address)
     assert done.exit_code != 0
-    assert f"{address}: this command works on datasets on this machine" in " ".join(
+    assert f"{address}: wanted is a path on this machine; for datasets in stores" in " ".join(
         done.output.replace("│", "").split()
     )
+
+
+def test_packing_goes_to_a_folder_of_this_machine(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    done = run("pack", tmp_path / "t.csv", "s3://bucket/t")
+    assert done.exit_code != 0
+    assert "s3://bucket/t: wanted is a path on this machine; pack here" in done.output
 
 
 def test_what_is_said_is_said_of_the_address(address, caplog):

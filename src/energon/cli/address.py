@@ -39,24 +39,28 @@ ADDRESS = AddressType()
 
 
 class LocalType(click.ParamType):  # type: ignore[type-arg]
-    """A path on this machine, for commands that read all of every shard."""
+    """A path on this machine.
+
+    Args:
+        advice: What can be done with a URL instead.
+    """
 
     name = "path"
+
+    def __init__(self, advice: str) -> None:
+        self.advice = advice
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         """Return the path, or refuse a URL and say what can be done with one."""
         if is_remote(value):
-            self.fail(
-                f"{redact(value)}: this command works on datasets on this machine; for one in a "
-                "store, `energon lint URL` reads every sample, and `energon prepare URL "
-                "--force-overwrite --reindex` makes its index anew",
-                param,
-                ctx,
-            )
+            self.fail(f"{redact(value)}: wanted is a path on this machine; {self.advice}")
         return Path(local_path(value))
 
 
-LOCAL = LocalType()
+LOCAL = LocalType(
+    "for datasets in stores, `energon lint URL` reads every sample, and `energon prepare URL "
+    "--force-overwrite --reindex` makes the index anew"
+)
 
 
 def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> None:

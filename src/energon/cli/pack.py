@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from energon.cli.address import LocalType
 from energon.cli.field_map import parse_field_map
 from energon.errors import ConfigError
 
@@ -18,7 +19,7 @@ MAX_SHOWN = 10
 
 @click.command("pack")
 @click.argument("source", metavar="SOURCE")
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("target", type=LocalType("pack here, and upload the folder when it is done"))
 @click.option(
     "--kind",
     type=click.Choice(["folder", "table", "shards", "huggingface", "mds", "litdata"]),

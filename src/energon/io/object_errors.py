@@ -21,6 +21,8 @@ from energon.errors import (
 
 _STATUS = re.compile(r"status code: (\d{3})([^:\n]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_METADATA = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)[:/]")
+"""Where machines of clouds are asked for the credentials of their role."""
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _CAUSES = {
     "dns error": "the host name cannot be resolved",
@@ -40,6 +42,7 @@ _OS_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
 """What a server may answer differently the next time."""
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
+_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _ACCESS_CODES = frozenset(
     {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"}
 )
@@ -57,7 +60,8 @@ def translate(error: Exception, place: str) -> EnergonError:
     text = str(error)
     name = type(error).__name__
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
-        return DatasetNotFoundError(f"{place}: there is no such object")
+        what = "bucket; check its name" if _status(text)[1] in _NO_BUCKET else "object"
+        return DatasetNotFoundError(f"{place}: there is no such {what}")
     if name == "PreconditionError":
         return changed(place)
     if name == "NotSupportedError" and "RangeNotSupported" in text:
@@ -65,6 +69,13 @@ def translate(error: Exception, place: str) -> EnergonError:
     if isinstance(error, ValueError):
         return ConfigError(f"{place}: not a name that object stores have; {_first_line(text)}")
     status, code = _status(text)
+    if _METADATA.search(text) and not (status and int(status[:3]) in TRANSIENT_STATUS):
+        return StorageAccessError(
+            f"{place}: no credentials in the environment or a profile, and this machine has no "
+            "role that gives some; set those of your store, see docs/storage.md"
+        )
+    if code in _NO_BUCKET:
+        return DatasetNotFoundError(f"{place}: there is no such bucket; check its name")
     said = " ".join(filter(None, (status, code and f"({code})")))
     denied = name in ("PermissionDeniedError", "UnauthenticatedError")
     if denied or code in _ACCESS_CODES or status[:3] in ("401", "403"):
