@@ -320,6 +320,17 @@ def test_handlers_decide_about_damaged_shards(urls, handler, left):
         samples(urls)
 
 
+def test_handlers_decide_about_fields_that_a_sample_has_twice(tmp_path):
+    members = [("0.a", b"1"), ("0.A", b"2"), ("0.b", b"3"), ("x" * 120 + ".a", b"4")]
+    (tmp_path / "x.tar").write_bytes(tar_bytes([*members, ("x" * 120 + ".a", b"5"), ("1.a", b"")]))
+    url = str(tmp_path / "x.tar")
+    with pytest.raises(FormatError, match="'a' twice"):
+        list(wds.WebDataset(url))
+    kept = list(wds.WebDataset(url, handler=wds.ignore_and_continue))
+    assert [(s["a"], s.get("b")) for s in kept] == [(b"1", b"3"), (b"4", None), (b"", None)]
+    assert list(wds.WebDataset(url, handler=wds.ignore_and_stop, empty_check=False)) == []
+
+
 def test_wanted_members_by_pattern_and_function(urls):
     found = list(wds.WebDataset(urls, select_files="*.{txt,cls}"))
     assert all(set(sample) >= {"txt"} and "json" not in sample for sample in found)

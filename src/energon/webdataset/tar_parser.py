@@ -54,6 +54,8 @@ class TarParser:
         split: Gives key and field of a name, or None; None means the rule above.
         lowercase: Whether fields are in lower case.
         position: Where in the archive the first window begins.
+        tolerates: Says of a field that a sample has twice whether to go on with the first one;
+            None means that it is an error.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TarParser:
         split: Callable[[str], tuple[str, str] | None] | None = None,
         lowercase: bool = True,
         position: int = 0,
+        tolerates: Callable[[Exception], Any] | None = None,
     ) -> None:
         self.origin = origin
         self.samples: list[Sample] = []
@@ -87,6 +90,7 @@ class TarParser:
         self._rename = rename
         self._split = split
         self._lowercase = lowercase
+        self._tolerates = tolerates
         self._slowly = any(each is not None for each in (select, rename, split))
         self._key: bytes | None = None
         self._sample: Sample = {}
@@ -139,8 +143,9 @@ class TarParser:
                 self.ended = False
             field = fields.get(suffix) or self._field(suffix)
             if field in sample:
-                raise self._duplicate(sample["__key__"], field)
-            sample[field] = window[at + BLOCK : stop]
+                self._refuse_duplicate(sample["__key__"], field)
+            else:
+                sample[field] = window[at + BLOCK : stop]
             at = stop + -size % BLOCK
         self._key = key
         self.position = base + at
@@ -234,7 +239,8 @@ class TarParser:
         self._begin_sample(key)
         self._forget_extension()
         if field in self._sample:
-            raise self._duplicate(key, field)
+            self._refuse_duplicate(key, field)
+            return BLOCK + size + -size % BLOCK
         if stop > len(window):
             self.content_bytes, self._large_field = size, field
             return BLOCK
@@ -292,8 +298,10 @@ class TarParser:
             taken += BLOCK
         return taken + size + -size % BLOCK
 
-    def _duplicate(self, key: str, field: str) -> FormatError:
-        return FormatError(
+    def _refuse_duplicate(self, key: str, field: str) -> None:
+        error = FormatError(
             f"{self.origin}: sample {key!r} has {field!r} twice; names of fields are compared in "
             "lower case, so rename one of the files, or leave it out with select_files"
         )
+        if self._tolerates is None or not self._tolerates(error):
+            raise error

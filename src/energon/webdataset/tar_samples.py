@@ -52,7 +52,8 @@ class TarSamples(Stage):
 
     Args:
         handler: Decides about files that cannot be opened, or turn out to be damaged: true goes
-            on with the next file, false ends the stage.
+            on with the next file, false ends the stage. Asked about a field that a sample has
+            twice, too: true keeps the first.
         select_files: Says by name which members are wanted, after renaming; None wants all.
         rename_files: Gives members other names; None keeps them.
         local_path: Whether samples of local files say so in `__local_path__`.
@@ -262,6 +263,7 @@ class _TarSamplesIterator(StageIterator):
             rename=stage.rename_files,
             lowercase=stage.lowercase,
             position=self._position,
+            tolerates=stage.handler,
         )
         return TarReader(opened.stream, parser, head=opened.head)
 
