@@ -92,6 +92,15 @@ class FileStore(ABC, Generic[T_co]):
             add_source_info(sample, *(source for _, source in found))
         return values
 
+    def get_size(self, name: str) -> int:
+        """Return how many bytes a file has. Prepared datasets know it without reading it.
+
+        Raises:
+            NoSuchFileError: If there is no such file.
+        """
+        with self.open(name) as file:
+            return file.seek(0, io.SEEK_END)
+
     def get_media_metadata(self, name: str) -> MediaMetadata:
         """Return size, duration and the like of an image, audio or video file, without reading it.
 
@@ -142,6 +151,9 @@ class _Wrapper(FileStore[T_co]):
 
     def decode(self, name: str, data: bytes) -> T_co:
         return self.inner.decode(name, data)  # type: ignore[no-any-return]
+
+    def get_size(self, name: str) -> int:
+        return self.inner.get_size(name)
 
     def get_media_metadata(self, name: str) -> MediaMetadata:
         return self.inner.get_media_metadata(name)
@@ -221,6 +233,9 @@ class PrimaryFileStore(_Wrapper[T_co]):
 
     def decode(self, name: str, data: bytes) -> T_co:
         return super().decode(self.full_name(name), data)
+
+    def get_size(self, name: str) -> int:
+        return self.inner.get_size(self.full_name(name))
 
     def get_media_metadata(self, name: str) -> MediaMetadata:
         return self.inner.get_media_metadata(self.full_name(name))

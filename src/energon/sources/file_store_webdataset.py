@@ -53,6 +53,9 @@ class WebdatasetFileStore(FileStore[bytes]):
         file = open_range(place.file, place.offset, place.size)
         return StoreFile(file, self, name, is_remote=place.file.is_remote)
 
+    def get_size(self, name: str) -> int:
+        return self._place(name).size
+
     def get_media_metadata(self, name: str) -> MediaMetadata:
         return self._media.get(name)
 
