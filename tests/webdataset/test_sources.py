@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import os
+import tarfile
 import time
 
 import cbor2
@@ -321,8 +322,16 @@ def test_handlers_decide_about_damaged_shards(urls, handler, left):
 
 
 def test_handlers_decide_about_fields_that_a_sample_has_twice(tmp_path):
-    members = [("0.a", b"1"), ("0.A", b"2"), ("0.b", b"3"), ("x" * 120 + ".a", b"4")]
-    (tmp_path / "x.tar").write_bytes(tar_bytes([*members, ("x" * 120 + ".a", b"5"), ("1.a", b"")]))
+    long = "x" * 120 + ".a"
+    members = [
+        ("0.a", b"1"),
+        ("0.A", b"2"),
+        ("0.b", b"3"),
+        (long, b"4"),
+        (long, b"5"),
+        ("1.a", b""),
+    ]
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members, format=tarfile.GNU_FORMAT))
     url = str(tmp_path / "x.tar")
     with pytest.raises(FormatError, match="'a' twice"):
         list(wds.WebDataset(url))
