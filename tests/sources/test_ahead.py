@@ -1,0 +1,69 @@
+"""What is fetched before it is needed: enough, and not too much."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from energon.io.registry import forget_stores
+from energon.prepare.dataset import prepare_dataset
+from tests.datasets import write_shard
+from tests.servers.proxy import FaultProxy
+from tests.servers.web import web_server
+from tests.sources.distant import start
+
+SAMPLE_BYTES = 50_000
+BUDGET = 4_000_000
+SLICE = 16
+
+
+@pytest.fixture
+def distant(tmp_path, monkeypatch):
+    """a dataset of 20 MB on a web server, as its proxy and address."""
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENERGON_STORAGE_READ_AHEAD_BYTES", str(BUDGET))
+    for shard in range(2):
+        samples = [(f"{shard}{n:03}", {"bin": bytes([n]) * SAMPLE_BYTES}) for n in range(200)]
+        write_shard(tmp_path / f"ds/{shard}.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    forget_stores()
+    with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
+        yield proxy, f"{proxy.url}/ds"
+    forget_stores()
+
+
+def fetched_bytes(proxy) -> int:
+    """Return how much was asked for of shards, when nothing more is asked for."""
+    count = -1
+    while count != len(proxy.requests):
+        count = len(proxy.requests)
+        time.sleep(0.3)
+    edges = [
+        request.range.removeprefix("bytes=").split("-")
+        for request in proxy.requests
+        if request.is_data and request.path.endswith(".tar")
+    ]
+    return sum(int(last) - int(first) + 1 for first, last in edges)
+
+
+def test_no_more_is_fetched_ahead_than_there_is_memory_for(distant):
+    proxy, address = distant
+    batches = start(address, max_samples_per_sequence=SLICE)
+    taken = 0
+    for count in (1, 20, 20):
+        for _ in range(count):
+            taken += len(next(batches))
+        # Samples of open slices were fetched with those that came of them, in two lanes.
+        open_slices = 2 * 3 * SLICE * SAMPLE_BYTES
+        ahead = fetched_bytes(proxy) - taken * SAMPLE_BYTES
+        assert ahead <= 1.2 * (BUDGET + 2 * open_slices)
+    assert ahead > 0
+
+
+def test_what_is_fetched_ahead_is_not_fetched_again(distant):
+    proxy, address = distant
+    batches = start(address, max_samples_per_sequence=SLICE)
+    for _ in range(100):
+        next(batches)
+    assert fetched_bytes(proxy) <= 1.2 * (300 * SAMPLE_BYTES + BUDGET) + 50 * SAMPLE_BYTES
