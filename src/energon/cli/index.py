@@ -9,6 +9,7 @@ import click
 
 from energon.cli.address import ADDRESS, run_on_stand_in
 from energon.cli.indexing_options import indexing_options, open_indexing
+from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.io.epath import AnyPath
 
 
@@ -34,6 +35,9 @@ def command(context: click.Context, /, path: AnyPath, no_sqlite: bool, **indexin
 
     if not isinstance(path, Path):
         run_on_stand_in(context, path)
+        return
+    if is_jsonl(path):
+        prepare_jsonl_command(path, None)
         return
     with open_indexing(sqlite=not no_sqlite, **indexing) as how:
         info = reindex_dataset(path, how)

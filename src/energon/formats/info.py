@@ -62,6 +62,8 @@ def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
         except (FileNotFoundError, NotADirectoryError):
             continue
         return _check(parse(text, origin=str(path)), str(path))
+    if root.is_file():
+        raise DatasetNotFoundError(f"{root}: is a file; wanted is the folder of a prepared dataset")
     problem = "is not a prepared dataset" if root.is_dir() else "does not exist"
     raise DatasetNotFoundError(
         f"{root} {problem}: there is no {META}/.info.json; run `energon prepare {root}`"

@@ -14,10 +14,11 @@ from energon.formats.split import Split, load_split
 from energon.prepare.dataset import Indexing, index_dataset
 from energon.prepare.files import reporting
 from energon.prepare.index import IndexOptions, index_batch
+from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.lock import dataset_lock
 from energon.prepare.name_index import sqlite_path
 from energon.prepare.quarantine import write_quarantine
-from energon.prepare.verify import Report, verify_dataset
+from energon.prepare.verify import JSONL, Report, verify_dataset
 from energon.prepare.verify_shard import Depth
 
 LOST = ("shard-missing", "shard-truncated", "shard-damaged")
@@ -49,7 +50,7 @@ def repair_dataset(
     """Check a dataset and write anew what of its index is wrong. Shards are not touched.
 
     Args:
-        path: Its folder.
+        path: Its folder, or a JSONL file.
         depth: How much to check, see `energon.prepare.verify.verify_dataset`.
         drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
         quarantine: A file to list the shards and samples in that are lost, for `energon prepare
@@ -62,6 +63,8 @@ def repair_dataset(
         ConfigError: If no shard would be left.
     """
     dataset = Path(path)
+    if dataset.suffix == JSONL:
+        return _repair_jsonl(dataset, depth)
     load_info(dataset)
     with dataset_lock(dataset, wait=indexing.wait):
         before = verify_dataset(dataset, depth=depth, engine=indexing.engine)
@@ -75,9 +78,21 @@ def repair_dataset(
             _index_all(dataset, stale, dropped, indexing, rewrite_sqlite=bad_sqlite)
         else:
             _index_some(dataset, stale, indexing)
-        changed = bool(stale or dropped or any(p.repairable for p in before.problems))
+        changed = bool(stale or dropped or _repairable_kinds(before))
         after = verify_dataset(dataset, depth=depth, engine=indexing.engine) if changed else before
     return Repair(before, after, stale, dropped)
+
+
+def _repair_jsonl(path: Path, depth: Depth) -> Repair:
+    before = verify_dataset(path, depth=depth)
+    if not _repairable_kinds(before) or _named(before, LOST):
+        return Repair(before, before, [], [])
+    prepare_jsonl(path)
+    return Repair(before, verify_dataset(path, depth=depth), [path.name], [])
+
+
+def _repairable_kinds(report: Report) -> list[str]:
+    return [problem.kind for problem in report.problems if problem.repairable]
 
 
 def _named(report: Report, kinds: Sequence[str]) -> list[str]:

@@ -22,10 +22,12 @@ from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_files
 from energon.prepare.index import IndexedShard
 from energon.prepare.name_index import open_table, sqlite_path
+from energon.prepare.verify_jsonl import verify_jsonl
 from energon.prepare.verify_shard import DEPTHS, Depth, Problem, ShardReport, verify_batch
 from energon.prepare.verify_sqlite import sqlite_difference
 
 BATCH_SHARDS = 16
+JSONL = ".jsonl"
 
 
 @dataclass
@@ -71,8 +73,9 @@ def verify_dataset(
     """Check a prepared dataset, and return what is wrong with it. Changes nothing.
 
     Args:
-        path: Its folder.
-        depth: How much to read, see `energon.prepare.verify_shard.verify_shard`.
+        path: Its folder, or a JSONL file.
+        depth: How much to read, see `energon.prepare.verify_shard.verify_shard` and
+            `energon.prepare.verify_jsonl.verify_jsonl`.
         engine: Where to read.
         progress: Called with the number of shards that are done, and of all.
 
@@ -84,6 +87,10 @@ def verify_dataset(
         raise ConfigError(f"depth {depth!r}: wanted is one of {', '.join(DEPTHS)}")
     dataset = Path(path)
     report = Report(str(path), depth)
+    if dataset.suffix == JSONL:
+        report.num_shards = 1
+        report.num_samples, report.problems = verify_jsonl(dataset, depth)
+        return report
     try:
         info = load_info(dataset)
     except FormatError as error:

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from energon.errors import DatasetNotFoundError
+from energon.prepare.dataset import Indexing
+from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.repair import repair_dataset
+from energon.prepare.verify import verify_dataset
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(10)))
+    prepare_jsonl(path, split_ratio={"train": 8, "val": 2})
+    return path
+
+
+def kinds(path, depth="headers"):
+    return [problem.kind for problem in verify_dataset(path, depth=depth).problems]
+
+
+def test_nothing_is_wrong_with_what_was_just_prepared(lines):
+    for depth in ("quick", "headers", "content"):
+        report = verify_dataset(lines, depth=depth)
+        assert (report.problems, report.num_samples, report.num_shards) == ([], 10, 1)
+
+
+def grow(path):
+    path.write_text(path.read_text() + '{"n": 10}\n')
+
+
+def shift(path):
+    path.write_text(path.read_text().replace('{"n": 1}\n{"n": 2}', '{"n": 1234}\n{}  '))
+
+
+def lose_the_index(path):
+    path.with_name("x.jsonl.idx").unlink()
+
+
+def cut_the_index(path):
+    index = path.with_name("x.jsonl.idx")
+    index.write_bytes(index.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind"),
+    [
+        (grow, "index-stale"),
+        (shift, "index-stale"),
+        (lose_the_index, "index-missing"),
+        (cut_the_index, "index-damaged"),
+    ],
+)
+def test_an_index_that_does_not_fit_is_found_and_written_anew(lines, harm, kind):
+    size = lines.stat().st_size
+    harm(lines)
+    assert (harm is shift) == (kind == "index-stale" and lines.stat().st_size == size)
+    assert kinds(lines) == [kind]
+    done = repair_dataset(lines, indexing=Indexing())
+    assert (done.indexed, done.after.problems) == (["x.jsonl"], [])
+
+
+def test_lines_that_are_no_json_are_found_and_cannot_be_repaired(lines):
+    lines.write_text(lines.read_text().replace('{"n": 4}', '{"n" :4'))
+    assert kinds(lines, "quick") == ["index-stale"]
+    lines.write_text(lines.read_text().replace('{"n" :4', '{"n" 4 }'))
+    assert kinds(lines) == []
+    (problem,) = verify_dataset(lines, depth="content").problems
+    assert (problem.kind, problem.key, problem.repairable) == ("content-damaged", "4", False)
+    lines.write_text(lines.read_text().replace('{"n" 4 }', "[1,2,3] "))
+    assert kinds(lines) == ["shard-damaged"]
+    assert repair_dataset(lines, indexing=Indexing()).indexed == []
+
+
+def test_splits_are_checked(lines):
+    splits = lines.with_name("x.jsonl.split.yaml")
+    splits.write_text("split_parts: {train: [0, 8], val: [8, 11]}")
+    (problem,) = verify_dataset(lines).problems
+    assert problem.kind == "split-range"
+    assert "'val'" in problem.message
+    splits.write_text("[]")
+    assert kinds(lines) == ["split-damaged"]
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match="no such file"):
+        verify_dataset(tmp_path / "no.jsonl")
