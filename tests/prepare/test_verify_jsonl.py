@@ -34,7 +34,8 @@ def grow(path):
 
 
 def shift(path):
-    path.write_text(path.read_text().replace('{"n": 1}\n{"n": 2}', '{"n": 1234}\n{}  '))
+    """Let a line begin elsewhere in a file of the same size."""
+    path.write_text(path.read_text().replace('{"n": 1}\n{"n": 2}', '{"n": 123}\n{"n":}'))
 
 
 def lose_the_index(path):
@@ -56,9 +57,7 @@ def cut_the_index(path):
     ],
 )
 def test_an_index_that_does_not_fit_is_found_and_written_anew(lines, harm, kind):
-    size = lines.stat().st_size
     harm(lines)
-    assert (harm is shift) == (kind == "index-stale" and lines.stat().st_size == size)
     assert kinds(lines) == [kind]
     done = repair_dataset(lines, indexing=Indexing())
     assert (done.indexed, done.after.problems) == (["x.jsonl"], [])
