@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.errors import FormatError
 from energon.formats.part_table import PartTable
 
+MAGIC = b"EKEYS\x01\0\0"
 _MASK = (1 << 64) - 1
 # Odd numbers whose bits look random: the fractions of the golden ratio and of the root of 3.
 _MIX = 0x9E3779B97F4A7C15
@@ -37,8 +39,28 @@ class KeyIndex:
         joined = np.concatenate(hashes)
         order = np.argsort(joined, kind="stable")
         # Memory views give single numbers three times as fast as arrays do.
-        self._hashes = joined[order].data
-        self._places = np.concatenate(places)[order].data
+        self._hashes: memoryview = joined[order].data
+        self._places: memoryview = np.concatenate(places)[order].data
+
+    @classmethod
+    def from_buffer(cls, data: Any, *, origin: str) -> KeyIndex:
+        """Return the index that `to_bytes` has made `data` of, which is not copied.
+
+        Raises:
+            FormatError: If it is something else.
+        """
+        view = memoryview(data)
+        count, rest = divmod(len(view) - len(MAGIC), 16)
+        if view[: len(MAGIC)] != MAGIC or rest:
+            raise FormatError(f"{origin}: {len(view)} bytes are no index of keys")
+        numbers = view[len(MAGIC) :].cast("B").cast("Q")
+        index = cls.__new__(cls)
+        index._hashes, index._places = numbers[:count], numbers[count:]
+        return index
+
+    def to_bytes(self) -> bytes:
+        """Return it as bytes in the order of this machine: magic number, hashes, places."""
+        return b"".join((MAGIC, self._hashes, self._places))
 
     def __len__(self) -> int:
         return len(self._hashes)

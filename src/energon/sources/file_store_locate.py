@@ -24,6 +24,7 @@ from energon.io.epath import AnyPath, EPath
 from energon.io.local import FilePool
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.sources.file_store_index import KeyIndex
+from energon.sources.file_store_shared import shared_index
 from energon.sources.shards import OpenShard, ShardPool
 
 
@@ -104,6 +105,9 @@ class TableLocator:
 
     @cached_property
     def _index(self) -> KeyIndex:
+        return shared_index(self.dataset, dict(self.counts), self._make_index)
+
+    def _make_index(self) -> KeyIndex:
         if isinstance(self.dataset, EPath):
             self.pool.open_together(self._open, range(len(self.paths)))
         return KeyIndex(self._open(shard).table for shard in range(len(self.paths)))

@@ -1,0 +1,76 @@
+"""Key indexes of large datasets on local disk: made once, and mapped by all processes."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+from energon.errors import ConfigError, FormatError
+from energon.formats.info import META
+from energon.formats.part_table_file import part_table_path
+from energon.io.disk_cache import disk_cache
+from energon.io.epath import AnyPath
+from energon.sources.file_store_index import KeyIndex
+
+log = logging.getLogger("energon")
+SHARED_SAMPLES = 1 << 19
+"""From how many samples on: below, an index is made faster than others could be waited for."""
+
+
+def shared_index(
+    dataset: AnyPath,
+    counts: Mapping[str, int],
+    make: Callable[[], KeyIndex],
+    *,
+    shared_samples: int = SHARED_SAMPLES,
+) -> KeyIndex:
+    """Return the key index of a dataset.
+
+    Args:
+        dataset: Where it is.
+        counts: Its shards, and how many samples each has.
+        make: Makes the index in memory; called if it is not on disk, or cannot be there.
+        shared_samples: From how many samples on it is kept on disk.
+    """
+    if sum(counts.values()) < shared_samples:
+        return make()
+    version = _version(dataset, counts)
+    if version is None:
+        return make()
+    try:
+        cache, name = disk_cache(), f"keys of {dataset}"
+        path = cache.keep(name, version, lambda: make().to_bytes())
+        try:
+            return _map(path)
+        except (FormatError, FileNotFoundError):
+            cache.discard(path)
+        return _map(cache.keep(name, version, lambda: make().to_bytes()))
+    except (ConfigError, OSError) as error:
+        log.warning("the keys of %s take memory in each process: %s", dataset, error)
+        return make()
+
+
+def _map(path: Path) -> KeyIndex:
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise FormatError(f"{path}: is empty")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return KeyIndex.from_buffer(data, origin=str(path))
+
+
+def _version(dataset: AnyPath, counts: Mapping[str, int]) -> str | None:
+    """Return what differs whenever the dataset was prepared anew; None if nothing tells."""
+    uuid = dataset / META / "index.uuid"
+    if not uuid.is_file():
+        return None
+    about = [uuid.read_text()]
+    for shard, count in counts.items():
+        about.append(f"{shard} {count}")
+        if isinstance(dataset, Path):
+            table = os.stat(part_table_path(dataset / shard))
+            about.append(f"{table.st_size} {table.st_mtime_ns}")
+    return blake2b("\n".join(about).encode(), digest_size=16).hexdigest()
