@@ -122,6 +122,22 @@ def test_a_missing_index_is_found_and_repaired(dataset, name):
     assert (dataset / name).exists()
 
 
+def test_a_dataset_of_another_tool_is_compared_with_its_shards(dataset):
+    for table in dataset.glob("*.parts"):
+        table.unlink()
+    connection = sqlite3.connect(dataset / ".nv-meta/index.sqlite")
+    connection.execute("DROP TABLE energon_shards")
+    connection.commit()
+    connection.close()
+    report = verify_dataset(dataset, engine=ALONE)
+    assert (report.problems, report.num_samples) == ([], 60)
+    assert report.notes[0].startswith("no shard has a part table")
+    assert verify_dataset(dataset, depth="quick", engine=ALONE).ok
+    shutil.copy(dataset / "0.tar.idx", dataset / "1.tar.idx")
+    os.truncate(dataset / "2.tar", 5000)
+    assert kinds(dataset) == ["index-stale", "shard-truncated"]
+
+
 def test_a_flipped_bit_of_an_index_is_found_and_repaired(dataset):
     for name in ("0.tar.parts", "1.tar.idx"):
         flip(dataset / name, os.path.getsize(dataset / name) - 60)

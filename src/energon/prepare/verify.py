@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,13 +16,14 @@ from energon.errors import (
     FormatError,
 )
 from energon.formats.info import META, DatasetInfo, load_info
+from energon.formats.part_table_file import open_part_table, part_table_path
 from energon.formats.split import Split, load_split
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_files
 from energon.prepare.index import IndexedShard
-from energon.prepare.name_index import open_table, sqlite_path
+from energon.prepare.name_index import sqlite_path
 from energon.prepare.verify_jsonl import verify_jsonl
 from energon.prepare.verify_shard import DEPTHS, Depth, Problem, ShardReport, verify_batch
 from energon.prepare.verify_sqlite import sqlite_difference
@@ -105,6 +107,7 @@ def verify_dataset(
         report.num_checksums += found.num_checksums
         if found.indexed is not None:
             indexed.append(found.indexed)
+    _note_missing_tables(report, dataset, shards)
     report.num_shards = len(shards)
     report.num_samples = sum(shard.num_samples for shard in indexed)
     report.problems += _check_counts(info, indexed)
@@ -146,6 +149,18 @@ def _verify_shards(
         yield from results[number]
 
 
+def _note_missing_tables(report: Report, dataset: Path, shards: list[str]) -> None:
+    """Only note that no shard has a part table: then another tool has prepared the dataset."""
+    tables = {os.path.relpath(part_table_path(dataset / name), dataset) for name in shards}
+    missing = {problem.where for problem in report.problems if problem.kind == "index-missing"}
+    if tables <= missing:
+        report.problems = [p for p in report.problems if p.where not in tables]
+        report.notes.append(
+            "no shard has a part table, as where another tool has prepared a dataset; "
+            f"`energon index {dataset}` makes them, so that shards open faster"
+        )
+
+
 def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Problem]:
     for shard in indexed:
         count = info.shard_counts[shard.name]
@@ -161,7 +176,7 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
 
 def _check_keys(dataset: Path, indexed: list[IndexedShard]) -> Iterator[Problem]:
     try:
-        check_unique(indexed, lambda name: open_table(dataset, name))
+        check_unique(indexed, lambda name: open_part_table(dataset / name))
     except DuplicateSampleKeyError as error:
         yield Problem("duplicate-key", "", str(error), False)
 

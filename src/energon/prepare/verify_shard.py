@@ -76,11 +76,15 @@ def verify_shard(dataset: Path, name: str, depth: Depth) -> ShardReport:
         return ShardReport([missing], None)
     problems: list[Problem] = []
     table = _open_table(dataset, name, problems)
-    _check_tar_index(dataset, name, table, problems)
     if depth == "quick":
         problems += [] if table is None else _compare_sizes(path, name, state, table)
     else:
-        problems += _check_headers(path, name, state, table)
+        found = _scan(path, name, state, problems)
+        if found is not None and table is not None:
+            problems += _compare(path, name, state, table, found)
+        # Other tools write no part tables: what follows is compared with the shard itself.
+        table = found if table is None else table
+    _check_tar_index(dataset, name, table, problems)
     checksums = 0
     if depth == "content" and table is not None and not problems:
         checksums = _check_contents(path, name, table, problems)
@@ -118,7 +122,7 @@ def _check_tar_index(
         problems.append(Problem("index-damaged", where, str(error), True, name))
         return
     if table is not None and not np.array_equal(offsets, table.sample_offset):
-        message = f"{path}: its offsets are not those of the part table"
+        message = f"{path}: its offsets are not those of the samples"
         problems.append(Problem("index-stale", where, message, True, name))
 
 
@@ -131,18 +135,20 @@ def _compare_sizes(path: Path, name: str, state: FileState, table: PartTable) ->
     return [Problem("shard-truncated", name, f"{message}; restore the shard", False, name)]
 
 
-def _check_headers(
-    path: Path, name: str, state: FileState, table: PartTable | None
-) -> list[Problem]:
+def _scan(path: Path, name: str, state: FileState, problems: list[Problem]) -> PartTable | None:
     try:
         with reporting(path):
-            found = PartTable.from_scan(scan_tar(path))
+            return PartTable.from_scan(scan_tar(path), shard_mtime_ns=state.mtime_ns)
     except FormatError as error:
         truncated = isinstance(error, TruncatedError)
         kind = "shard-truncated" if truncated else "shard-damaged"
-        return [Problem(kind, name, str(error), False, name)]
-    if table is None:
-        return []
+        problems.append(Problem(kind, name, str(error), False, name))
+        return None
+
+
+def _compare(
+    path: Path, name: str, state: FileState, table: PartTable, found: PartTable
+) -> list[Problem]:
     difference = _difference(table, found)
     if difference is not None:
         message = f"{path}: {difference} than its index says"

@@ -12,11 +12,11 @@ import numpy as np
 
 from energon.errors import FormatError
 from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import open_part_table
 from energon.formats.sqlite_file import check_size, open_readonly, table_names
 from energon.formats.sqlite_index import IndexedShard as SqlShard
 from energon.formats.sqlite_index import indexed_shards
 from energon.prepare.index import IndexedShard
-from energon.prepare.name_index import open_table
 
 _SAMPLES = """
 SELECT CAST(sample_key AS BLOB), byte_offset, byte_size FROM samples
@@ -61,7 +61,7 @@ def sqlite_difference(
             return None
         numbers = {name: number for number, name in enumerate(shards)}
         for shard in indexed:
-            table = open_table(dataset, shard.name)
+            table = open_part_table(dataset / shard.name)
             difference = _shard_difference(connection, numbers[shard.name], table)
             if difference is not None:
                 return f"it has {difference} of {shard.name}"
