@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -38,9 +39,15 @@ def _path() -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nothing uses, from below those that systems give to connections.
+
+    A server may begin to listen much later than this is called.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -67,7 +74,7 @@ def running(
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
-    for _ in range(600):
+    for _ in range(1200):
         if process is not None and process.poll() is not None:
             raise RuntimeError(f"{process.args} ended with {process.returncode}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
