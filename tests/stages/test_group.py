@@ -51,7 +51,7 @@ def repeat_by_rest(sample):
         yield {**sample, "copy": copy}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     total=st.integers(0, 60),
     criterion=st.sampled_from([by_rest, sized, skipping]),
@@ -67,7 +67,7 @@ def test_grouping_resumes_at_every_batch(total, criterion, batch, drop_last, sev
     check_resume(grouped(dataset, criterion, 4, batch, drop_last=drop_last))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(total=st.integers(0, 100))
 def test_every_sample_is_in_one_batch_of_its_group(total):
     batches = list(grouped(numbers(total), sized, None, ids).open(Lane(0, 1)))

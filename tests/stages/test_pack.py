@@ -87,7 +87,7 @@ def jitter(sample):
 SELECT = st.sampled_from([next_fit, carry_the_last, carry_every_third])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     total=st.integers(0, 60),
     size=st.integers(1, 25),
@@ -100,7 +100,7 @@ def test_packing_resumes_at_every_pack(total, size, select, pack, below):
     check_resume(packed(dataset, size=size, select=select, pack=pack))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(total=st.integers(0, 200), size=st.integers(1, 40), select=SELECT)
 def test_every_sample_is_in_one_pack(total, size, select):
     packs = list(packed(numbers(total), size=size, select=select).open(Lane(0, 1)))
@@ -231,7 +231,7 @@ def test_equal_samples_are_told_apart_when_carried():
     assert sorted(n for pack in packs for n in pack) == sorted(list(range(20)) * 2)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)
 @given(seed=st.integers(0, 1 << 32))
 def test_random_numbers_of_hooks_are_the_same_after_resuming(seed):
     random.seed(seed)

@@ -299,7 +299,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_continues_from_every_batch(folder, kind):
-    pipeline, total = KINDS[kind], 16
+    pipeline, total = KINDS[kind], 12
     states, expected = [], []
     with Run(folder, pipeline, Topology()) as run:
         for _ in range(total):
@@ -336,7 +336,7 @@ PIPELINES = st.builds(
 LEGS = st.lists(st.tuples(TOPOLOGIES, st.integers(0, 5)), min_size=2, max_size=4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(pipeline=PIPELINES, legs=LEGS)
 def test_a_run_goes_on_from_topology_to_topology(folder, pipeline, legs):
     travel(folder, pipeline, [(topology, LANES * steps) for topology, steps in legs])

@@ -145,8 +145,8 @@ def loader(root, kind, *, rank=0, world_size=1, num_workers=0, workers="process"
 
 def test_a_lane_resumes_at_every_batch(root, kind):
     encoder, arguments = kind
-    items = resumable(train(root, encoder(), **arguments), limit=25)
-    assert len(items) == 25
+    items = resumable(train(root, encoder(), **arguments), limit=15)
+    assert len(items) == 15
 
 
 def test_every_sample_is_in_one_pack_of_a_pass(root):
@@ -167,9 +167,7 @@ def numbers_in(pack):
     return found
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "workers"), [(0, "process"), (1, "thread"), (2, "process")]
-)
+@pytest.mark.parametrize(("num_workers", "workers"), [(0, "process"), (1, "thread")])
 def test_states_are_small_and_continue_on_any_workers(root, kind, num_workers, workers):
     with loader(root, kind) as uninterrupted:
         batches = iter(uninterrupted)
