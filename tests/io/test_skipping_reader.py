@@ -13,7 +13,7 @@ from energon.io.ranges import RemoteObject
 from energon.io.skipping_reader import SkippingReader
 from energon.io.store import Store
 from tests.datasets import write_shard
-from tests.servers.proxy import FaultProxy
+from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
 
 CONTENT = os.urandom(9_000_001)
@@ -67,3 +67,17 @@ def test_small_members_are_streamed(tmp_path):
 def test_large_members_are_skipped(tmp_path):
     ranges = scanned(tmp_path, [4_000_000] * 15, latency=0.0, bytes_per_second=20e6)
     assert sum(last - first for first, last in ranges) < 30_000_000
+
+
+def test_a_slow_connection_to_begin_with_is_forgotten(tmp_path):
+    """The first answer comes late; all others at once, so that headers are best asked for."""
+    path = tmp_path / "x.tar"
+    write_shard(path, [(f"{n:04}", {"bin": bytes(4_000_000)}) for n in range(10)])
+    with web_server(tmp_path) as server, FaultProxy(server.port, bytes_per_second=10e6) as proxy:
+        file = RemoteFile(f"{proxy.url}/x.tar")
+        proxy.plan([Fault("delay", seconds=2)])
+        reader = SkippingReader(file.object)
+        scan_archive(reader.read_into, file.info.size, origin=file.path)
+        ranges = [request.range for request in proxy.requests if request.is_data]
+    edges = [tuple(map(int, text.removeprefix("bytes=").split("-"))) for text in ranges]
+    assert sum(last - first for first, last in edges) < 20_000_000

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 
@@ -105,30 +105,35 @@ class _Handler(Answering):
             return
         path = self.server.folder / unquote(parts.path).lstrip("/")
         try:
-            about = path.stat()
-            data = path.read_bytes()
+            file = path.open("rb")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             self.answer(404, b"")
             return
+        with file:
+            self._answer_from(file)
+
+    def _answer_from(self, file: BinaryIO) -> None:
+        about = os.fstat(file.fileno())
         tag = f'"{about.st_ino}-{about.st_mtime_ns}"'
         headers = {"Last-Modified": formatdate(about.st_mtime, usegmt=True)}
         if self.server.tags:
             headers["ETag"] = tag
-            wanted = self.headers.get("If-Match") if self.server.heeds_conditions else None
-            if wanted not in (None, tag):
+            required = self.headers.get("If-Match") if self.server.heeds_conditions else None
+            if required not in (None, tag):
                 self.answer(412, b"")
                 return
         wanted = self.headers.get("Range")
         if wanted is None or not self.server.ranges:
-            self.answer(200, data, headers)
+            self.answer(200, file.read(), headers)
             return
         first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, stop = int(first), min(len(data), int(last or len(data) - 1) + 1)
-        if start >= len(data):
-            self.answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        start, stop = int(first), min(about.st_size, int(last or about.st_size - 1) + 1)
+        if start >= about.st_size:
+            self.answer(416, b"", {"Content-Range": f"bytes */{about.st_size}"})
             return
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        self.answer(206, data[start:stop], headers)
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{about.st_size}"
+        file.seek(start)
+        self.answer(206, file.read(stop - start), headers)
 
     do_HEAD = do_GET
 

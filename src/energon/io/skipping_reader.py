@@ -18,6 +18,9 @@ CHUNK_BYTES = 2 << 20
 CHUNKS_AHEAD = 4
 SMALL_BYTES = 16 << 10
 """What is asked for at least: as quick as less."""
+CHUNKS_BETWEEN_PROBES = 32
+"""After so many chunks, the waiting is measured anew by a small piece. It is measured twice at
+the beginning, since the very first answer comes with a new connection."""
 MEMORY = 0.8
 """Weight of what was measured before against the last time."""
 ASSUMED_BYTES_PER_SECOND = 50e6
@@ -37,6 +40,7 @@ class SkippingReader:
         self._stop = 0
         self._gap_bytes = 0.0
         self._wait_seconds = 0.0
+        self._measured, self._until_probe = 0, 0
         self._bytes_per_second = ASSUMED_BYTES_PER_SECOND
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -56,9 +60,12 @@ class SkippingReader:
             if data:
                 yield data
                 offset += len(data)
-            elif not self._wait_seconds or self._is_far(offset, stop):
-                # The very first request is a small one, which measures the waiting.
+            elif self._is_far(offset, stop):
+                self._forget()
                 self._fetch_piece(offset, min(stop, offset + SMALL_BYTES))
+            elif self._until_probe <= 0:
+                self._fetch_piece(offset, min(stop, offset + SMALL_BYTES))
+                self._until_probe = 0 if self._measured < 2 else CHUNKS_BETWEEN_PROBES
             else:
                 self._fetch_chunk(offset)
 
@@ -78,13 +85,17 @@ class SkippingReader:
 
     def _fetch_piece(self, offset: int, stop: int) -> None:
         end = min(max(stop, offset + SMALL_BYTES), self.object.info.size)
-        self._forget()
         start = time.perf_counter()
         self._piece, self._piece_start = self.object.read(offset, end), offset
         taken = time.perf_counter() - start
-        self._wait_seconds = _mixed(self._wait_seconds or taken, taken)
+        if self._measured < 2:
+            self._wait_seconds = min(self._wait_seconds or taken, taken)
+        else:
+            self._wait_seconds = _mixed(self._wait_seconds, taken)
+        self._measured += 1
 
     def _fetch_chunk(self, offset: int) -> None:
+        self._until_probe -= 1
         number = offset // CHUNK_BYTES
         following = number + (1 if self._skips() else CHUNKS_AHEAD)
         self._forget(keep=range(number, number + CHUNKS_AHEAD))
