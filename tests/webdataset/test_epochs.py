@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import collections
+import gc
+import os
+import pickle
 
 import pytest
 from torch.utils.data import DataLoader
@@ -63,6 +66,52 @@ def test_epochs_of_a_length_are_counted_over_all_workers_and_go_on(urls, persist
     assert [len(epoch) for epoch in epochs] == [9] * 4
     counts = collections.Counter(n for epoch in epochs for n in epoch)
     assert sorted(counts) == list(range(36))
+
+
+def same(source):
+    yield from source
+
+
+def reading(sample):
+    with open(os.environ["READ"], "a") as file:
+        file.write(f"{sample['__key__']}\n")
+    return number(sample)
+
+
+@pytest.mark.parametrize("savable", [True, False])
+def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
+    urls, tmp_path, monkeypatch, savable
+):
+    monkeypatch.setenv("READ", str(tmp_path / "read"))
+    dataset = wds.WebDataset(urls, shardshuffle=True).map(reading)
+    dataset = (dataset if savable else dataset.compose(same)).with_epoch(8)
+    persistent = load(
+        pickle.loads(pickle.dumps(dataset)), workers=2, persistent=True, method="fork"
+    )
+    expected = [[int(n) for n in persistent] for _ in range(6)]
+    (tmp_path / "read").unlink()
+    fresh = load(dataset, workers=2, method="fork")
+    assert [[int(n) for n in fresh] for _ in range(6)] == expected
+    read = len((tmp_path / "read").read_text().split())
+    # Only where nobody knows the position, the epochs before are gone through again.
+    assert read == (48 if savable else 48 + 8 * (1 + 2 + 3 + 4 + 5))
+    folder = dataset.worker_notes.folder
+    assert os.path.exists(folder) == savable
+    del dataset, fresh
+    gc.collect()
+    assert not os.path.exists(folder)
+
+
+def test_an_epoch_that_was_left_is_made_up_for(urls):
+    dataset = wds.WebDataset(urls).map(number).with_epoch(8)
+    loader = load(dataset, workers=2, method="fork")
+    expected = [[int(n) for n in loader] for _ in range(4)]
+    other = load(wds.WebDataset(urls).map(number).with_epoch(8), workers=2, method="fork")
+    assert [int(n) for n in other] == expected[0]
+    for _ in other:
+        break
+    assert [int(n) for n in other] == expected[2]
+    assert [int(n) for n in other] == expected[3]
 
 
 def ranks(monkeypatch, world, make):

@@ -17,6 +17,7 @@ from typing import Any
 from zlib import crc32
 
 from energon.webdataset.place import torch_worker_info
+from energon.webdataset.worker_notes import WorkerNotes
 
 _EPOCH_BITS = 32
 _MASK = (1 << _EPOCH_BITS) - 1
@@ -32,6 +33,7 @@ class EpochCounter:
     def __init__(self, epochs: int = 0) -> None:
         self._word: Any = RawValue(c_uint64, epochs)
         self._begun_here = 0
+        self.notes = WorkerNotes()
 
     @property
     def epochs(self) -> int:
@@ -62,9 +64,11 @@ class EpochCounter:
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
-            return {"word": self._word, "begun": self._begun_here}
+            shared = {"word": self._word, "notes": self.notes.folder}
+            return {**shared, "begun": self._begun_here}
         return {"epochs": self.epochs, "begun": self._begun_here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._word = state["word"] if "word" in state else RawValue(c_uint64, state["epochs"])
         self._begun_here = state["begun"]
+        self.notes = WorkerNotes(state.get("notes"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from energon.errors import StateError
 from energon.webdataset.passes import Passes
-from energon.webdataset.place import Place
+from energon.webdataset.place import Place, torch_worker_info
 from energon.webdataset.stage import StageIterator, State, unpack
 
 FORMAT = "energon webdataset state"
@@ -127,6 +128,11 @@ class Loop(StageIterator):
     def _run(self) -> Iterator[Any]:
         yield from self._limited()
         self._is_over = True
+        if self._pipeline.extent.goes_on and torch_worker_info() is not None:
+            # This process may end now, and another one go on.
+            with contextlib.suppress(StateError):
+                notes = self._pipeline.worker_notes
+                notes.write(self.place, self.epoch + 1, self._passes.state_dict())
 
     def _limited(self) -> Iterator[Any]:
         share = self._pipeline.extent.share(self.place, self.epoch)
@@ -148,14 +154,20 @@ _END = object()
 def _advanced(pipeline: Any, place: Place, epoch: int) -> Passes:
     """Return the endless items of a place, after those of the loops before number `epoch`.
 
-    This is for workers that start anew with every epoch. Sources that draw shards at random are
-    not gone through again: they go on as well with other draws.
+    This is for workers that start anew with every epoch. They go on where those before them have
+    noted that they stopped; without notes, as of stages that cannot be saved, they go through
+    all again. Sources that draw shards at random go on as well with other draws.
     """
     if any(getattr(stage, "is_endless", False) for stage in pipeline.stages):
         passes: Passes = pipeline.open_passes(place, epoch=epoch, count=None)
         return passes
     passes = pipeline.open_passes(place, epoch=0, count=None)
-    for _ in islice(passes, pipeline.extent.items_before(place, epoch)):
+    noted = pipeline.worker_notes.read(place)
+    done = 0
+    if noted is not None and noted[0] <= epoch:
+        done = pipeline.extent.items_before(place, noted[0])
+        passes.load_state_dict(noted[1])
+    for _ in islice(passes, pipeline.extent.items_before(place, epoch) - done):
         pass
     return passes
 

@@ -21,6 +21,7 @@ from energon.webdataset.seeds import default_seed
 from energon.webdataset.sized import with_length
 from energon.webdataset.stage import Context, Stage, State, close, describe
 from energon.webdataset.stages import as_stages
+from energon.webdataset.worker_notes import WorkerNotes
 
 
 class DataPipeline(TorchLookalike):
@@ -153,6 +154,11 @@ class DataPipeline(TorchLookalike):
         """
         Loop.check(self, state)
         self._pending = state
+
+    @property
+    def worker_notes(self) -> WorkerNotes:
+        """Where workers of other processes have stopped."""
+        return self._epochs.notes
 
     def describe(self) -> list[Any]:
         """Return what a saved state has to agree with, as JSON."""
