@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.formats.braces import collapse_braces, expand_braces
+from energon.formats.braces import collapse_braces, escape_braces, expand_braces
 
 names = st.builds(
     "{}{:0{}}{}".format,
-    st.sampled_from(["a_", "b/", "x_1_"]),
+    st.sampled_from(["a_", "b/", "x_1_", "{0..1}", "y{", "z}", "c\\", "d,"]),
     st.integers(0, 120),
     st.integers(1, 4),
     st.sampled_from([".tar", "_2.tar"]),
@@ -20,6 +20,11 @@ names = st.builds(
 def test_collapsed_names_expand_to_the_same_in_the_same_order(shards):
     patterns = collapse_braces(shards)
     assert [name for pattern in patterns for name in expand_braces(pattern)] == shards
+
+
+@given(st.text("{}\\,.01ab", max_size=12))
+def test_an_escaped_name_stands_for_itself(name):
+    assert expand_braces(escape_braces(name)) == [name]
 
 
 def test_runs_become_one_pattern():

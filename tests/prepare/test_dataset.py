@@ -130,6 +130,19 @@ def test_compressed_shards_are_refused_with_what_to_do(tmp_path, name):
         prepare_dataset(tmp_path, **ALL)
 
 
+def test_shards_may_have_any_names(tmp_path):
+    names = ["x{0..1}", "y{a", "q}", "a,b", "back\\slash", "new\nline", "[1]", "-v", "#h", "ü"]
+    for number, name in enumerate(names):
+        write_shard(tmp_path / f"{name}.tar", [(f"{number}_{n}", {"txt": b"x"}) for n in range(2)])
+    prepare_dataset(tmp_path, **ALL)
+    source = WebdatasetSource(tmp_path)
+    assert sorted(source.shards) == sorted(f"{name}.tar" for name in names)
+    assert len(source.read(np.arange(20))) == 20
+    (tmp_path / "q.txt").write_text("x{0..1}.tar\ny{a.tar/1_0\n")
+    prepare_dataset(tmp_path, **ALL, exclude_from=[tmp_path / "q.txt"])
+    assert len(WebdatasetSource(tmp_path)) == 17
+
+
 def test_folders_without_shards_are_refused(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no .tar file"):
         prepare_dataset(tmp_path, **ALL)

@@ -10,20 +10,29 @@ import braceexpand
 from energon.errors import ConfigError
 
 _NUMBERS = re.compile(r"\d+")
+_MEANS_SOMETHING = re.compile(r"\{|\\[{}\\]")
+_ESCAPED = re.compile(r"[{}\\]")
 
 
 def expand_braces(pattern: str) -> list[str]:
     """Return the names that a pattern stands for; a name without braces stands for itself.
 
+    A backslash before a brace or another backslash takes its meaning away.
+
     Raises:
         ConfigError: If braces do not pair.
     """
-    if "{" not in pattern:
+    if not _MEANS_SOMETHING.search(pattern):
         return [pattern]
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:
         raise ConfigError(f"pattern {pattern!r}: {error}") from error
+
+
+def escape_braces(name: str) -> str:
+    """Return a pattern that stands for one name, whatever characters it has."""
+    return _ESCAPED.sub(r"\\\g<0>", name)
 
 
 def collapse_braces(names: Sequence[str]) -> list[str]:
@@ -50,7 +59,9 @@ def _continues(run: list[str], name: str) -> bool:
 
 def _counting_place(first: str, second: str) -> int | None:
     """Return which number in the names goes up by one while all else is equal, or None."""
-    if "{" in first or "{" in second or _NUMBERS.split(first) != _NUMBERS.split(second):
+    if _ESCAPED.search(first) or _ESCAPED.search(second):
+        return None
+    if _NUMBERS.split(first) != _NUMBERS.split(second):
         return None
     pairs = list(zip(_NUMBERS.findall(first), _NUMBERS.findall(second), strict=True))
     changed = [place for place, (a, b) in enumerate(pairs) if a != b]
@@ -63,7 +74,7 @@ def _counting_place(first: str, second: str) -> int | None:
 
 def _collapse(run: list[str]) -> str:
     if len(run) == 1:
-        return run[0]
+        return escape_braces(run[0])
     place = _counting_place(run[0], run[1])
     first = list(_NUMBERS.finditer(run[0]))[place or 0]
     last = list(_NUMBERS.finditer(run[-1]))[place or 0]

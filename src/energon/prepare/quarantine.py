@@ -8,14 +8,12 @@ there, are for people. Empty lines, and those that begin with `#`, do not count.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from energon.errors import ConfigError
+from energon.formats.braces import escape_braces
 from energon.prepare.files import reporting
-
-_BRACES = re.compile(r"([{}\\])")
 
 
 def load_quarantine(path: str | Path) -> list[str]:
@@ -52,7 +50,7 @@ def write_quarantine(path: str | Path, entries: Iterable[tuple[str, str | None, 
 
 def _entry(text: str, origin: str) -> str:
     if not text.startswith("{"):
-        return _escape(text)
+        return escape_braces(text)
     try:
         about = json.loads(text)
         shard, key = about["shard"], about.get("key")
@@ -62,9 +60,4 @@ def _entry(text: str, origin: str) -> str:
         raise ConfigError(
             f'{origin}: wanted is SHARD, SHARD/KEY or {{"shard": …, "key": …}}, found {text!r}'
         ) from error
-    return _escape(shard if key is None else f"{shard}/{key}")
-
-
-def _escape(entry: str) -> str:
-    """Return an entry that stands for itself, where it would be taken for a pattern."""
-    return _BRACES.sub(r"\\\1", entry) if "{" in entry else entry
+    return escape_braces(shard if key is None else f"{shard}/{key}")

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.io.address import is_remote, local_path, redact
 from energon.prepare.encode import encode_part
 from energon.prepare.index import index_shard
 from energon.prepare.leftovers import remove_leftovers
@@ -59,7 +60,7 @@ class ShardWriter:
         encode: Encode = encode_part,
         checksum: bool = True,
     ) -> None:
-        self.pattern = os.fspath(pattern)
+        self.pattern = os.fspath(pattern) if is_remote(pattern) else local_path(pattern)
         self.num_samples = 0
         """Samples of all shards so far, those of earlier runs included when resuming."""
         self.shards: list[str] = []
@@ -80,6 +81,11 @@ class ShardWriter:
             )
         if resume and overwrite:
             raise ConfigError("resume keeps what is there, overwrite deletes it: choose one")
+        if is_remote(pattern):
+            raise ConfigError(
+                f"{redact(pattern)}: shards are written on this machine; upload each when it is "
+                "complete, as with post=lambda path: EPath(path).copy(folder / EPath(path).name)"
+            )
         Path(self._path(start_shard)).parent.mkdir(parents=True, exist_ok=True)
         self._look_around(resume=resume, overwrite=overwrite)
 

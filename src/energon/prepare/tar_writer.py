@@ -21,6 +21,7 @@ from energon.formats.tar import split_name
 from energon.formats.tar_header import END, encode_header
 from energon.formats.tar_index import encode_tar_index, tar_index_path
 from energon.formats.tar_window import BLOCK
+from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import atomic_path, write_atomic
 from energon.prepare.encode import Content, encode_part
 
@@ -104,7 +105,12 @@ class TarWriter:
     def __init__(
         self, path: str | os.PathLike[str], *, encode: Encode = encode_part, checksum: bool = True
     ) -> None:
-        self.path = Path(path)
+        if is_remote(path):
+            raise ConfigError(
+                f"{redact(path)}: shards are written on this machine; upload them when they are "
+                "complete, as in ShardWriter(..., post=lambda path: EPath(path).move(target))"
+            )
+        self.path = Path(local_path(path))
         if self.path.suffix != ".tar":
             raise ConfigError(f"{path}: a shard has a name that ends in .tar")
         self.num_samples = 0
