@@ -58,6 +58,8 @@ def command(
 ) -> None:
     """Decode the samples of the dataset or metadataset at PATH, and report those that fail.
 
+    PATH may also be filesystem://FOLDER, whose files are decoded then.
+
     Exits with 0 if nothing fails, 1 if something does, 2 if nothing could be looked at.
 
     \b
@@ -100,4 +102,5 @@ def _show(report: LintReport) -> None:
         click.echo(f"note: {count} {part} parts were not decoded, see --allow")
     total = sum(report.num_samples.values())
     count = len(report.findings)
-    click.echo(f"{total} samples: {count or 'no'} problem{'' if count == 1 else 's'}")
+    what = "files" if report.kind == "filesystem" else "samples"
+    click.echo(f"{total} {what}: {count or 'no'} problem{'' if count == 1 else 's'}")

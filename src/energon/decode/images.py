@@ -98,8 +98,10 @@ def _open(data: bytes, mode: str) -> Image:
     except MemoryError:
         raise
     except Exception as error:
+        # Some messages end with the address of the stream in memory.
+        reason = str(error).partition(" <")[0]
         raise DecodeError(
-            f"{len(data)} bytes that begin with {data[:8]!r} are no whole image: {error}"
+            f"{len(data)} bytes that begin with {data[:8]!r} are no whole image: {reason}"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,14 @@ from typing import Any
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
 from energon.inspect.leaves import FoundLeaves, find_leaves
 from energon.inspect.lint_batch import BatchReport, Finding, lint_batch, mean_bytes, report_death
+from energon.inspect.lint_folder import SPLIT, folder_jobs, lint_files, report_file_death
 from energon.inspect.lint_mix import mix_problems
 from energon.inspect.surviving import Death, Job, run_surviving
+from energon.io.address import is_remote
+from energon.metadataset.kind import dataset_kind
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.quarantine import write_quarantine
+from energon.sources.file_store_open import folder_of
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.leaves import open_leaves
 
@@ -79,7 +83,7 @@ def lint_dataset(
     """Decode samples as training would, and return which fail and why. Changes nothing.
 
     Args:
-        path: A prepared dataset or a metadataset.
+        path: A prepared dataset, a metadataset, or `filesystem://` and a folder of files.
         splits: Which splits; none for all.
         max_samples: How many of each dataset in each split, spread over all; None for all.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
@@ -92,6 +96,13 @@ def lint_dataset(
         DatasetNotFoundError: If there is nothing at the path.
         ConfigError: If an argument makes no sense.
     """
+    folder = _folder_of(path)
+    if folder is not None:
+        report = LintReport(os.fspath(path), kind="filesystem", num_samples={SPLIT: 0})
+        files = folder_jobs(folder, max_samples, tuple(allow))
+        runs = _run(engine or Engine(), lint_files, report_file_death, files)
+        _collect(report, [(SPLIT, job) for job in files], runs, progress)
+        return report
     found = find_leaves(
         path, splits=splits, dataset_config=dataset_config, split_config=split_config
     )
@@ -100,18 +111,18 @@ def lint_dataset(
     mix = mix_problems(path, found, dataset_config=dataset_config, split_config=split_config)
     report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
     work = list(_work(found, report, max_samples, tuple(allow)))
-    jobs = [job for _, job in work]
-    total, done = sum(len(job.ordinals) for job in jobs), 0
-    results: dict[int, list[BatchReport]] = {}
-    for number, result in _run(engine or Engine(), jobs):
-        results.setdefault(number, []).append(result)
-        done += result.num_samples
-        progress(done, total)
-    collected = _Collected(report)
-    for number in sorted(results):
-        for result in sorted(results[number], key=lambda each: each.first):
-            collected.add(work[number][0], result)
+    runs = _run(engine or Engine(), lint_batch, report_death, [job for _, job in work])
+    _collect(report, work, runs, progress)
     return report
+
+
+def _folder_of(path: str | os.PathLike[str]) -> str | None:
+    """Return the folder of files at a path; None for a dataset or metadataset."""
+    address = os.fspath(path)
+    folder = folder_of(address)
+    if folder is None and dataset_kind(address) == "filesystem":
+        folder = address
+    return folder if folder is None or is_remote(folder) else os.path.abspath(folder)
 
 
 def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
@@ -164,16 +175,39 @@ def _work(
                 number += 1
 
 
-def _run(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[int, BatchReport]]:
+def _run(
+    engine: Engine,
+    look: Callable[..., BatchReport],
+    report_death: Callable[..., BatchReport],
+    jobs: Sequence[Job],
+) -> Iterator[tuple[int, BatchReport]]:
     """Yield numbers of jobs and what came out of all or of some of their samples."""
     if engine.name == "local":
-        for number, result in run_surviving(lint_batch, jobs, engine.num_local, _PRELOAD):
+        for number, result in run_surviving(look, jobs, engine.num_local, _PRELOAD):
             if isinstance(result, Death):
-                _, leaf, allow = jobs[number].arguments
-                result = report_death(leaf, result.ordinal, allow)
+                result = report_death(*jobs[number].arguments, result.ordinal)
             yield number, result
         return
-    yield from run_batches(engine, lint_batch, ((*job.arguments, job.ordinals) for job in jobs))
+    yield from run_batches(engine, look, ((*job.arguments, job.ordinals) for job in jobs))
+
+
+def _collect(
+    report: LintReport,
+    work: Sequence[tuple[str, Job]],
+    runs: Iterable[tuple[int, BatchReport]],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Put what comes out of batches into a report, in the order of the data."""
+    total, done = sum(len(job.ordinals) for _, job in work), 0
+    results: dict[int, list[BatchReport]] = {}
+    for number, result in runs:
+        results.setdefault(number, []).append(result)
+        done += result.num_samples
+        progress(done, total)
+    collected = _Collected(report)
+    for number in sorted(results):
+        for result in sorted(results[number], key=lambda each: each.first):
+            collected.add(work[number][0], result)
 
 
 def _batches(count: int, mean_bytes: float, max_samples: int | None) -> Iterator[range]:

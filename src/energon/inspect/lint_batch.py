@@ -21,6 +21,7 @@ from energon.task_encoder.leaves import OpenedLeaf, Source, open_leaves
 from energon.task_encoder.load import LoadSample
 
 MAX_READ_TOGETHER = 32
+DIED = "the process that decoded it died: a decoder has crashed, or memory ran out"
 
 
 class Finding(NamedTuple):
@@ -82,12 +83,24 @@ def mean_bytes(source: Source) -> float:
         return 0.0
 
 
-def report_death(leaf: bytes, ordinal: int, allow: tuple[str, ...]) -> BatchReport:
+def report_death(run: str, leaf: bytes, allow: tuple[str, ...], ordinal: int) -> BatchReport:
     """Return the report on a sample whose decoding has ended the process."""
     opened = open_leaves([pickle.loads(leaf)], None, allow=allow)[0]
     check = _Check(pickle.loads(leaf), opened, SampleDecoder("rgb8", allow=allow))
-    reason = "the process that decoded it died: a decoder has crashed, or memory ran out"
-    return BatchReport(ordinal, 1, (check.failed(ordinal, reason),))
+    return BatchReport(ordinal, 1, (check.failed(ordinal, DIED),))
+
+
+def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
+    """Return what `data` hold, audio and video decoded to their end.
+
+    Raises:
+        DecodeError: If they are damaged.
+        SecurityError: If they are only decoded where the user allows it.
+    """
+    decoded = decoder.decode(name, data)
+    if isinstance(decoded, AVDecoder):
+        decoded.check()
+    return decoded
 
 
 @lru_cache(maxsize=8)
@@ -142,9 +155,7 @@ class _Check:
             if part.startswith("__"):
                 continue
             try:
-                decoded[part] = self.decoder.decode(f"{sample['__key__']}.{part}", data)
-                if isinstance(decoded[part], AVDecoder):
-                    decoded[part].check()
+                decoded[part] = decode_wholly(self.decoder, f"{sample['__key__']}.{part}", data)
             except SecurityError:
                 self.unchecked[part] = self.unchecked.get(part, 0) + 1
             except (EnergonError, ImportError, MemoryError) as error:

@@ -20,7 +20,9 @@ from energon.sources.webdataset import WebdatasetSource
 MAX_COUNTED_LANES = 256
 """With more lanes, some of them stand for all."""
 QUALITY_ROWS = 1 << 18
-"""Rows of all lanes that are looked at for how well they are mixed."""
+"""Rows that are looked at for how well they are mixed."""
+MAX_QUALITY_LANES = 1024
+"""Lanes of which they are, neighbours in the order of batches."""
 MIN_QUALITY_SAMPLES = 30
 
 Floats = NDArray[np.float64]
@@ -170,9 +172,10 @@ def _last_batch(run: PlannedRun, leaf: int) -> int | None:
 
 def _qualities(run: PlannedRun, *, batches: int) -> list[dict[str, float] | None]:
     """Return for each leaf how well it is shuffled, in the order of the first batches."""
-    per_lane = max(run.batch_size, QUALITY_ROWS // run.lanes)
+    lanes = min(run.lanes, MAX_QUALITY_LANES)
+    per_lane = max(run.batch_size, QUALITY_ROWS // lanes)
     parts = []
-    for lane in range(min(run.lanes, QUALITY_ROWS)):
+    for lane in range(lanes):
         rows = run.plan.rows(lane, 0, min(per_lane, run.rows_until(lane, batches)))
         turn, position = np.divmod(np.arange(len(rows.leaf)), run.batch_size)
         order = (turn * run.lanes + lane) * run.batch_size + position

@@ -8,6 +8,7 @@ number is left.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -116,9 +117,12 @@ _noted: Any = None
 """Shared with the process that has started this one; None if there is none."""
 
 
-def _share(noted: Any) -> None:
+def _share(noted: Any, environment: dict[str, str]) -> None:
     global _noted
     _noted = noted
+    # The server that processes are forked from may be older than settings of this program.
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
@@ -161,7 +165,7 @@ def _run(
 @contextmanager
 def _pool(context: Any, num_processes: int, noted: Any) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(
-        num_processes, mp_context=context, initializer=_share, initargs=(noted,)
+        num_processes, mp_context=context, initializer=_share, initargs=(noted, dict(os.environ))
     )
     try:
         yield pool
