@@ -8,7 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from energon.cli.main import main
-from energon.io.files import list_files
+from energon.errors import ConfigError
+from energon.io.files import list_files, write_text
+from energon.prepare.shard_writer import ShardWriter
+from energon.prepare.tar_writer import TarWriter
 from tests.datasets import write_shard
 from tests.sources.distant import train, upload
 
@@ -76,6 +79,26 @@ def test_commands_that_read_whole_shards_say_what_else_there_is(address, command
     assert f"{address}: wanted is a path on this machine; for datasets in stores" in " ".join(
         done.output.replace("│", "").split()
     )
+
+
+def test_a_jsonl_file_in_a_bucket_is_prepared_and_trained_on(s3, tmp_path):
+    lines = [json.dumps({"n": n, "text": "x" * n}) for n in range(30)]
+    for address in (f"{s3.address}/x.jsonl", str(tmp_path / "x.jsonl")):
+        write_text(address, "\n".join(lines) + "\n")
+        done = run("prepare", address, "--split-ratio", "train:9,val:1")
+        assert done.exit_code == 0, done.output
+        assert "30 samples" in done.output
+    assert train(f"{s3.address}/x.jsonl", batches=5)[0] == train(tmp_path / "x.jsonl", batches=5)[0]
+    write_text(f"{s3.address}/x.jsonl", "{}\nno json\n")
+    done = run("prepare", f"{s3.address}/x.jsonl")
+    assert done.exit_code != 0
+    assert f"{s3.address}/x.jsonl" in done.output
+
+
+@pytest.mark.parametrize("writer", [ShardWriter, TarWriter])
+def test_writers_of_shards_refuse_a_url_and_say_how_to_upload(writer):
+    with pytest.raises(ConfigError, match="s3://bucket/x.tar: shards are written on this machine"):
+        writer("s3://bucket/x.tar")
 
 
 def test_packing_goes_to_a_folder_of_this_machine(tmp_path):

@@ -112,11 +112,11 @@ def command(
     if path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(path)
         return
-    if not isinstance(path, Path):
-        run_on_stand_in(context, path, exclude)
-        return
     if is_jsonl(path):
         prepare_jsonl_command(path, split_ratio)
+        return
+    if not isinstance(path, Path):
+        run_on_stand_in(context, path, exclude)
         return
     from energon.cli.prepare_choices import Options, decide
     from energon.prepare.dataset import prepare_dataset, without_shards
