@@ -17,7 +17,7 @@ from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.place import current_place
 from energon.webdataset.rank_states import merge_rank_states
 from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
-from energon.webdataset.tensors import convert, torch_or_none
+from energon.webdataset.tensors import convert, has_torch, torch_or_none
 from energon.webdataset.worker_process import WorkerProcess
 from energon.worker import WorkerConfig
 
@@ -159,9 +159,9 @@ class _LoaderIterator(StageIterator):
     def _run(self) -> Iterator[Any]:
         if not self._is_restored:
             self._loader.begin_epoch(self._epoch)
-        torch = torch_or_none() if self._converts else None
+        converts = self._converts and has_torch()
         for batch in self._loader:
-            yield batch if torch is None else convert(batch, torch)
+            yield convert(batch) if converts else batch
 
     def state_dict(self) -> State:
         state = self._loader.save_state_rank()
