@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from megatron.energon import (
+    BaseWebdatasetFactory,
     Batch,
+    BlendDataset,
     Cooker,
     DefaultTaskEncoder,
+    EpochizeDataset,
     Sample,
+    SampleDecoder,
     SkipSample,
     TextSample,
     WorkerConfig,
@@ -29,7 +33,7 @@ from megatron.energon import (
 )
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.task_encoder.base import TaskEncoder
-from tests.datasets import make_crude
+from tests.datasets import jpeg, make_crude, write_shard
 
 
 @edataclass
@@ -179,3 +183,179 @@ def test_a_program_that_is_misspelled_ends_with_the_cause(root):
     )
     with get_loader(dataset) as loader, pytest.raises(FatalSampleError, match="token"):
         next(iter(loader))
+
+
+class OwnBlend(TextEncoder):
+    """A pipeline as programs of former days build it: without arguments that came later."""
+
+    def build_train_datasets(
+        self,
+        *,
+        datasets,
+        worker_config,
+        batch_size,
+        batch_drop_last=False,
+        packing_buffer_size=None,
+        virtual_epoch_length=0,
+        shuffle_buffer_size=None,
+    ):
+        dataset = BlendDataset(*datasets, worker_config=worker_config)
+        dataset = self.build_encode_sample(dataset, worker_config=worker_config)
+        dataset = self.build_batch(
+            dataset,
+            batch_size=batch_size,
+            batch_drop_last=batch_drop_last,
+            worker_config=worker_config,
+        )
+        if virtual_epoch_length > 0:
+            dataset = EpochizeDataset(
+                dataset, length=virtual_epoch_length, worker_config=worker_config
+            )
+        return dataset
+
+
+def test_a_program_that_blends_by_itself(root):
+    dataset = get_train_dataset(
+        {"splits": {"train": {"blend": [{"weight": 3, "path": str(root)}, {"path": str(root)}]}}},
+        worker_config=config(),
+        batch_size=4,
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=5,
+        virtual_epoch_length=6,
+        task_encoder=OwnBlend(),
+    )
+    with get_loader(dataset) as loader:
+        assert [[len(batch.__key__) for batch in loader] for _ in range(2)] == [[4] * 6] * 2
+
+
+@dataclass
+class RawTexts(Batch):
+    text: list[str]
+
+
+@dataclass
+class TokenizedTexts(Batch):
+    tokens: torch.Tensor
+    mask: torch.Tensor
+
+
+class Tokenizing(DefaultTaskEncoder[TextSample, TextSample, RawTexts, TokenizedTexts]):
+    """Batches are plain dataclasses; the hook that selects empties its list."""
+
+    cookers = [Cooker(cook_text)]  # noqa: RUF012 - as programs have it
+
+    def __init__(self, max_length: int = 40):
+        super().__init__(batch_type=RawTexts)
+        self.max_length = max_length
+
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        sample.text = sample.text.upper()
+        return sample
+
+    def select_samples_to_pack(self, samples: list[TextSample]) -> list[list[TextSample]]:
+        samples.sort(key=lambda sample: len(sample.text))
+        groups = []
+        while samples:
+            group, length = [samples.pop(0)], 0
+            while samples and length + len(samples[0].text) < self.max_length:
+                length += len(samples[0].text)
+                group.append(samples.pop(0))
+            groups.append(group)
+        return groups
+
+    @stateless
+    def pack_selected_samples(self, samples: list[TextSample]) -> TextSample:
+        return TextSample(
+            __key__=",".join(sample.__key__ for sample in samples),
+            __restore_key__=(),
+            text="".join(sample.text for sample in samples),
+        )
+
+    def batch(self, samples: list[TextSample]) -> RawTexts:
+        return RawTexts.from_samples(samples)
+
+    def encode_batch(self, batch: RawTexts) -> TokenizedTexts:
+        tokens = batch_pad_stack([torch.tensor(list(text.encode())) for text in batch.text])
+        return TokenizedTexts.derive_from(batch, tokens=tokens, mask=tokens > 0)
+
+
+def test_a_program_that_packs_and_tokenizes_batches(root):
+    dataset = get_train_dataset(
+        root,
+        worker_config=config(),
+        batch_size=3,
+        packing_buffer_size=20,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=Tokenizing(),
+    )
+    with get_savable_loader(dataset) as loader:
+        batches = list(islice(loader, 6))
+        assert all(isinstance(batch, TokenizedTexts) for batch in batches)
+        assert batches[0].tokens.shape == batches[0].mask.shape
+        assert bytes(batches[0].tokens[0][batches[0].mask[0]].tolist()).startswith(b">TEXT ")
+        again = loader.restore_sample(batches[4].__restore_key__)
+    assert torch.equal(again.tokens, batches[4].tokens)
+
+
+@pytest.mark.parametrize("with_rank", [True, False])
+def test_a_program_that_saves_with_torch(root, tmp_path, with_rank):
+    def my_loader():
+        return get_savable_loader(
+            get_train_dataset(
+                root,
+                batch_size=4,
+                shuffle_buffer_size=100,
+                max_samples_per_sequence=100,
+                worker_config=config(1),
+                task_encoder=TextEncoder(),
+            )
+        )
+
+    with my_loader() as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        state = loader.save_state_rank() if with_rank else loader.save_state_global(dst_rank=0)
+        torch.save(state, tmp_path / "state.pth")
+        expected = next(batches)
+    loader = my_loader()
+    state = torch.load(tmp_path / "state.pth")
+    if with_rank:
+        loader.restore_state_rank(state)
+    else:
+        loader.restore_state_global(state, src_rank=None)
+    with loader:
+        assert next(iter(loader)).__key__ == expected.__key__
+
+
+class PortraitsAndLandscapes(DefaultTaskEncoder):
+    decoder = SampleDecoder(image_decode="pilrgb")
+
+    def batch_group_criterion(self, sample):
+        width, height = sample.image.size
+        return ("portrait" if width < height else "landscape"), 2
+
+    def batch(self, samples):
+        return [sample.image.size for sample in samples]
+
+
+def test_a_program_that_groups_by_shape(tmp_path):
+    shapes = [(8, 12), (12, 8), (16, 4)]
+    samples = [(f"s{n}", {"jpg": jpeg(n, size=shapes[n % 3]), "txt": b"text"}) for n in range(12)]
+    write_shard(tmp_path / "0.tar", samples)
+    parts, _ = BaseWebdatasetFactory.prepare_dataset(
+        tmp_path, ["0.tar"], split_parts_ratio=[("train", 1), ("val", 0)], workers=1
+    )
+    assert parts == {"jpg", "txt"}
+    (tmp_path / ".nv-meta" / "dataset.yaml").write_text(
+        "sample_type:\n  __module__: megatron.energon\n  __class__: CaptioningSample\n"
+        "field_map:\n  image: jpg\n  caption: txt\n"
+    )
+    dataset = get_train_dataset(
+        tmp_path, worker_config=config(), batch_size=None, task_encoder=PortraitsAndLandscapes()
+    )
+    with get_loader(dataset) as loader:
+        for batch in islice(loader, 8):
+            assert len(batch) == 2
+            assert len({width < height for width, height in batch}) == 1

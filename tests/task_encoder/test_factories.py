@@ -9,6 +9,7 @@ from energon import (
     get_savable_loader,
     get_val_datasets,
 )
+from energon.prepare.media_filter import MediaFilter
 from energon.task_encoder.factories import (
     CrudeWebdataset,
     StandardWebdatasetFactory,
@@ -111,11 +112,41 @@ def test_preparing_returns_the_names_of_parts(root, tmp_path):
     (tmp_path / "ds").mkdir()
     (tmp_path / "ds" / "0.tar").write_bytes((root / "shards/000.tar").read_bytes())
     (tmp_path / "ds" / "1.tar").write_bytes((root / "shards/001.tar").read_bytes())
-    parts = WebdatasetFactory.prepare_dataset(
-        tmp_path / "ds", ["0.tar", "1.tar"], split_parts_ratio=[("train", 1), ("val", 1)], workers=1
+    shown = []
+
+    def progress(shards, length):
+        assert length == 2
+        for shard in shards:
+            shown.append(shard)
+            yield shard
+        shown.append("end")
+
+    parts, duplicates = WebdatasetFactory.prepare_dataset(
+        tmp_path / "ds",
+        ["0.tar", "1.tar"],
+        split_parts_ratio=[("train", 1), ("val", 1), ("test", 0)],
+        split_parts_patterns=None,
+        progress_fn=progress,
+        tar_index_only=False,
+        shuffle_seed=None,
+        workers=1,
     )
     assert parts == {"jpg", "txt", "json"}
+    assert duplicates == []
+    assert shown == [0, 1, "end"]
+    media = MediaFilter("EXTENSION")
+    assert WebdatasetFactory.add_media_metadata(tmp_path / "ds", media_filter=media) == 11
+    content = list(WebdatasetFactory.iter_dataset_content(tmp_path / "ds/1.tar", ("txt",)))
+    assert content[0] == {"jpg": None, "txt": b"caption 6", "json": None}
+    assert len(content) == 5
     assert len(standard(tmp_path / "ds")) in (5, 6)
+
+
+def test_a_part_of_a_folder_cannot_be_prepared(root):
+    with pytest.raises(ConfigError, match="not among paths, like shards/001.tar"):
+        WebdatasetFactory.prepare_dataset(root, ["shards/000.tar"])
+    with pytest.raises(ConfigError, match="tar_index_only"):
+        WebdatasetFactory.prepare_dataset(root, tar_index_only=True)
 
 
 def test_validation_datasets_come_with_factories(root):

@@ -6,7 +6,8 @@ blends numbers instead of samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,12 @@ class LoadedDataset:
     weight: float | None = None
     repetitions: float | None = None
     aux: Mapping[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples, repeated without end, and the weight: as `BlendDataset` takes them."""
+        samples = self.dataset.build()
+        weight = 1.0 if self.weight is None else self.weight
+        return iter((RepeatDataset(samples, worker_config=samples.worker_config), weight))
 
 
 class PipelineBuilder:
@@ -199,8 +206,15 @@ class PipelineBuilder:
         return _load(dataset)
 
 
-def built(pipeline: Any) -> WrapperDataset:
-    """Return what `build_train_datasets` returned, if a loader can do anything with it."""
+def built(build: Callable[..., Any], **arguments: Any) -> WrapperDataset:
+    """Return what `build_train_datasets` returns, if a loader can do anything with it.
+
+    Overrides of former days do not know all arguments; they get those that they name.
+    """
+    parameters = inspect.signature(build).parameters
+    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    pipeline = build(**arguments)
     if not isinstance(pipeline, WrapperDataset):
         raise ConfigError(
             "build_train_datasets and build_val_datasets have to return a wrapper like "

@@ -6,15 +6,11 @@ A factory opens the prepared dataset at a path; `build()` returns its samples, t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
-from energon.formats.tar_scan import scan_tar
-from energon.prepare.dataset import prepare_dataset
-from energon.prepare.shards import find_shards
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.file_store_webdataset import WebdatasetFileStore
@@ -25,10 +21,11 @@ from energon.task_encoder.described import NO_CONFIG, plan_leaf_of, take_over
 from energon.task_encoder.leaf_dataset import LeafDataset
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf
+from energon.task_encoder.preparing import PreparesShards
 from energon.worker import WorkerConfig
 
 
-class WebdatasetFactory(LeafDataset):
+class WebdatasetFactory(PreparesShards, LeafDataset):
     """The samples of a prepared dataset of tar shards.
 
     Args:
@@ -113,40 +110,6 @@ class WebdatasetFactory(LeafDataset):
         self.split_part = split_part
         self.shards = source.shards
         self.__sample_type__ = sample_type
-
-    @classmethod
-    def prepare_dataset(
-        cls,
-        parent_path: str | os.PathLike[str],
-        paths: Sequence[str] | None = None,
-        *,
-        split_parts_ratio: Sequence[tuple[str, float]] | None = None,
-        split_parts_patterns: Sequence[tuple[str, str]] | None = None,
-        workers: int = 4,
-        **settings: Any,
-    ) -> set[str]:
-        """Prepare a folder of tar shards.
-
-        Args:
-            parent_path: The folder.
-            paths: The shards; all below the folder have to be among them.
-            split_parts_ratio: Names of splits and their shares.
-            split_parts_patterns: Instead of it, names of splits and regular expressions.
-            workers: Processes that read shards.
-            settings: As the function takes them.
-
-        Returns:
-            The names of the parts of the samples in the first shard.
-        """
-        prepare_dataset(
-            Path(parent_path),
-            split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
-            split_parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
-            num_workers=workers,
-            **settings,
-        )
-        first = find_shards(Path(parent_path))[0]
-        return set(scan_tar(Path(parent_path) / first).part_names)
 
 
 class StandardWebdatasetFactory(WebdatasetFactory):

@@ -116,19 +116,16 @@ def get_train_dataset(
     )
     if overrides(encoder, "build_train_datasets"):
         return built(
-            encoder.build_train_datasets(
-                datasets=loaded_datasets(
-                    opened, plan.leaves, encoder, worker_config, training=True
-                ),
-                worker_config=worker_config,
-                batch_size=batch_size,
-                batch_drop_last=batch_drop_last,
-                packing_buffer_size=packing_buffer_size,
-                virtual_epoch_length=virtual_epoch_length,
-                shuffle_buffer_size=shuffle_buffer_size,
-                blend_mode=resolved.blend_mode,
-                repeat=repeat,
-            )
+            encoder.build_train_datasets,
+            datasets=loaded_datasets(opened, plan.leaves, encoder, worker_config, training=True),
+            worker_config=worker_config,
+            batch_size=batch_size,
+            batch_drop_last=batch_drop_last,
+            packing_buffer_size=packing_buffer_size,
+            virtual_epoch_length=virtual_epoch_length,
+            shuffle_buffer_size=shuffle_buffer_size,
+            blend_mode=resolved.blend_mode,
+            repeat=repeat,
         )
     return _build(
         opened,
@@ -261,14 +258,13 @@ def _build_validation(
     check_encoder(encoder, packing=bool(settings["packing_buffer_size"]))
     if overrides(encoder, "build_val_datasets"):
         return built(
-            encoder.build_val_datasets(
-                datasets=loaded_datasets(opened, None, encoder, worker_config, training=False),
-                worker_config=worker_config,
-                batch_size=batch_size,
-                batch_drop_last=settings["drop_last"],
-                packing_buffer_size=settings["packing_buffer_size"],
-                limit=limit,
-            )
+            encoder.build_val_datasets,
+            datasets=loaded_datasets(opened, None, encoder, worker_config, training=False),
+            worker_config=worker_config,
+            batch_size=batch_size,
+            batch_drop_last=settings["drop_last"],
+            packing_buffer_size=settings["packing_buffer_size"],
+            limit=limit,
         )
     plan = PlanRecipe(
         kind="concat",

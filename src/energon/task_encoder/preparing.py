@@ -1,0 +1,175 @@
+"""Prepare datasets of shards from programs, under the names of former days."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.formats.tar import iter_members, split_name
+from energon.formats.tar_scan import scan_tar
+from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.media import prepare_media
+from energon.prepare.media_filter import MediaFilter
+from energon.prepare.shards import find_shards
+
+ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
+"""Hands on what it gets, and shows how far that is; also called with the number of all."""
+
+
+class PreparesShards:
+    """The class methods of datasets of shards that write what is beside the shards."""
+
+    @classmethod
+    def prepare_dataset(
+        cls,
+        parent_path: str | os.PathLike[str],
+        paths: Sequence[str] | None = None,
+        *,
+        split_parts_ratio: Sequence[tuple[str, float]] | None = None,
+        split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+        split_config: str = "split.yaml",
+        shuffle_seed: int | None = 42,
+        progress_fn: ProgressBar | None = None,
+        workers: int = 4,
+        tar_index_only: bool = False,
+        media_filter: MediaFilter | None = None,
+        fix_duplicates: bool = False,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> tuple[set[str], list[tuple[str, int]]]:
+        """Prepare a folder of tar shards; no `dataset.yaml` is written.
+
+        Args:
+            parent_path: The folder.
+            paths: The shards; all below the folder have to be among them.
+            split_parts_ratio: Names of splits and their shares.
+            split_parts_patterns: Instead of it, names of splits and regular expressions.
+            split_config: Only "split.yaml".
+            shuffle_seed: None deals shards to splits by ratio in their order, any number in a
+                shuffled order.
+            progress_fn: Shows the progress: wraps an iterator over shards, of a known number.
+            workers: Processes that read shards.
+            tar_index_only: Only False: a dataset is prepared as a whole.
+            media_filter: Which files to note the sizes and durations of; None for none.
+            fix_duplicates: Whether to write shards anew that have keys which are there already.
+            index_sqlite_tmp_path: Has no effect: indexes are written where they belong.
+
+        Returns:
+            The names of the parts of the samples in the first shard, and keys that are there
+            several times; the latter are an error, so there are none.
+
+        Raises:
+            ConfigError: If the arguments make no sense.
+            DuplicateSampleKeyError: If a key is there twice.
+        """
+        if tar_index_only or split_config != "split.yaml":
+            raise ConfigError(
+                "prepare_dataset writes all indexes and split.yaml; tar_index_only and another "
+                "split_config are not there"
+            )
+        folder = Path(parent_path)
+        _check_paths(folder, paths)
+        prepare_dataset(
+            folder,
+            split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+            split_parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
+            shuffle_shards=shuffle_seed is not None and split_parts_ratio is not None,
+            indexing=Indexing(
+                engine=Engine(num_workers=workers),
+                fix_duplicates=fix_duplicates,
+                progress=_Shown(progress_fn),
+            ),
+        )
+        if media_filter is not None:
+            prepare_media(folder, media_filter, engine=Engine(num_workers=workers))
+        first = find_shards(folder)[0]
+        return set(scan_tar(folder / first).part_names), []
+
+    @classmethod
+    def add_media_metadata(
+        cls,
+        parent_path: str | os.PathLike[str],
+        *,
+        media_filter: MediaFilter,
+        workers: int = 4,
+        progress_fn: ProgressBar | None = None,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Note sizes and durations of the media files of a prepared dataset.
+
+        Args:
+            parent_path: Its folder.
+            media_filter: Which files.
+            workers: Processes that read shards.
+            progress_fn: Shows the progress, see `prepare_dataset`.
+            index_sqlite_tmp_path: Has no effect.
+
+        Returns:
+            Of how many files they are known.
+        """
+        engine = Engine(num_workers=workers)
+        progress = _Shown(progress_fn)
+        return prepare_media(parent_path, media_filter, engine=engine, progress=progress).stored
+
+    @staticmethod
+    def iter_dataset_content(
+        path: str | os.PathLike[str], extract_keys: Collection[str] = ()
+    ) -> Iterator[dict[str, bytes | None]]:
+        """Yield the names of the parts of each sample of a shard.
+
+        Args:
+            path: The shard.
+            extract_keys: Parts whose content is given, too; it is None for all others.
+        """
+        with Path(path).open("rb") as shard:
+            file = shard.fileno()
+
+            def read(offset: int, size: int) -> bytes:
+                return os.pread(file, size, offset)
+
+            key, sample = "", dict[str, bytes | None]()
+            for member in iter_members(read, os.fstat(file).st_size, origin=str(path)):
+                names = split_name(member.name)
+                if names is None:
+                    continue
+                if names[0] != key and sample:
+                    yield sample
+                    sample = {}
+                key, part = names
+                wanted = part in extract_keys
+                sample[part] = read(member.offset, member.size) if wanted else None
+            if sample:
+                yield sample
+
+
+class _Shown:
+    """Moves a progress bar on when told how many shards are done."""
+
+    def __init__(self, show: ProgressBar | None) -> None:
+        self.show = show
+        self.bar: Iterator[Any] | None = None
+        self.done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.show is None:
+            return
+        if self.bar is None:
+            self.bar = iter(self.show(iter(range(total)), total))
+        # What the bar does after the last one happens when it is asked for one more.
+        for _ in range(done - self.done + (done == total)):
+            next(self.bar, None)
+        self.done = done
+
+
+def _check_paths(folder: Path, paths: Sequence[str] | None) -> None:
+    if paths is None:
+        return
+    left_out = sorted(set(map(str, find_shards(folder))) - set(map(str, paths)))
+    if left_out:
+        raise ConfigError(
+            f"{folder} has shards that are not among paths, like {left_out[0]}; a dataset is all "
+            "shards of a folder: move them, or exclude them in split.yaml"
+        )
