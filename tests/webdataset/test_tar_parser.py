@@ -113,6 +113,23 @@ def test_an_archive_that_is_cut_anywhere_is_an_error_and_gives_no_half_sample(st
     assert read(data[: end + 512]) == whole
 
 
+@pytest.mark.parametrize("size", [1 << 33, 1 << 60])
+def test_a_size_that_cannot_be_takes_no_memory(size):
+    member = tarfile.TarInfo("a.txt")
+    member.size = size
+    asked = []
+
+    class Stream(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(size)
+            return super().read(size)
+
+    stream = Stream(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+    with pytest.raises(TruncatedError, match="within a member"):
+        TarReader(stream, TarParser("x.tar")).next_block()
+    assert max(asked) == tar_reader.MAX_READ_BYTES
+
+
 def test_garbage_is_an_error():
     with pytest.raises(FormatError, match="no tar header at byte 0"):
         read(b"x" * 2048)

@@ -8,6 +8,9 @@ from typing import Protocol
 from energon.webdataset.tar_parser import Sample, TarParser
 
 WINDOW_BYTES = 1 << 20
+MAX_READ_BYTES = 64 << 20
+"""What is asked for at a time: memory is taken for content that is there, whatever a damaged
+header says of its size."""
 
 logger = logging.getLogger("energon")
 
@@ -122,7 +125,7 @@ class TarReader:
         self._rest = self._rest[size:]
         missing = size - len(chunks[0])
         while missing:
-            chunk = self._stream.read(missing)
+            chunk = self._stream.read(min(missing, MAX_READ_BYTES))
             if not chunk:
                 break
             self._end += len(chunk)
