@@ -78,7 +78,8 @@ def test_shares_are_nearly_exact_in_every_interval(w, lane):
     for start, count in ((0, 1000), (7_777, 500), (0, 20_000)):
         got = np.bincount(leaf[start : start + count], minlength=len(w))
         wanted = np.array(w) / sum(w) * count
-        assert np.abs(got - wanted).max() <= 2 + count / 2000
+        # One more or less at either end, and what the places of others are off.
+        assert np.abs(got - wanted).max() <= 3 + count / 2000
 
 
 def test_a_leaf_with_weight_zero_is_never_drawn():

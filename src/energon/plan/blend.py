@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,10 +160,8 @@ class BlendPlan:
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`."""
-        counts = np.zeros(len(self.leaves))
-        drawn = self.drawn(lane, row)
-        for number, leaves in enumerate(self.sources):
-            counts[list(leaves)] += drawn[number] * self._lines[number].shares
+        source, share = self._parts
+        counts: NDArray[np.float64] = self.drawn(lane, row)[source] * share
         return counts
 
     def drawn(self, lane: int, row: int) -> Ints:
@@ -201,29 +200,42 @@ class BlendPlan:
             quotas = self._quotas(lane, mix)
             used = [source for source, quota in quotas.items() if drawn[source] >= quota]
             stop = self._next_change(lane, mix, row)
-            shares = mix.shares(row, stop, self._clock, used)
-            if shares is None:
+            mixture = self._mixture(mix, row, stop, used)
+            if mixture is None:
                 return
-            stage = self._stage(lane, mix, row, shares, drawn, stage)
+            stage = self._stage(lane, row, *mixture, drawn, stage)
             stage = stage._replace(stop=stage.first_end(quotas, stop))
             yield stage
             row = stage.stop
             if row is not None:
                 drawn = stage.drawn_until(row)
 
-    def _stage(
-        self,
-        lane: int,
-        mix: Mix,
-        row: int,
-        shares: tuple[float, ...],
-        drawn: Ints,
-        before: Stage | None,
-    ) -> Stage:
+    def _mixture(
+        self, mix: Mix, row: int, stop: int | None, used: list[int]
+    ) -> tuple[Pattern, NDArray[np.int32]] | None:
+        """Return in which pattern sources come, and the source of each number; None for none."""
+        # Most lanes ask for the same, and a run may have thousands.
+        key = (id(mix), row, stop, tuple(used))
+        if key not in self._mixtures:
+            shares = mix.shares(row, stop, self._clock, used)
+            self._mixtures[key] = None if shares is None else self._pattern(mix, shares)
+        return self._mixtures[key]
+
+    def _pattern(self, mix: Mix, shares: tuple[float, ...]) -> tuple[Pattern, NDArray[np.int32]]:
         # By name, so that the order of entries in a document has no say.
         named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
         pattern = make_pattern(tuple(share for *_, share in named), self.seed)
-        columns = np.array([source for _, source, _ in named], np.int32)
+        return pattern, np.array([source for _, source, _ in named], np.int32)
+
+    def _stage(
+        self,
+        lane: int,
+        row: int,
+        pattern: Pattern,
+        columns: NDArray[np.int32],
+        drawn: Ints,
+        before: Stage | None,
+    ) -> Stage:
         # Where the last pattern was left: one that always began at the same place would prefer
         # what comes first in it, and the steps of a short ramp have few rows.
         turn = self._phase(lane, pattern) if before is None else before.turn_at(row, pattern)
@@ -288,6 +300,20 @@ class BlendPlan:
     def _lines(self) -> list[Line]:
         lines = [tuple(self.leaves[leaf] for leaf in source) for source in self.sources]
         return [Line(leaves, self.seed) for leaves in lines]
+
+    @cached_property
+    def _parts(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """The source of each leaf, and which part of it the leaf is."""
+        source = np.zeros(len(self.leaves), np.int32)
+        share = np.zeros(len(self.leaves))
+        for number, leaves in enumerate(self.sources):
+            source[list(leaves)] = number
+            share[list(leaves)] = self._lines[number].shares
+        return source, share
+
+    @cached_property
+    def _mixtures(self) -> dict[Any, tuple[Pattern, NDArray[np.int32]] | None]:
+        return {}
 
     @cached_property
     def _order(self) -> LeafOrder:

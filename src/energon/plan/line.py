@@ -62,7 +62,7 @@ class Line:
             ordinal = np.where(partial, (ordinal + rotation) % self._sizes[leaf], ordinal)
         return Rows(leaf, passes * self._epochs[leaf] + pass_, ordinal)
 
-    @property
+    @cached_property
     def shares(self) -> NDArray[np.float64]:
         """The part of the line that each leaf takes."""
         return np.diff(self._bounds) / self.length

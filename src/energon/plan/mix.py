@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import fsum
 from typing import Any
 
@@ -56,12 +57,12 @@ class Mix:
         """Return the mix of sources 0, 1, … with constant weights."""
         return cls(tuple(Entry(i, Curve.constant(weight)) for i, weight in enumerate(weights)))
 
-    @property
+    @cached_property
     def sources(self) -> tuple[int, ...]:
         """The sources, in the order of their entries."""
         return tuple(number for number, _ in self._leaves(None))
 
-    @property
+    @cached_property
     def limits(self) -> dict[int, float]:
         """How many epochs may be drawn of the sources that have a limit."""
         return {number: limit for number, limit in self._leaves(None) if limit is not None}
