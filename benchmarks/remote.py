@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 LATENCY_SECONDS = 0.03
 BYTES_PER_SECOND = 200e6
-WARM_SECONDS = 5.0
+WARM_SECONDS = 4.0
 IMAGES = 6000
 SLICE = 64
 LAYOUTS = {"large": 15, "small": -(-IMAGES // SLICE)}
@@ -56,7 +56,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="That each is measured for.")
+    parser.add_argument("--seconds", type=float, default=4.0, help="That each is measured for.")
     parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made" / "remote")
     parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
     parser.add_argument("--only", help="Measure those with this in their name; write nothing.")

@@ -12,13 +12,12 @@ from energon.errors import (
     DatasetNotFoundError,
     EnergonError,
     MissingExtraError,
-    ObjectChangedError,
     StorageAccessError,
     StorageError,
 )
 from energon.io.address import Address, redact
 from energon.io.backend import ObjectInfo
-from energon.io.object_errors import cause_of
+from energon.io.object_errors import cause_of, changed
 
 CHUNK_BYTES = 8 << 20
 _VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "oid")
@@ -75,10 +74,12 @@ class FsspecBackend:
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         if stop <= start:
             return b""
-        if version is not None and self.head(key).version != version:
-            raise ObjectChangedError(f"{self.origin}/{key}: was replaced since it was opened")
         with self._errors(key):
-            return bytes(self._system.cat_file(self._path(key), start=start, end=stop))
+            data = bytes(self._system.cat_file(self._path(key), start=start, end=stop))
+        # Asked afterwards: what was read before the object was replaced is of the old version.
+        if version is not None and self.head(key).version != version:
+            raise changed(f"{self.origin}/{key}")
+        return data
 
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
         size = self.head(key).size

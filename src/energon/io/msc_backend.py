@@ -15,12 +15,11 @@ from energon.errors import (
     DatasetNotFoundError,
     EnergonError,
     MissingExtraError,
-    ObjectChangedError,
     StorageAccessError,
     StorageError,
 )
 from energon.io.backend import ObjectInfo
-from energon.io.object_errors import cause_of
+from energon.io.object_errors import cause_of, changed
 
 CHUNK_BYTES = 8 << 20
 _STATUS = re.compile(r"status_code: (\d{3})")
@@ -71,7 +70,7 @@ class MscBackend:
             data = b""
         # Asked afterwards: what was read before the object was replaced is of the old version.
         if version is not None and self.head(key).version != version:
-            raise ObjectChangedError(f"{self.origin}/{key}: was replaced since it was opened")
+            raise changed(f"{self.origin}/{key}")
         return data
 
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
