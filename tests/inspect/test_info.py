@@ -7,9 +7,11 @@ from click.testing import CliRunner
 
 from energon.cli.main import main
 from energon.inspect.info import describe
+from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from tests.datasets import make_captions, make_crude, write_shard
+from tests.sources.distant import upload
 
 
 def test_counts_what_a_split_really_has(tmp_path):
@@ -163,3 +165,35 @@ def test_missing_shards_are_named_and_the_rest_is_counted(tmp_path, words):
         assert about["parts"]["txt"]["count"] == 2
     else:
         assert "- missing shards: 001.tar" in shown
+
+
+def test_files_of_a_folder_are_counted_by_extension(tmp_path):
+    (tmp_path / "files/a").mkdir(parents=True)
+    for name, size in (("a/x.jpg", 5), ("y.JPG", 9), ("README", 0)):
+        (tmp_path / "files" / name).write_bytes(bytes(size))
+    address = f"filesystem://{tmp_path}/files"
+    about = describe(address)
+    assert (about["kind"], about["files"], about["bytes"]) == ("filesystem", 3, 14)
+    assert {name: part["count"] for name, part in about["extensions"].items()} == {
+        "jpg": 2,
+        "none": 1,
+    }
+    shown = run(address)
+    assert "- extension jpg: 2 with 14 bytes, 7 on average, from 5 to 9\n" in shown
+    assert "- bytes of a file: 5 on average, from 0 to 9\n" in shown
+    assert "files" not in describe(address, parts=False)
+
+
+def test_files_of_a_distant_folder_are_counted(s3):
+    write_bytes(f"{s3.address}/files/a.txt", b"12345")
+    about = describe(f"filesystem+{s3.address}/files")
+    assert (about["files"], about["bytes"]) == (1, 5)
+
+
+def test_a_distant_metadataset_is_described(s3, tmp_path):
+    make_crude(tmp_path / "ds", [3])
+    upload(tmp_path / "ds", s3.address)
+    write_bytes(f"{s3.address}/meta.yaml", b"splits: {train: {path: ds}}")
+    about = describe(f"{s3.address}/meta.yaml")
+    assert about["splits"]["train"]["samples"] == 3
+    assert about["datasets"][f"{s3.address}/ds"]["parts"]["txt"]["count"] == 3

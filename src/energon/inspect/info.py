@@ -10,6 +10,7 @@ import numpy as np
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
 from energon.formats.info import load_info
 from energon.formats.split import load_split
+from energon.inspect.folder_info import describe_folder
 from energon.inspect.leaves import find_leaves, split_names
 from energon.inspect.media_statistics import media_statistics
 from energon.inspect.mix_info import describe_mix
@@ -21,6 +22,7 @@ from energon.io.registry import open_store
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import dataset_kind
 from energon.sources.browse_samples import TableSamples
+from energon.sources.file_store_open import folder_of
 from energon.sources.jsonl import JsonlSource
 from energon.sources.jsonl_file import JsonlFile
 from energon.sources.shards import ShardPool
@@ -47,12 +49,16 @@ def describe(
         ConfigError: If a document makes no sense.
     """
     address = os.fspath(path)
+    folder = folder_of(address)
+    if folder is not None:
+        about = {"name": _name(folder), "path": redact(address), "kind": "filesystem"}
+        return {**about, **describe_folder(folder, parts)}
     kind = dataset_kind(address)
     about = {"name": _name(address), "path": redact(address), "kind": kind}
     if kind == "jsonl":
         return {**about, **_jsonl(address, parts)}
     if kind == "filesystem":
-        return {**about, "media": media_statistics(any_path(address)) or {}}
+        return {**about, **describe_folder(address, parts)}
     if kind == "webdataset":
         return {**about, **_webdataset(address, split_config, dataset_config, parts)}
     return {**about, **_metadataset(address, split_config, dataset_config, parts)}

@@ -59,8 +59,7 @@ def _samples(count: int | None) -> str:
 
 
 def _dataset(about: Mapping[str, Any]) -> Iterator[str]:
-    if about["kind"] != "filesystem":
-        yield from _contents(about)
+    yield from _files(about) if about["kind"] == "filesystem" else _contents(about)
     for name, found in about.get("media", {}).items():
         yield f"- {name}: {_medium(name, found)}"
 
@@ -80,9 +79,22 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
         )
     for name, part in about.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
-    if about.get("sample_sizes", {}).get("count"):
-        yield f"- bytes of a sample: {_spread(about['sample_sizes'])}"
-        yield from _histogram(about["sample_sizes"]["histogram"])
+    yield from _sizes("sample", about.get("sample_sizes", {}))
+
+
+def _files(about: Mapping[str, Any]) -> Iterator[str]:
+    for title in ("files", "bytes"):
+        if title in about:
+            yield f"- {title}: {about[title]}"
+    for name, part in about.get("extensions", {}).items():
+        yield f"- extension {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
+    yield from _sizes("file", about.get("file_sizes", {}))
+
+
+def _sizes(what: str, sizes: Mapping[str, Any]) -> Iterator[str]:
+    if sizes.get("count"):
+        yield f"- bytes of a {what}: {_spread(sizes)}"
+        yield from _histogram(sizes["histogram"])
 
 
 def _spread(sizes: Mapping[str, Any]) -> str:
