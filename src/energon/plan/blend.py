@@ -20,7 +20,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,8 @@ from energon.plan.find import find_draw
 from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
 from energon.plan.line import Line
 from energon.plan.mix import Mix
-from energon.plan.pattern import Pattern, make_pattern
+from energon.plan.mixtures import Mixtures
+from energon.plan.pattern import Pattern
 from energon.plan.permutation import permute
 from energon.plan.rows import Rows
 from energon.plan.seeds import derive_seed
@@ -200,7 +200,7 @@ class BlendPlan:
             quotas = self._quotas(lane, mix)
             used = [source for source, quota in quotas.items() if drawn[source] >= quota]
             stop = self._next_change(lane, mix, row)
-            mixture = self._mixture(mix, row, stop, used)
+            mixture = self._mixtures.of(mix, row, stop, used)
             if mixture is None:
                 return
             stage = self._stage(lane, row, *mixture, drawn, stage)
@@ -209,23 +209,6 @@ class BlendPlan:
             row = stage.stop
             if row is not None:
                 drawn = stage.drawn_until(row)
-
-    def _mixture(
-        self, mix: Mix, row: int, stop: int | None, used: list[int]
-    ) -> tuple[Pattern, NDArray[np.int32]] | None:
-        """Return in which pattern sources come, and the source of each number; None for none."""
-        # Most lanes ask for the same, and a run may have thousands.
-        key = (id(mix), row, stop, tuple(used))
-        if key not in self._mixtures:
-            shares = mix.shares(row, stop, self._clock, used)
-            self._mixtures[key] = None if shares is None else self._pattern(mix, shares)
-        return self._mixtures[key]
-
-    def _pattern(self, mix: Mix, shares: tuple[float, ...]) -> tuple[Pattern, NDArray[np.int32]]:
-        # By name, so that the order of entries in a document has no say.
-        named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
-        pattern = make_pattern(tuple(share for *_, share in named), self.seed)
-        return pattern, np.array([source for _, source, _ in named], np.int32)
 
     def _stage(
         self,
@@ -312,8 +295,8 @@ class BlendPlan:
         return source, share
 
     @cached_property
-    def _mixtures(self) -> dict[Any, tuple[Pattern, NDArray[np.int32]] | None]:
-        return {}
+    def _mixtures(self) -> Mixtures:
+        return Mixtures(self._name, self._clock, self.seed)
 
     @cached_property
     def _order(self) -> LeafOrder:
