@@ -68,6 +68,8 @@ _FIELDS = frozenset(
         "unique",
     ]
 )
+SMALL_BYTES = 16 << 10
+"""Tables of fewer bytes are read: to map them would take longer."""
 AGAIN = "`energon index` on its dataset writes it anew"
 _HEADER = struct.Struct("<8sQII")
 Column = NDArray[Any]
@@ -135,16 +137,19 @@ def decode_part_table(
     return about, columns, keys
 
 
-def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap:
-    """Map the file of a part table into memory.
+def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
+    """Map the file of a part table into memory, or read it if it is small.
 
     Raises:
         FileNotFoundError: If there is none.
         TruncatedError: If it is empty.
     """
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
+    with open(path, "rb", buffering=0) as file:
+        head = file.read(SMALL_BYTES)
+        if not head:
             raise TruncatedError(f"{path}: is empty, no part table; {AGAIN}")
+        if len(head) < SMALL_BYTES:
+            return head
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
