@@ -15,6 +15,7 @@ from energon.stages.read import ReadDataset
 class NumberPlan:
     lanes: int
     total: int | None
+    leaf: int = 0
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
         if self.total is not None:
@@ -23,7 +24,9 @@ class NumberPlan:
 
     def at(self, lane: int, rows: np.ndarray) -> Rows:
         count = len(rows)
-        return Rows(np.zeros(count, np.int32), np.zeros(count, np.int64), rows * self.lanes + lane)
+        return Rows(
+            np.full(count, self.leaf, np.int32), np.zeros(count, np.int64), rows * self.lanes + lane
+        )
 
     def num_rows(self, lane: int) -> int | None:
         return None if self.total is None else -(-(self.total - lane) // self.lanes)
@@ -37,14 +40,19 @@ class NumberReader:
     def read(self, rows: Rows) -> list[Any]:
         self.reads.append(len(rows.leaf))
         return [
-            {"n": ordinal, "__restore_key__": (0, 0, ordinal)} for ordinal in rows.ordinal.tolist()
+            {"n": ordinal, "__restore_key__": (leaf, 0, ordinal)}
+            for leaf, ordinal in zip(rows.leaf.tolist(), rows.ordinal.tolist(), strict=True)
         ]
 
     def look_ahead(self, rows: Any) -> None:
         return None
 
 
-def numbers(total: int | None, *, mean_sample_bytes: float = 1.0) -> ReadDataset:
+def numbers(
+    total: int | None, *, mean_sample_bytes: float = 1.0, leaf: int | None = None
+) -> ReadDataset:
     return ReadDataset(
-        lambda lanes: NumberPlan(lanes, total), NumberReader(mean_sample_bytes=mean_sample_bytes)
+        lambda lanes: NumberPlan(lanes, total, leaf or 0),
+        NumberReader(mean_sample_bytes=mean_sample_bytes),
+        leaf,
     )

@@ -345,3 +345,30 @@ def test_a_state_of_another_pipeline_is_refused(blend):
         state = saved.save_state_rank()
     with pytest.raises(StateError, match="differ"):
         loader(blend, BatchesOfOneDataset()).restore_state_rank(state)
+
+
+class BranchesOfTheirOwn(Texts):
+    """Each dataset passes a function of its own before they are blended."""
+
+    def build_train_datasets(self, *, datasets, worker_config, batch_size, **ignored):
+        def mark(name):
+            return lambda sample: TextSample.extend(sample, text=f"{name}: {sample.text}")
+
+        branches = [
+            MapDataset(
+                RepeatDataset(loaded.dataset.build(), worker_config=worker_config),
+                mark(loaded.dataset.name),
+                worker_config=worker_config,
+            )
+            for loaded in datasets
+        ]
+        blend = BlendDataset(*((branch, 1) for branch in branches), worker_config=worker_config)
+        return BatchDataset(blend, batch_size, self.batch, worker_config=worker_config)
+
+
+def test_samples_are_made_again_by_the_functions_of_their_own_branch(blend):
+    with loader(blend, BranchesOfTheirOwn()) as batches:
+        for batch in islice(batches, 6):
+            assert batches.restore_sample(batch["__restore_key__"]) == batch
+            texts, keys = batch["texts"], batch["keys"]
+            assert [text[0] for text in texts] == [key[0] for key in keys]

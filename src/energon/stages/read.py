@@ -63,10 +63,12 @@ class ReadDataset(Dataset[Any]):
     Args:
         plan: Returns the plan for a number of lanes; called where a lane has none of its own.
         reader: Reads samples.
+        leaf: The only leaf of the plan, if the reader knows others; None for all of the reader.
     """
 
     plan: Callable[[int], Plan]
     reader: Reader
+    leaf: int | None = None
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _ReadIterator(self, lane)
@@ -89,6 +91,8 @@ class ReadDataset(Dataset[Any]):
         numbers = key[:3]
         if len(numbers) < 3 or not all(isinstance(part, int) and part >= 0 for part in numbers):
             raise StateError(f"{key} is not the restore key of a sample: (leaf, epoch, ordinal, …)")
+        if self.leaf not in (None, numbers[0]):
+            raise StateError(f"{key} is the key of a sample of another dataset")
         leaf, epoch, ordinal = (np.array([number], np.int64) for number in numbers)
         try:
             sample = self.reader.read(Rows(leaf.astype(np.int32), epoch, ordinal))[0]

@@ -24,11 +24,13 @@ class ReadPass(Dataset[Any]):
             draw k·V + v.
         reader: Reads samples.
         num_samples: How many samples the leaf has.
+        leaf: Its number in the reader; None if that knows no other.
     """
 
     plan: Callable[[int], Plan]
     reader: Reader
     num_samples: int
+    leaf: int | None = None
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _PassIterator(self, lane)
@@ -48,7 +50,7 @@ class ReadPass(Dataset[Any]):
 
     @property
     def _endless(self) -> ReadDataset:
-        return ReadDataset(self.plan, self.reader)
+        return ReadDataset(self.plan, self.reader, self.leaf)
 
 
 class _PassIterator(DatasetIterator[Any]):

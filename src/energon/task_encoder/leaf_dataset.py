@@ -135,7 +135,9 @@ def _leaf_dataset(
 ) -> LeafDataset:
     leaf = plan.leaf
     stage: Dataset[Any] = (
-        ReadPass(plan, reader, leaf.num_samples) if plan.training else ReadDataset(plan, reader)
+        ReadPass(plan, reader, leaf.num_samples, plan.number)
+        if plan.training
+        else ReadDataset(plan, reader, plan.number)
     )
     loading = leaf_hooks(hooks, opened.leaf)
     return LeafDataset(
