@@ -76,6 +76,12 @@ def test_a_bucket_or_host_is_wanted(address):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("address", ["hf://x", "hf://datasets/me", "hf://datasets//x/y"])
+def test_a_repository_of_the_hub_has_an_owner_and_a_name(address):
+    with pytest.raises(ConfigError, match="hf://datasets/USER/NAME/PATH"):
+        split_address(address)
+
+
 def test_local_paths_of_other_hosts_are_refused():
     assert local_path("file://localhost/a%20b") == "/a b"
     with pytest.raises(ConfigError, match="file:///PATH"):

@@ -93,6 +93,11 @@ def split_address(address: str) -> Address:
     root, key = "/".join(parts[:count]), "/".join(parts[count:]).strip("/")
     if not root.strip("/"):
         raise ConfigError(f"{redact(address)}: no bucket or host after {scheme}://")
+    if len(parts) < count or not all(parts[:count]):
+        raise ConfigError(
+            f"{redact(address)}: wanted is hf://datasets/USER/NAME/PATH, or hf://USER/NAME/PATH "
+            "for a repository of a model"
+        )
     if scheme in _QUERY_SCHEMES:
         key = unquote(key)
     return Address(scheme, f"{scheme}://{root}{query}", key)
