@@ -17,6 +17,7 @@ from energon.task_encoder.augment import find_hook
 from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.leaf_decoder import decoder_for
 from energon.task_encoder.load import LoadSample, OpenLeaf, load_hooks, sources_of
 from energon.task_encoder.open_join import find_joiner
 
@@ -26,7 +27,9 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     if leaf.join is None:
         return load_hooks(hooks, leaf)
     encoder = hooks.encoder
-    loaders = tuple(_loader(member, encoder.decoder) for member in leaf.join.members)
+    loaders = tuple(
+        _loader(member, decoder_for(member.decoder, encoder)) for member in leaf.join.members
+    )
     join = JoinSample(loaders, leaf.join.names, _joining(leaf.join.joiner))
     cook = _cook_joined(leaf, encoder)
     if cook is None:

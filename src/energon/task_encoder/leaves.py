@@ -28,6 +28,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.dataset_code import CodeFields, find_code
+from energon.task_encoder.leaf_decoder import leaf_decoder
 from energon.task_encoder.load import OpenJoin, OpenLeaf
 from energon.task_encoder.open_join import open_join
 from energon.task_encoder.open_jsonl import is_jsonl_leaf, jsonl_config
@@ -144,6 +145,7 @@ def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, A
         field_map=dataset.field_map,
         aux=dataset.aux,
         primary=dataset.primary,
+        decoder=leaf_decoder(dataset.config),
     )
 
 
@@ -210,11 +212,6 @@ def _open_dataset(
         raise ConfigError(
             f"{leaf.origin}: aux ({', '.join(leaf.aux)}) is for cookers, and {config.origin} "
             "describes samples that need none; make it a CrudeWebdataset, or drop aux"
-        )
-    if "decoder" in config.given:
-        raise ConfigError(
-            f"{config.origin}: a decoder of its own for a dataset is not part of this release; set "
-            "`decoder` of the task encoder"
         )
     sample_type, field_map = _sample_type(config, leaf, allow)
     source = WebdatasetSource(

@@ -18,6 +18,7 @@ from energon.task_encoder.aux import CookerArguments, cooker_arguments, note_sou
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.dataset_code import CodeFields
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.leaf_decoder import Inherited, LeafDecoder, decoder_for
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class OpenLeaf:
         aux: Auxiliary data by name, for cookers.
         primary: The files of the dataset by name, for cookers that want them.
         join: What it is joined of; None for a single dataset.
+        decoder: Decodes the parts of its samples.
     """
 
     name: str
@@ -42,6 +44,7 @@ class OpenLeaf:
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
     primary: FileStore[Any] | None = None
     join: OpenJoin | None = None
+    decoder: LeafDecoder = Inherited.DECODER
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,17 @@ class SampleHooks:
 def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
     encoder = hooks.encoder
+    decoder = decoder_for(leaf.decoder, encoder)
     if leaf.sample_type is not None and leaf.field_map is not None:
-        load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, encoder.decoder)
+        load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder)
         return (hooks.make("load_sample", load),)
     if not encoder.cookers:
-        return (hooks.make("decode", encoder.decoder),) if encoder.decoder is not None else ()
+        return (hooks.make("decode", decoder),) if decoder is not None else ()
     cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
     arguments = cooker_arguments(
         cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
     )
-    cook = CookSample(leaf.dataset_path, encoder, cooker, encoder.decoder, arguments)
+    cook = CookSample(leaf.dataset_path, encoder, cooker, decoder, arguments)
     _, marked = find_hook(encoder, "cook_crude_sample")
     if hasattr(cooker.cook, "__stateless__"):
         marked = cooker.cook
