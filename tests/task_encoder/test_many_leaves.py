@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tracemalloc
 from collections import Counter
 from itertools import islice
 
@@ -74,3 +75,17 @@ def test_the_number_of_datasets_does_not_multiply_descriptors(path, monkeypatch)
     total = sum(n % 7 + 1 for n in range(LEAVES))
     for leaf, count in drawn.items():
         assert abs(count - 3200 * (leaf % 7 + 1) / total) <= 8
+
+
+def test_a_dataset_takes_a_few_kilobytes_and_reading_it_no_more(path):
+    tracemalloc.start()
+    try:
+        loader = get_loader(open_dataset(path))
+        opened, _ = tracemalloc.get_traced_memory()
+        for _ in islice(iter(loader), 100):
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert opened < LEAVES * 10_000
+    assert peak < opened + 8e6
