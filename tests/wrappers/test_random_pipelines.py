@@ -19,6 +19,7 @@ from energon.wrappers import (
     ConcatDataset,
     FilterDataset,
     GroupBatchDataset,
+    IterMapDataset,
     LimitDataset,
     MapDataset,
     MixBatchDataset,
@@ -78,6 +79,30 @@ WRAPPERS = {
     "limit": lambda inner: LimitDataset(inner, 7, worker_config=CONFIG),
     "repeat": lambda inner: RepeatDataset(inner, repeats=1.5, worker_config=CONFIG),
 }
+
+
+def twice(items):
+    """Yield each item twice."""
+    for item in items:
+        yield item
+        yield {**item, "n": item["n"] + 1}
+
+
+def where_sum_is_odd(items):
+    """Yield items after which the sum of all so far is odd."""
+    total = 0
+    for item in items:
+        total += item["n"]
+        if total % 2:
+            yield item
+
+
+STREAMS = {
+    "twice": lambda inner: IterMapDataset(
+        inner, twice, len_map_fn=lambda n: 2 * n, stateless_iter_fn=True, worker_config=CONFIG
+    ),
+    "sums": lambda inner: IterMapDataset(inner, where_sum_is_odd, worker_config=CONFIG),
+}
 JOINTS = {
     "blend": lambda one, two: BlendDataset((one, 2), (two, 1), worker_config=CONFIG),
     "concat": lambda one, two: ConcatDataset(one, two, worker_config=CONFIG),
@@ -85,14 +110,18 @@ JOINTS = {
         (one, 1), (two, 3), batch_size=2, batch_mix_fn=join, worker_config=CONFIG
     ),
 }
-PIPELINES = st.recursive(
-    st.integers(1, 20),
-    lambda inner: st.one_of(
-        st.tuples(st.sampled_from(sorted(WRAPPERS)), inner),
-        st.tuples(st.sampled_from(sorted(JOINTS)), inner, inner),
-    ),
-    max_leaves=3,
-)
+
+
+def pipelines(wrappers):
+    """Trees of wrappers, with the number of items of each dataset at the end of branches."""
+    return st.recursive(
+        st.integers(1, 20),
+        lambda inner: st.one_of(
+            st.tuples(st.sampled_from(sorted(wrappers)), inner),
+            st.tuples(st.sampled_from(sorted(JOINTS)), inner, inner),
+        ),
+        max_leaves=3,
+    )
 
 
 def build(pipeline, leaves=None):
@@ -100,17 +129,17 @@ def build(pipeline, leaves=None):
     if isinstance(pipeline, int):
         return numbers(pipeline, leaf=next(leaves))
     name, *inner = pipeline
-    return {**WRAPPERS, **JOINTS}[name](*(build(each, leaves) for each in inner))
+    return {**WRAPPERS, **STREAMS, **JOINTS}[name](*(build(each, leaves) for each in inner))
 
 
 @settings(max_examples=60, deadline=None)
-@given(PIPELINES)
+@given(pipelines({**WRAPPERS, **STREAMS}))
 def test_any_pipeline_of_wrappers_resumes_at_every_item(pipeline):
     check_resume(build(pipeline), limit=15)
 
 
 @settings(max_examples=40, deadline=None)
-@given(PIPELINES)
+@given(pipelines(WRAPPERS))
 def test_items_of_any_pipeline_are_made_again_by_their_keys(pipeline):
     dataset = build(pipeline)
     for item in check_resume(dataset, limit=10, lanes=1):
