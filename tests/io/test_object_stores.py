@@ -6,8 +6,9 @@ import uuid
 
 import pytest
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, StorageAccessError
 from energon.io.registry import forget_stores, open_store
+from energon.io.store import RENEW_SECONDS
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, S3_KEY, S3_SECRET, make_bucket
 from tests.servers.places import BUCKET
 
@@ -69,6 +70,26 @@ def test_s3_by_the_profile_of_the_aws_tools(configure, ceph_port, tmp_path):
     store, key = open_store(f"s3://{BUCKET}/x")
     with pytest.raises(ConfigError, match="AWS_PROFILE is 'nobody'"):
         store.read(key)
+
+
+def test_keys_that_the_server_refuses_are_looked_up_anew(configure, ceph_port, tmp_path):
+    (tmp_path / ".aws").mkdir()
+
+    def write_keys(secret):
+        (tmp_path / ".aws/credentials").write_text(
+            f"[default]\naws_access_key_id = {S3_KEY}\naws_secret_access_key = {secret}\n"
+        )
+
+    configure(AWS_ENDPOINT_URL=f"http://127.0.0.1:{ceph_port}", AWS_REGION="us-east-1")
+    write_keys("rotated away")
+    store, key = open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    with pytest.raises(StorageAccessError, match="access denied, 403") as caught:
+        store.write(key, b"content")
+    assert "rotated" not in str(caught.value)
+    write_keys(S3_SECRET)
+    store._renewed_at -= RENEW_SECONDS  # a minute later
+    store.write(key, b"content")
+    assert store.read(key) == b"content"
 
 
 def test_public_buckets_without_credentials(configure, moto_port, public):
