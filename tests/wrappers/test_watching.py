@@ -74,8 +74,7 @@ def test_the_keys_of_items_go_to_a_file_if_one_is_named(tmp_path):
 
 
 SLOW = """
-import subprocess
-import sys
+import time
 from energon.stages.lane import Lane
 from energon.wrappers import MapDataset, WatchdogDataset
 from tests.wrappers.streams import CONFIG, ids, numbers

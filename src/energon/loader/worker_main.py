@@ -227,10 +227,14 @@ class _Companion(threading.Thread):
 
 
 def _report_faults(descriptor: int) -> None:
-    """Leave a traceback with the heartbeat after a fatal signal, or when asked by SIGUSR1."""
+    """Leave a traceback with the heartbeat after a fatal signal, or when asked by SIGUSR1.
+
+    It is that of the thread that the signal went to, the main one if the system can choose. Of
+    all threads, the fault handler shows the youngest hundred, and those of stores are as many.
+    """
     seek_to_trace(descriptor)
-    faulthandler.enable(descriptor)
-    faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True)
+    faulthandler.enable(descriptor, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=False)
 
 
 def _seed_generators(seed: int) -> None:
