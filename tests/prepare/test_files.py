@@ -158,6 +158,14 @@ def test_a_shard_that_vanishes_during_the_run_is_an_error(tmp_path):
     assert prepare_dataset(tmp_path, **ALL).shard_counts == {"0.tar": 1, "1.tar": 1}
 
 
+@pytest.mark.parametrize("name", ["0.tar.parts", "0.tar.idx", ".nv-meta/index.sqlite"])
+def test_a_folder_where_an_index_belongs_is_an_error_that_names_it(tmp_path, name):
+    write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(StorageError, match=f"{name}: Is a directory"):
+        prepare_dataset(tmp_path, **ALL)
+
+
 def test_a_broken_link_is_an_error_that_names_it(tmp_path):
     write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
     (tmp_path / "1.tar").symlink_to(tmp_path / "nothing")

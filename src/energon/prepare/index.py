@@ -97,9 +97,12 @@ def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
         checksum: Whether a table without checksums does not count.
     """
     state = file_state(path)
+    table_path, index_path = part_table_path(path), tar_index_path(path)
     try:
-        table = PartTable.open(part_table_path(path), verify=True)
-        index = load_tar_index(tar_index_path(path))
+        with reporting(table_path):
+            table = PartTable.open(table_path, verify=True)
+        with reporting(index_path):
+            index = load_tar_index(index_path)
     except (FileNotFoundError, FormatError, ValueError):
         return None
     same = (table.shard_size, table.shard_mtime_ns) == state

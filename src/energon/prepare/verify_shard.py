@@ -98,7 +98,8 @@ def _open_table(dataset: Path, name: str, problems: list[Problem]) -> PartTable 
     path = part_table_path(dataset / name)
     where = os.path.relpath(path, dataset)
     try:
-        return PartTable.open(path, verify=True)
+        with reporting(path):
+            return PartTable.open(path, verify=True)
     except FileNotFoundError:
         problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
     except FormatError as error:
@@ -114,7 +115,8 @@ def _check_tar_index(
     path = tar_index_path(dataset / name)
     where = os.path.relpath(path, dataset)
     try:
-        offsets = load_tar_index(path)
+        with reporting(path):
+            offsets = load_tar_index(path)
     except FileNotFoundError:
         problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
         return
