@@ -68,6 +68,8 @@ def command(
       energon plan blend.yaml --batch-size 32 --world-size 8 --where images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
     """
+    if key is not None and step is not None:
+        raise click.UsageError("--where finds steps and --step lists one; give one of them")
     from energon.inspect.plan_find import find_key, list_step
     from energon.inspect.plan_report import describe_run
     from energon.inspect.planned_run import open_run

@@ -60,7 +60,7 @@ class Problems:
 
 
 def _placed(problem: Exception, place: str) -> Exception:
-    if not place or str(problem).startswith(place):
+    if not place or str(problem).startswith(place) or _PLACE.match(str(problem)):
         return problem
     placed = type(problem)(f"{place}: {problem}")
     placed.__cause__ = problem

@@ -107,8 +107,9 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
     if kind == "value_error":
         return f"{subject}: {error['ctx']['error']}"
     wanted = _WANTED.get(kind, error["msg"]).format(**error.get("ctx", {}))
-    if kind == "literal_error":
-        wanted += _proposal(str(error["input"]), re.findall("'([^']*)'", wanted))
+    known = re.findall("'([^']*)'", wanted) if kind == "literal_error" else []
+    if len(known) > 1:
+        wanted += _proposal(str(error["input"]), known)
     return f"{subject}, wanted {wanted}"
 
 

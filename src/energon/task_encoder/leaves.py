@@ -95,7 +95,7 @@ def _open_leaf(
     uid = name if count == 1 else f"{name}#{count}"
     source: Source
     if leaf.joiner is not None:
-        members = [_open_dataset(member.leaf, pool, allow=allow) for member in leaf.join]
+        members = _open_members(leaf, pool, allow)
         source = open_join(leaf, [_shards(member) for member in members])
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors)
@@ -121,7 +121,18 @@ def _open_leaf(
 
 def open_members(leaf: Leaf, pool: ShardPool) -> list[WebdatasetSource]:
     """Open the datasets of a join, for reading their keys."""
-    return [_shards(_open_dataset(member.leaf, pool)) for member in leaf.join]
+    return [_shards(member) for member in _open_members(leaf, pool)]
+
+
+def _open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()) -> list[_Dataset]:
+    problems = Problems()
+    members = []
+    for member in leaf.join:
+        with problems.kept(member.leaf.origin):
+            members.append(_open_dataset(member.leaf, pool, allow=allow))
+            _shards(members[-1])
+    problems.raise_all()
+    return members
 
 
 @dataclass(frozen=True)
