@@ -38,8 +38,8 @@ def content_of(folder):
     }
 
 
-@given(st.integers(1, 60), st.integers(1, 20), st.integers(1024, 20_000))
-@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 25), st.integers(1, 8), st.integers(1024, 12_000))
+@settings(max_examples=15, deadline=None)
 def test_shards_are_bounded_by_count_and_bytes(tmp_path_factory, count, maxcount, maxsize):
     root = tmp_path_factory.mktemp("w")
     writer = write(
