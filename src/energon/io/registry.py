@@ -14,7 +14,6 @@ from threading import Lock
 
 from energon.errors import ConfigError
 from energon.io.address import Address, local_path, scheme_of, split_address
-from energon.io.aistore import goes_to_aistore
 from energon.io.backend import Backend
 from energon.io.local_backend import LocalBackend
 from energon.io.settings import StorageSettings
@@ -94,6 +93,9 @@ def _store(root: str, make: Callable[[], Backend]) -> Store:
 
 
 def _make(parts: Address) -> Backend:
+    # Whoever opens no store need not wait for what stores need.
+    from energon.io.aistore import goes_to_aistore
+
     scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme
     where = _MAKERS.get(scheme, "fsspec_backend:fsspec_backend")
     module, _, name = where.partition(":")
