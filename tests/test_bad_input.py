@@ -120,8 +120,8 @@ def test_settings_of_a_dataset_that_would_have_no_effect(tmp_path):
     edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(part_filter=["json"]))
     dataset = get_val_dataset(root, worker_config=config(), batch_size=None)
     assert [part for part in next(iter(get_savable_loader(dataset))) if part[0] != "_"] == []
-    edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(decoder={"image_decode": "pil"}))
-    with pytest.raises(ConfigError, match=r"dataset\.yaml: a decoder .*task encoder"):
+    edit(root / ".nv-meta/dataset.yaml", lambda d: d.update(decoder={"image_decoder": "pil"}))
+    with pytest.raises(ConfigError, match=r"dataset\.yaml: decoder has no setting 'image_decoder'"):
         read_all(root)
 
 
