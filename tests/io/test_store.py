@@ -111,3 +111,14 @@ def test_connections_are_used_again(proxy):
     for start in range(20):
         store.read_range("x.bin", start, start + 10)
     assert proxy.connections <= 2
+
+
+def test_an_answer_that_drips_is_asked_for_again(server, monkeypatch):
+    monkeypatch.setattr("energon.io.object_backend.ANSWER_SECONDS", 1)
+    with FaultProxy(server.port) as proxy:
+        store = make_store(proxy)
+        drips = Fault("drip", seconds=0.1)
+        proxy.plan([drips, drips], lambda request: request.is_data)
+        assert store.read_range("x.bin", 0, 100_000) == CONTENT[:100_000]
+        assert proxy.faults_left == 0
+        assert store.statistics.snapshot()["error: StorageError"] == 2

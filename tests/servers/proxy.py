@@ -28,10 +28,11 @@ class Fault:
     status: answer with this status instead of asking upstream. reset: close the connection
     with RST, before the answer or `after` bytes of its body. cut: the same with FIN. stall: keep
     silent for `seconds` after `after` bytes of the body, then close. delay: answer `seconds`
-    later. short: claim `after` bytes less than were asked for, and send so many.
+    later. drip: send the body in hundreds of bytes, `seconds` apart. short: claim `after` bytes
+    less than were asked for, and send so many.
     """
 
-    kind: Literal["status", "reset", "cut", "stall", "delay", "short"]
+    kind: Literal["status", "reset", "cut", "stall", "delay", "drip", "short"]
     after: int = -1
     seconds: float = 0.0
     status: int = 503
@@ -192,6 +193,11 @@ class FaultProxy:
         limited = fault is not None and fault.kind in ("reset", "cut", "stall")
         for chunk in body:
             self._throttle.wait(len(chunk))
+            if fault is not None and fault.kind == "drip":
+                for start in range(0, len(chunk), 100):
+                    client.sendall(chunk[start : start + 100])
+                    time.sleep(fault.seconds)
+                continue
             if limited and fault is not None and sent + len(chunk) >= fault.after:
                 client.sendall(chunk[: fault.after - sent])
                 if fault.kind == "reset":

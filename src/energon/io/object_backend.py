@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
 """How long a connection may keep silent."""
+ANSWER_SECONDS = 120
+"""How long the whole answer may take, where it is a range or less."""
 BODY_SECONDS = 24 * 3600
+"""How long it may take where it is a whole object."""
 CHUNK_BYTES = 1 << 20
 
+Connect = Callable[[float], "ObjectStore"]
 _NO_RETRIES: dict[str, Any] = {"max_retries": 0}
 
 
@@ -36,8 +40,9 @@ class ObjectBackend:
 
     Args:
         origin: The root for messages, without secrets.
-        connect: Makes the library's store. Called when it is first needed, and again after
-            credentials were refused, since they may have been renewed meanwhile.
+        connect: Makes the library's store, of which an answer may take so many seconds. Called
+            when it is first needed, and again after credentials were refused, since they may
+            have been renewed meanwhile.
         can_list: Whether it can say what it has.
         multipart: Whether large objects may be uploaded in parts.
     """
@@ -47,7 +52,7 @@ class ObjectBackend:
     def __init__(
         self,
         origin: str,
-        connect: Callable[[], ObjectStore],
+        connect: Connect,
         *,
         can_list: bool = True,
         multipart: bool = True,
@@ -56,7 +61,7 @@ class ObjectBackend:
         self.can_list = can_list
         self._connect = connect
         self._multipart = None if multipart else False
-        self._store: ObjectStore | None = None
+        self._stores: dict[float, ObjectStore] = {}
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         if stop <= start:
@@ -76,7 +81,7 @@ class ObjectBackend:
         if start:
             options["range"] = {"offset": start}
         try:
-            found = self._library().get(self._open(), key, options=options)
+            found = self._library().get(self._open_long(), key, options=options)
             self._check(found.meta, version, key)
             for chunk in found.stream(CHUNK_BYTES):
                 yield bytes(chunk)
@@ -104,7 +109,7 @@ class ObjectBackend:
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         source = content if isinstance(content, bytes) else Path(content)
         try:
-            self._library().put(self._open(), key, source, use_multipart=self._multipart)
+            self._library().put(self._open_long(), key, source, use_multipart=self._multipart)
         except Exception as error:
             raise translate(error, f"{self.origin}/{key}") from None
 
@@ -118,7 +123,7 @@ class ObjectBackend:
 
     def renew(self) -> None:
         """Connect anew, with the credentials that are valid now."""
-        self._store = None
+        self._stores = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
@@ -130,10 +135,17 @@ class ObjectBackend:
             raise changed(f"{self.origin}/{key}")
 
     def _open(self) -> ObjectStore:
+        return self._open_for(ANSWER_SECONDS)
+
+    def _open_long(self) -> ObjectStore:
+        return self._open_for(BODY_SECONDS)
+
+    def _open_for(self, seconds: float) -> ObjectStore:
         check_process(self.origin)
-        if self._store is None:
-            self._store = self._connect()
-        return self._store
+        stores = self._stores
+        if seconds not in stores:
+            stores[seconds] = self._connect(seconds)
+        return stores[seconds]
 
     def _library(self) -> Any:
         return object_library(self.origin)
@@ -155,15 +167,14 @@ def object_library(origin: str) -> Any:
     return obstore
 
 
-def client_options(*, allow_http: bool = False, **more: Any) -> dict[str, Any]:
-    """Return the settings of connections that are the same for all stores."""
+def client_options(seconds: float, *, allow_http: bool = False) -> dict[str, Any]:
+    """Return the settings of connections whose answers take `seconds` at most."""
     return {
         "allow_http": allow_http,
         "connect_timeout": f"{CONNECT_SECONDS}s",
         "read_timeout": f"{READ_SECONDS}s",
-        "timeout": f"{BODY_SECONDS}s",
+        "timeout": f"{round(seconds * 1000)}ms",
         "user_agent": f"energon/{__version__}",
-        **more,
     }
 
 

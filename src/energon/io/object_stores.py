@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.io.address import Address, redact
-from energon.io.object_backend import ObjectBackend, client_options, no_retries, object_library
+from energon.io.object_backend import (
+    Connect,
+    ObjectBackend,
+    client_options,
+    no_retries,
+    object_library,
+)
 from energon.io.s3 import s3_backend
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ def gcs(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
     bucket = parts.root.partition("://")[2]
     origin = f"gs://{bucket}"
 
-    def connect() -> ObjectStore:
+    def connect(seconds: float) -> ObjectStore:
         object_library(origin)
         from obstore.store import GCSStore
 
@@ -40,7 +46,7 @@ def gcs(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
             bucket,
             config=found,  # type: ignore[arg-type]
             client_options=client_options(  # type: ignore[arg-type]
-                allow_http=base.startswith("http://")
+                seconds, allow_http=base.startswith("http://")
             ),
             retry_config=no_retries(),  # type: ignore[arg-type]
         )
@@ -57,7 +63,7 @@ def azure(parts: Address, options: dict[str, Any] | None = None) -> ObjectBacken
     container, _, host = parts.root.partition("://")[2].partition("@")
     origin = f"{parts.scheme}://{container}" + (f"@{host}" if host else "")
 
-    def connect() -> ObjectStore:
+    def connect(seconds: float) -> ObjectStore:
         object_library(origin)
         from obstore.store import AzureStore
 
@@ -78,7 +84,7 @@ def azure(parts: Address, options: dict[str, Any] | None = None) -> ObjectBacken
             container,
             config=found,  # type: ignore[arg-type]
             client_options=client_options(  # type: ignore[arg-type]
-                allow_http=endpoint.startswith("http://")
+                seconds, allow_http=endpoint.startswith("http://")
             ),
             retry_config=no_retries(),  # type: ignore[arg-type]
         )
@@ -106,7 +112,7 @@ def web(parts: Address) -> ObjectBackend:
     return ObjectBackend(origin, connect_web(parts.root, {}), can_list=False, multipart=False)
 
 
-def connect_web(root: str, headers: Mapping[str, str]) -> Callable[[], ObjectStore]:
+def connect_web(root: str, headers: Mapping[str, str]) -> Connect:
     """Return what connects to a web server.
 
     Args:
@@ -114,11 +120,11 @@ def connect_web(root: str, headers: Mapping[str, str]) -> Callable[[], ObjectSto
         headers: Sent with every request, but not to other hosts it redirects to.
     """
 
-    def connect() -> ObjectStore:
+    def connect(seconds: float) -> ObjectStore:
         object_library(redact(root))
         from obstore.store import HTTPStore
 
-        options = client_options(allow_http=root.startswith("http://"))
+        options = client_options(seconds, allow_http=root.startswith("http://"))
         if headers:
             options["default_headers"] = dict(headers)
         return HTTPStore(

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import configparser
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, MissingExtraError
-from energon.io.object_backend import ObjectBackend, client_options, no_retries, object_library
+from energon.io.object_backend import (
+    Connect,
+    ObjectBackend,
+    client_options,
+    no_retries,
+    object_library,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -49,10 +55,8 @@ def s3_backend(
     return ObjectBackend(origin, _connecting(bucket, origin, dict(options or {}), look_up))
 
 
-def _connecting(
-    bucket: str, origin: str, options: Mapping[str, Any], look_up: bool
-) -> Callable[[], ObjectStore]:
-    def connect() -> ObjectStore:
+def _connecting(bucket: str, origin: str, options: Mapping[str, Any], look_up: bool) -> Connect:
+    def connect(seconds: float) -> ObjectStore:
         object_library(origin)
         from obstore.store import S3Store
 
@@ -63,7 +67,7 @@ def _connecting(
             bucket,
             config=found,  # type: ignore[arg-type]
             client_options=client_options(  # type: ignore[arg-type]
-                allow_http=endpoint.startswith("http://")
+                seconds, allow_http=endpoint.startswith("http://")
             ),
             retry_config=no_retries(),  # type: ignore[arg-type]
             credential_provider=provider,
