@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -197,3 +199,24 @@ def test_a_distant_metadataset_is_described(s3, tmp_path):
     about = describe(f"{s3.address}/meta.yaml")
     assert about["splits"]["train"]["samples"] == 3
     assert about["datasets"][f"{s3.address}/ds"]["parts"]["txt"]["count"] == 3
+
+
+def test_a_dataset_that_another_tool_has_prepared_is_described_without_reading_shards(tmp_path):
+    root = make_captions(tmp_path / "ds", [3, 2], split_parts=["train:.*"])
+    (root / "shards/001.tar").rename(tmp_path / "aside")
+    expected = describe(root)
+    for table in root.rglob("*.parts"):
+        table.unlink()
+    (root / "shards/000.tar").write_bytes(bytes(expected["bytes"]))
+    assert describe(root) == expected
+    assert expected["parts"]["txt"]["count"] == expected["sample_sizes"]["count"] == 3
+
+
+def test_a_dataset_of_an_early_tool_is_described_by_the_headers_in_its_shards(tmp_path):
+    root = make_captions(tmp_path / "ds", [3, 2], split_parts=["train:.*"])
+    expected = describe(root)
+    for table in root.rglob("*.parts"):
+        table.unlink()
+    with closing(sqlite3.connect(root / ".nv-meta/index.sqlite")) as connection:
+        connection.execute("DROP TABLE sample_parts")
+    assert describe(root) == expected

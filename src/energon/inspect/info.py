@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
-from energon.formats.info import load_info
+from energon.formats.info import META, load_info
 from energon.formats.split import load_split
 from energon.inspect.folder_info import describe_folder
 from energon.inspect.leaves import find_leaves, split_names
 from energon.inspect.media_statistics import media_statistics
 from energon.inspect.mix_info import describe_mix
-from energon.inspect.part_statistics import PartStatistics, SizeStatistics, part_statistics
+from energon.inspect.part_statistics import (
+    PartStatistics,
+    SizeStatistics,
+    index_statistics,
+    part_statistics,
+)
 from energon.io.address import address_name, is_remote, join_address, redact
-from energon.io.epath import any_path
+from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_info
 from energon.io.registry import open_store
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import dataset_kind
 from energon.sources.browse_samples import TableSamples
+from energon.sources.file_store_locate import local_copy
 from energon.sources.file_store_open import folder_of
 from energon.sources.jsonl import JsonlSource
 from energon.sources.jsonl_file import JsonlFile
@@ -90,12 +97,22 @@ def _webdataset(
         },
     }
     if parts:
-        shards = TableSamples(root, ShardPool())
-        there = [number for number, size in enumerate(sizes.values()) if size is not None]
-        about |= part_statistics(shards.open(number).table for number in there).to_json()
+        there = {number for number, size in enumerate(sizes.values()) if size is not None}
+        about |= _parts(root, list(sizes), there).to_json()
         media = media_statistics(root)
         about |= {} if media is None else {"media": media}
     return about
+
+
+def _parts(root: AnyPath, names: Sequence[str], there: Collection[int]) -> PartStatistics:
+    """Return the statistics of those shards that are there."""
+    index = root / META / "index.sqlite"
+    if there and not (root / f"{names[min(there)]}.parts").is_file() and index.is_file():
+        statistics = index_statistics(local_copy(index), there)
+        if statistics is not None:
+            return statistics
+    shards = TableSamples(root, ShardPool())
+    return part_statistics(shards.open(number).table for number in sorted(there))
 
 
 def _jsonl(address: str, parts: bool) -> dict[str, Any]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.formats.part_table import PartTable
+from energon.formats.sqlite_file import open_readonly, table_names
 
 NUM_BUCKETS = 64
+ROWS_TOGETHER = 100_000
+_PARTS = "SELECT tar_file_id, part_name, content_byte_size FROM sample_parts"
+_SAMPLES = """
+SELECT tar_file_id, sum(content_byte_size) FROM sample_parts GROUP BY tar_file_id, sample_index
+"""
 
 
 @dataclass
@@ -94,4 +103,32 @@ def part_statistics(tables: Iterable[PartTable]) -> PartStatistics:
     statistics = PartStatistics()
     for table in tables:
         statistics.add(table)
+    return statistics
+
+
+def index_statistics(index: Path, shards: Collection[int]) -> PartStatistics | None:
+    """Return the statistics of some shards by `index.sqlite`, as other tools leave it.
+
+    Args:
+        index: The file.
+        shards: Numbers of the shards to count.
+
+    Returns:
+        None if the index is an early one, which knows no parts.
+    """
+    statistics = PartStatistics()
+    with closing(open_readonly(index)) as connection:
+        if "sample_parts" not in table_names(connection):
+            return None
+        cursor = connection.execute(_PARTS)
+        while rows := cursor.fetchmany(ROWS_TOGETHER):
+            sizes: defaultdict[str, list[int]] = defaultdict(list)
+            for shard, name, size in rows:
+                if shard in shards:
+                    sizes[name].append(size)
+            for name, own in sizes.items():
+                statistics.parts.setdefault(name, SizeStatistics()).add(np.array(own))
+        cursor = connection.execute(_SAMPLES)
+        while rows := cursor.fetchmany(ROWS_TOGETHER):
+            statistics.samples.add(np.array([size for shard, size in rows if shard in shards]))
     return statistics
