@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.samples.field_map import FieldMap
-from energon.samples.registry import resolve_class
 
 CRUDE = "CrudeWebdataset"
 LOADER_FILE = "sample_loader.py"
@@ -41,6 +39,10 @@ def describe_samples(
         if with_loader:
             raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
         return {"__module__": "megatron.energon", "__class__": CRUDE}
+    # Crude datasets need no sample types, and the time to import them.
+    from energon.samples.field_map import FieldMap
+    from energon.samples.registry import resolve_class
+
     resolved = resolve_class("megatron.energon", sample_type)
     kind = {"__module__": "megatron.energon", "__class__": resolved.__name__}
     if with_loader:

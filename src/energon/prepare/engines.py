@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
@@ -250,6 +249,8 @@ def _ray(engine: Engine) -> Iterator[Workers]:
 
 def _knock(address: str | None) -> None:
     """Raise OSError if nobody listens at HOST:PORT: Ray itself would try for many minutes."""
+    import socket
+
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +111,7 @@ def stage_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) ->
         StorageError: If the disk is full or the folder cannot be written to.
     """
     staged: list[tuple[Path, Path]] = []
-    token = secrets.token_hex(4)  # such names are cleared away by `leftovers`
+    token = os.urandom(4).hex()  # such names are cleared away by `leftovers`
     try:
         for target, content in files:
             temporary = target.with_name(f".{target.name}.{token}")
@@ -145,7 +144,7 @@ def temporary_file(target: Path) -> Iterator[Path]:
     Raises:
         StorageError: If it cannot be made.
     """
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     with reporting(target):
         temporary.touch()
     try:
