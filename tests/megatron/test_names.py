@@ -89,6 +89,9 @@ MODULE_NAMES = {
     "task_encoder.base": "TaskEncoder DefaultTaskEncoder AugmentTaskEncoder Batch stateless",
     "task_encoder.cooking": "Cooker cooker basic_sample_keys",
     "task_encoder.loader": "get_train_dataset get_val_dataset get_val_datasets",
+    "transforms": """TransformMapper ResizeMapper RandomResizedCropMapper CenterCropMapper
+        RandomCropMapper RandomHorizontalFlipMapper RandomVerticalFlipMapper RandomRotationMapper
+        RandomPerspectiveMapper MergeTransform CustomTransform""",
     "worker": "WorkerConfig",
     "wrappers": """BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset
         GroupBatchDataset IterMapDataset LimitDataset LogSampleDataset MapDataset MixBatchDataset

@@ -76,6 +76,7 @@ _MODULES = frozenset(
         "source_info",
         "task_encoder",
         "tools",
+        "transforms",
         "worker",
         "wrappers",
     )

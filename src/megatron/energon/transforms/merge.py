@@ -1,0 +1,12 @@
+"""Geometric transforms, merged."""
+
+from megatron.energon._alias import alias
+
+__getattr__, __dir__, __all__ = alias(
+    __name__,
+    {
+        "energon.transforms.merge": [
+            "MergeTransform",
+        ],
+    },
+)
