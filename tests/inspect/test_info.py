@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 
@@ -220,3 +221,13 @@ def test_a_dataset_of_an_early_tool_is_described_by_the_headers_in_its_shards(tm
     with closing(sqlite3.connect(root / ".nv-meta/index.sqlite")) as connection:
         connection.execute("DROP TABLE sample_parts")
     assert describe(root) == expected
+
+
+def test_a_shard_that_is_cut_off_is_named_and_the_others_are_described(tmp_path):
+    root = make_crude(tmp_path / "ds", [2, 3])
+    os.truncate(root / "001.tar", 1000)
+    about = describe(root)
+    assert about["parts"]["txt"]["count"] == 2
+    (reason,) = about["unreadable_shards"]
+    assert "001.tar: has 1000 bytes" in reason
+    assert f"- cannot be read: {reason}" in run(root)

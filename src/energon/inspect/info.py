@@ -19,7 +19,6 @@ from energon.inspect.part_statistics import (
     PartStatistics,
     SizeStatistics,
     index_statistics,
-    part_statistics,
 )
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.epath import AnyPath, any_path
@@ -98,21 +97,31 @@ def _webdataset(
     }
     if parts:
         there = {number for number, size in enumerate(sizes.values()) if size is not None}
-        about |= _parts(root, list(sizes), there).to_json()
+        unreadable: list[str] = []
+        about |= _parts(root, list(sizes), there, unreadable).to_json()
+        about["unreadable_shards"] = unreadable
         media = media_statistics(root)
         about |= {} if media is None else {"media": media}
     return about
 
 
-def _parts(root: AnyPath, names: Sequence[str], there: Collection[int]) -> PartStatistics:
-    """Return the statistics of those shards that are there."""
+def _parts(
+    root: AnyPath, names: Sequence[str], there: Collection[int], unreadable: list[str]
+) -> PartStatistics:
+    """Return the statistics of those shards that are there; say which cannot be read, and why."""
     index = root / META / "index.sqlite"
     if there and not (root / f"{names[min(there)]}.parts").is_file() and index.is_file():
         statistics = index_statistics(local_copy(index), there)
         if statistics is not None:
             return statistics
     shards = TableSamples(root, ShardPool())
-    return part_statistics(shards.open(number).table for number in sorted(there))
+    statistics = PartStatistics()
+    for number in sorted(there):
+        try:
+            statistics.add(shards.open(number).table)
+        except EnergonError as error:
+            unreadable.append(str(error))
+    return statistics
 
 
 def _jsonl(address: str, parts: bool) -> dict[str, Any]:

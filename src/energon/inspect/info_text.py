@@ -70,6 +70,8 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
             yield f"- {title.replace('_', ' ')}: {about[title]}"
     if about["missing_shards"]:
         yield f"- missing shards: {', '.join(about['missing_shards'])}"
+    for reason in about.get("unreadable_shards", ()):
+        yield f"- cannot be read: {reason}"
     for name, split in about["splits"].items():
         share = 100 * split["samples"] / max(1, about["samples"])
         excluded = f", {split['excluded']} left out" if split["excluded"] else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,14 +96,6 @@ class PartStatistics:
             "sample_sizes": self.samples.to_json(),
             "parts": {name: statistics.to_json() for name, statistics in parts},
         }
-
-
-def part_statistics(tables: Iterable[PartTable]) -> PartStatistics:
-    """Return the statistics of all shards."""
-    statistics = PartStatistics()
-    for table in tables:
-        statistics.add(table)
-    return statistics
 
 
 def index_statistics(index: Path, shards: Collection[int]) -> PartStatistics | None:
