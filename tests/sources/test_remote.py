@@ -103,6 +103,17 @@ def test_every_store_survives_a_bad_network(place, local, quick_retries):
     assert stats["storage retries"] > 0
 
 
+def test_workers_survive_a_bad_network(s3, local, quick_retries):
+    expected, _, _ = train(local, batches=BATCHES)
+    address = upload(local, s3.address)
+    forget_stores()
+    s3.proxy.plan(DRILLS["everything"], lambda request: request.is_data)
+    found, _, stats = train(address, batches=BATCHES, num_workers=2)
+    assert found == expected
+    assert s3.proxy.faults_left == 0
+    assert stats["storage retries"] > 0
+
+
 def test_faults_while_opening_are_survived(s3, local, quick_retries):
     expected, _, _ = train(local, batches=5)
     address = upload(local, s3.address)
