@@ -16,8 +16,10 @@ def mounting(path, mountpoint: Path, *options: str) -> Iterator[subprocess.Popen
     running = subprocess.Popen(
         _words(path, mountpoint, *options), stderr=subprocess.PIPE, text=True
     )
+    deadline = time.monotonic() + 100
     try:
         while not mountpoint.is_mount():
+            assert time.monotonic() < deadline, "was not mounted in time"
             if running.poll() is not None:
                 raise RuntimeError(f"mounting has ended: {running.stderr.read()}")
             time.sleep(0.02)
@@ -25,11 +27,10 @@ def mounting(path, mountpoint: Path, *options: str) -> Iterator[subprocess.Popen
     finally:
         if mountpoint.is_mount():
             subprocess.run(["umount", mountpoint], check=True)
-        try:
             running.wait(100)
-        finally:
-            running.kill()
-            running.stderr.close()
+        running.kill()
+        running.wait()
+        running.stderr.close()
 
 
 @contextlib.contextmanager
