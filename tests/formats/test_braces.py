@@ -18,13 +18,18 @@ names = st.builds(
 
 @given(st.lists(names, max_size=30))
 def test_collapsed_names_expand_to_the_same_in_the_same_order(shards):
-    patterns = collapse_braces(shards)
+    patterns = collapse_braces([escape_braces(shard) for shard in shards])
     assert [name for pattern in patterns for name in expand_braces(pattern)] == shards
 
 
 @given(st.text("{}\\,.01ab", max_size=12))
 def test_an_escaped_name_stands_for_itself(name):
     assert expand_braces(escape_braces(name)) == [name]
+
+
+def test_patterns_stay_as_they_are():
+    patterns = ["a_{0..9}.tar", "a_10.tar", "b_{x,y}.tar"]
+    assert collapse_braces(patterns) == patterns
 
 
 def test_runs_become_one_pattern():

@@ -38,6 +38,8 @@ def escape_braces(name: str) -> str:
 def collapse_braces(names: Sequence[str]) -> list[str]:
     """Return patterns that expand to `names`, in that order, with runs of numbers collapsed.
 
+    Names with braces are taken for patterns, and stay as they are, see `escape_braces`.
+
     Example:
         >>> collapse_braces(["a_08.tar", "a_09.tar", "a_10.tar", "b.tar"])
         ['a_{08..10}.tar', 'b.tar']
@@ -74,7 +76,7 @@ def _counting_place(first: str, second: str) -> int | None:
 
 def _collapse(run: list[str]) -> str:
     if len(run) == 1:
-        return escape_braces(run[0])
+        return run[0]
     place = _counting_place(run[0], run[1])
     first = list(_NUMBERS.finditer(run[0]))[place or 0]
     last = list(_NUMBERS.finditer(run[-1]))[place or 0]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table_file import part_table_path
-from energon.formats.split import Split, load_split
+from energon.formats.split import load_split
 from energon.prepare.dataset import Indexing, index_dataset
 from energon.prepare.files import reporting
 from energon.prepare.index import IndexOptions, index_batch
@@ -18,6 +18,7 @@ from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.lock import dataset_lock
 from energon.prepare.name_index import sqlite_path
 from energon.prepare.quarantine import write_quarantine
+from energon.prepare.split_dataset import named_split
 from energon.prepare.verify import JSONL, Report, verify_dataset
 from energon.prepare.verify_shard import Depth
 
@@ -160,7 +161,7 @@ def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str
         name: {shard: numbers for shard, numbers in shards.items() if shard not in dropped}
         for name, shards in split.sample_ranges.items()
     }
-    left = Split(parts, split.exclude, sample_ranges={k: v for k, v in ranges.items() if v})
+    left = named_split(parts, split.exclude, {k: v for k, v in ranges.items() if v})
     yield (
         Path(split.origin).name if (dataset / META / "split.yaml").exists() else "split.yaml",
         (left.to_yaml()),

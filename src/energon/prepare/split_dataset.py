@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energon.errors import ConfigError, EnergonError
+from energon.formats.braces import escape_braces
 from energon.formats.info import DatasetInfo
 from energon.formats.split import Split, load_split
 from energon.prepare.quarantine import load_quarantine
@@ -78,16 +79,16 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
     for path in request.exclude_from:
         exclude |= dict.fromkeys(load_quarantine(path))
     if request.parts:
-        return Split(split_by_pattern(shards, request.parts), list(exclude))
+        return named_split(split_by_pattern(shards, request.parts), list(exclude))
     if request.by_folder:
-        return Split(split_by_folder(shards), list(exclude))
+        return named_split(split_by_folder(shards), list(exclude))
     ratio = request.ratio or {}
     if request.shuffle:
         random.Random(SHUFFLE_SEED).shuffle(shards)
     wanted = [name for name, part in ratio.items() if part > 0]
     few = len(shards) < len(wanted)
     if request.unit == "shard" or (request.unit == "auto" and not few):
-        return Split(split_by_ratio(shards, ratio), list(exclude))
+        return named_split(split_by_ratio(shards, ratio), list(exclude))
     if request.unit == "auto":
         log.warning(
             "%d shards are too few for %d splits, so splits share shards; Megatron-Energon does "
@@ -97,7 +98,17 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
         )
     counts = {shard: info.shard_counts[shard] for shard in shards}
     parts, ranges = split_samples_by_ratio(counts, ratio)
-    return Split(parts, list(exclude), sample_ranges=ranges)
+    return named_split(parts, list(exclude), ranges)
+
+
+def named_split(
+    parts: Mapping[str, Sequence[str]],
+    exclude: Sequence[str],
+    sample_ranges: Mapping[str, Mapping[str, tuple[int, int]]] | None = None,
+) -> Split:
+    """Return a split of shards by their names, which are no patterns even if they have braces."""
+    patterns = {name: list(map(escape_braces, shards)) for name, shards in parts.items()}
+    return Split(patterns, exclude, sample_ranges=sample_ranges or {})
 
 
 def present_split(dataset: Path) -> Split | None:
