@@ -50,7 +50,7 @@ CASES = {
 
 @pytest.mark.parametrize("address", CASES)
 def test_a_host_that_does_not_exist_is_told(address, tmp_path, monkeypatch, quick_retries):
-    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "2")
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")
     for name, value in CASES[address](tmp_path).items():
         monkeypatch.setenv(name, value)
     forget_stores()
