@@ -36,3 +36,9 @@ def test_other_folders_say_what_to_do(tmp_path):
         load_info(tmp_path)
     with pytest.raises(DatasetNotFoundError, match="does not exist"):
         load_info(tmp_path / "nothing")
+
+
+def test_a_folder_of_that_name_is_refused(tmp_path):
+    (tmp_path / ".nv-meta/.info.json").mkdir(parents=True)
+    with pytest.raises(FormatError, match="info.json: is a folder"):
+        load_info(tmp_path)

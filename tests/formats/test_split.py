@@ -74,3 +74,9 @@ def test_ranges_of_samples_that_make_no_sense_are_refused(tmp_path, ranges):
         return
     with pytest.raises(ConfigError, match="sample_ranges"):
         load_split(write(tmp_path, text))
+
+
+def test_a_folder_of_that_name_is_refused(tmp_path):
+    (tmp_path / ".nv-meta/split.yaml").mkdir(parents=True)
+    with pytest.raises(FormatError, match="split.yaml: is a folder"):
+        load_split(tmp_path)

@@ -61,6 +61,8 @@ def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
             text = decode_utf8(path.read_bytes(), origin=str(path))
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except IsADirectoryError as error:
+            raise FormatError(f"{path}: is a folder, wanted is a file") from error
         return _check(parse(text, origin=str(path)), str(path))
     if root.is_file():
         raise DatasetNotFoundError(f"{root}: is a file; wanted is the folder of a prepared dataset")

@@ -112,6 +112,8 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
             text = decode_utf8(path.read_bytes(), origin=str(path))
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except IsADirectoryError as error:
+            raise FormatError(f"{path}: is a folder, wanted is a file") from error
         return _check(_parse(text, path), str(path))
     raise ConfigError(
         f"{root / META / name}: no such file; run `energon prepare {root}`, or name another with "
