@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from energon.errors import ConfigError
@@ -13,7 +13,28 @@ from energon.io.address import is_remote, join_address, local_path
 from energon.metadataset.leaf import Leaf
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Inner
+    from energon.metadataset.grammar import Inner, Join, Reference
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is handed down to a node."""
+
+    split_part: str
+    dataset_config: str
+    split_config: str
+    folder: str
+    document: str | None = None
+    trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
+
+    def below(self, node: Reference | Join) -> Context:
+        """Return what a reference or a join hands down."""
+        return replace(
+            self,
+            split_part=node.split_part or self.split_part,
+            dataset_config=node.dataset_config or self.dataset_config,
+            split_config=node.split_config or self.split_config,
+        )
 
 
 def repeated(leaf: Leaf, times: float) -> Leaf:

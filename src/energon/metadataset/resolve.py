@@ -29,6 +29,7 @@ from energon.metadataset.document import (
     parse_metadataset,
 )
 from energon.metadataset.inherit import (
+    Context,
     absolute,
     absolute_aux,
     check_cycle,
@@ -87,18 +88,15 @@ def resolve(
         DatasetNotFoundError: If nothing is wrong but that something is not there; names all of it.
     """
     walk = _Walk(training)
-    context = _Context(
+    context = Context(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
     )
-    if isinstance(path, Mapping):
-        branch = walk.collecting(
-            lambda: walk.document(parse_mapping(path), context, origin="document")
-        )
-    else:
-        address = absolute(os.fspath(path), os.getcwd())
-        branch = walk.collecting(lambda: walk.address(address, context, origin=address))
-    walk.problems.raise_all()
-    return leaf_list(branch.tree, training=training)
+    try:
+        branch = walk.collecting(lambda: walk.start(path, context))
+        walk.problems.raise_all()
+        return leaf_list(branch.tree, training=training)
+    except RecursionError as exc:
+        raise ConfigError("documents lie too deep inside of one another to be followed") from exc
 
 
 def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[TraversedDatasetReference]:
@@ -115,26 +113,6 @@ def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[Traverse
         for leaf in resolve(path, split_part=split_part, training=False).leaves
         for each, outer in leaf.datasets
     ]
-
-
-@dataclass(frozen=True)
-class _Context:
-    """What is handed down to a node."""
-
-    split_part: str
-    dataset_config: str
-    split_config: str
-    folder: str
-    document: str | None = None
-    trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
-
-    def below(self, node: Reference | Join) -> _Context:
-        return replace(
-            self,
-            split_part=node.split_part or self.split_part,
-            dataset_config=node.dataset_config or self.dataset_config,
-            split_config=node.split_config or self.split_config,
-        )
 
 
 @dataclass(frozen=True)
@@ -161,7 +139,14 @@ class _Walk:
             return branch()
         return _NOTHING
 
-    def address(self, path: str, context: _Context, *, origin: str) -> _Branch:
+    def start(self, path: DatasetPath, context: Context) -> _Branch:
+        """Return the branch of what a call names."""
+        if isinstance(path, Mapping):
+            return self.document(parse_mapping(path), context, origin="document")
+        address = absolute(os.fspath(path), os.getcwd())
+        return self.address(address, context, origin=address)
+
+    def address(self, path: str, context: Context, *, origin: str) -> _Branch:
         """Return the branch of the dataset or document at `path`, which `origin` names."""
         at = "" if origin == path else f"{origin}: "
         try:
@@ -192,7 +177,7 @@ class _Walk:
         return self.documents[path]
 
     def document(
-        self, document: Metadataset | BrokenMetadataset, context: _Context, *, origin: str
+        self, document: Metadataset | BrokenMetadataset, context: Context, *, origin: str
     ) -> _Branch:
         """Return the branch of the split of `document` that `context` names."""
         if isinstance(document, BrokenMetadataset):
@@ -215,11 +200,11 @@ class _Walk:
         below = replace(context, folder=document.folder, document=file, trail=trail)
         return replace(self.node(node, below), is_leaf=False)
 
-    def node(self, node: Any, context: _Context) -> _Branch:
+    def node(self, node: Any, context: Context) -> _Branch:
         """Return the branch of a node of any kind."""
         return self.collecting(lambda: self.sound_node(node, context))
 
-    def sound_node(self, node: Any, context: _Context) -> _Branch:
+    def sound_node(self, node: Any, context: Context) -> _Branch:
         from energon.metadataset import grammar, grammar_v1
 
         match node:
@@ -241,7 +226,7 @@ class _Walk:
         check_subset(node, is_leaf=branch.is_leaf)
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
 
-    def reference(self, node: Reference, context: _Context) -> _Branch:
+    def reference(self, node: Reference, context: Context) -> _Branch:
         path = absolute(node.path, context.folder)
         branch = self.address(path, context.below(node), origin=node.where("path"))
         if not node.aux:
@@ -254,7 +239,7 @@ class _Walk:
         aux = {name: absolute_aux(value, context.folder) for name, value in node.aux.items()}
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: replace(leaf, aux=aux)))
 
-    def join(self, node: Join, context: _Context) -> _Branch:
+    def join(self, node: Join, context: Context) -> _Branch:
         """Return the branch of datasets that are joined to one."""
         below = context.below(node)
         named = isinstance(node.join, dict)
@@ -273,7 +258,7 @@ class _Walk:
         leaf = joined_leaf(node, tuple(found), context.document)
         return _Branch(LeafTree(leaf), is_leaf=True)
 
-    def blend(self, node: Blend, context: _Context, place: str) -> _Branch:
+    def blend(self, node: Blend, context: Context, place: str) -> _Branch:
         """Return the branch of a blend by weights."""
         if not node.blend:
             raise EmptyDatasetError(f"{place}: the list is empty")
@@ -293,7 +278,7 @@ class _Walk:
         stop_at_first = node.stopping_strategy == "first_exhausted"
         return _Branch(BlendTree(entries, place, node.unit, stop_at_first, node.temperature))
 
-    def line(self, entries: Sequence[Node], context: _Context, word: str, place: str) -> _Branch:
+    def line(self, entries: Sequence[Node], context: Context, word: str, place: str) -> _Branch:
         """Return the branch of datasets that lie end to end, each repeated."""
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")
