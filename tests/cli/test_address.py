@@ -12,6 +12,7 @@ from energon.errors import ConfigError
 from energon.io.files import list_files, write_text
 from energon.prepare.shard_writer import ShardWriter
 from energon.prepare.tar_writer import TarWriter
+from energon.stages.quarantine import Quarantine
 from tests.datasets import write_shard
 from tests.sources.distant import train, upload
 
@@ -119,3 +120,23 @@ def test_an_unknown_scheme_is_named():
     done = run("prepare", "nowhere://host/x", *PREPARE)
     assert done.exit_code != 0
     assert "no store for nowhere://" in done.output
+
+
+def test_lists_of_what_fails_are_kept_on_this_machine(address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("prepare", address, *PREPARE)
+    refused = run("lint", address, "--quarantine", f"{address}/bad.jsonl")
+    assert refused.exit_code != 0
+    assert "wanted is a local path" in refused.output
+    with pytest.raises(ConfigError, match="wanted is a local path"):
+        Quarantine("s3://bucket/bad")
+    assert not list(tmp_path.glob("s3*"))
+
+
+def test_samples_are_excluded_by_a_list_in_a_bucket(address):
+    write_text(f"{address}/bad.jsonl", '{"shard": "0.tar", "key": "0001"}\n{"shard": "1.tar"}\n')
+    done = run("prepare", address, *PREPARE, "--exclude-from", f"{address}/bad.jsonl")
+    assert done.exit_code == 0, done.output
+    keys = {key for batch in train(address, batches=30)[0] for key, _ in batch}
+    assert len(keys) == 39
+    assert "0001" not in keys

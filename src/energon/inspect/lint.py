@@ -16,7 +16,7 @@ from energon.inspect.lint_batch import BatchReport, Finding, lint_batch, mean_by
 from energon.inspect.lint_folder import SPLIT, folder_jobs, lint_files, report_file_death
 from energon.inspect.lint_mix import mix_problems
 from energon.inspect.surviving import Death, Job, run_surviving
-from energon.io.address import is_remote
+from energon.io.address import is_remote, local_path
 from energon.metadataset.kind import dataset_kind
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.quarantine import write_quarantine
@@ -133,9 +133,10 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
         path: A file; for a metadataset, a folder, in which each dataset gets a file.
 
     Raises:
-        ConfigError: If the folder cannot be made.
+        ConfigError: If it is not on this machine, or the folder cannot be made.
         StorageError: If a file cannot be written.
     """
+    path = local_path(path)
     by_file: dict[Path, dict[tuple[str, str | None], str]] = {}
     if report.kind != "metadataset":
         by_file[Path(path)] = {}

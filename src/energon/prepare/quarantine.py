@@ -13,6 +13,7 @@ from pathlib import Path
 
 from energon.errors import ConfigError
 from energon.formats.braces import escape_braces
+from energon.io.epath import any_path
 from energon.prepare.files import reporting
 
 
@@ -24,7 +25,7 @@ def load_quarantine(path: str | Path) -> list[str]:
         ConfigError: If it makes no sense.
     """
     with reporting(path):
-        lines = Path(path).read_text("utf-8", "surrogateescape").splitlines()
+        lines = any_path(path).read_bytes().decode("utf-8", "surrogateescape").splitlines()
     entries = []
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -45,7 +46,7 @@ def write_quarantine(path: str | Path, entries: Iterable[tuple[str, str | None, 
         about = {"shard": shard, "key": key, "reason": reason}
         lines.append(json.dumps({k: v for k, v in about.items() if v is not None}))
     with reporting(path):
-        Path(path).write_text("".join(f"{line}\n" for line in lines))
+        any_path(path).write_bytes("".join(f"{line}\n" for line in lines).encode())
 
 
 def _entry(text: str, origin: str) -> str:

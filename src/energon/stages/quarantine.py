@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.io.address import local_path
 from energon.stages.hook import ErrorHandler, log_exception
 
 
@@ -27,13 +28,13 @@ class Quarantine:
         handler: Called for each failure besides, `log_exception` unless told otherwise.
 
     Raises:
-        ConfigError: If the folder cannot be made.
+        ConfigError: If the folder is not on this machine, or cannot be made.
     """
 
     def __init__(
         self, folder: str | os.PathLike[str], *, handler: ErrorHandler = log_exception
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(local_path(folder))
         self.handler = handler
         self._noted: set[tuple[str, str | None, str]] = set()
         try:
