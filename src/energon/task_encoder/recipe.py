@@ -70,7 +70,7 @@ def build_pipeline(
         reader,
         tuple(leaf.name for leaf in leaves),
         error_handler,
-        seed_each=grouping or bool(packing_buffer_size) or _yields(encoder),
+        seed_each=grouping or bool(packing_buffer_size) or plan.unit > 1 or _yields(encoder),
     )
     encoding = ("encode_sample", "preencode_sample")
     postencode = hooks.overridden("postencode_sample")
