@@ -11,6 +11,7 @@ from pathlib import Path
 from energon.errors import ConfigError
 from energon.formats import yaml
 from energon.formats.info import DatasetInfo
+from energon.io.address import local_path
 from energon.prepare.commit import commit_dataset
 from energon.prepare.describe import LOADER_FILE, describe_samples
 from energon.prepare.duplicates import check_unique
@@ -109,7 +110,7 @@ def prepare_dataset(
         ConfigError: If the arguments make no sense.
         StorageError: If files cannot be read or written.
     """
-    dataset = Path(path)
+    dataset = Path(local_path(path))
     description = describe_samples(sample_type, field_map, with_loader=sample_loader is not None)
     request = SplitRequest(
         ratio=split_ratio,

@@ -16,6 +16,7 @@ from energon.formats.jsonl import (
     parse_jsonl_split,
     scan_jsonl,
 )
+from energon.io.address import local_path
 from energon.prepare.files import reporting, temporary_file, write_files
 
 _ADVICE = {".gz": "gunzip -k", ".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k"}
@@ -39,7 +40,7 @@ def prepare_jsonl(
         ConfigError: If it is compressed.
         FormatError: If a line is no JSON object.
     """
-    file = Path(path)
+    file = Path(local_path(path))
     if file.name.endswith(COMPRESSED):
         raise ConfigError(
             f"{file}: lines of a compressed file cannot be read one by one; unpack it first with "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from energon.formats.info import DatasetInfo, load_info
+from energon.io.address import local_path
 from energon.prepare.dataset import Indexing, index_dataset
 from energon.prepare.lock import dataset_lock
 
@@ -23,7 +24,7 @@ def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
         DatasetBusyError: If another process prepares it.
         FormatError: If a shard is damaged or a key is there twice.
     """
-    dataset = Path(path)
+    dataset = Path(local_path(path))
     load_info(dataset)  # says what is wrong before a lock is left in a folder that is no dataset
     with dataset_lock(dataset, wait=indexing.wait):
         return index_dataset(dataset, list(load_info(dataset).shard_counts), indexing)

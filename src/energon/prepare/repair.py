@@ -11,6 +11,7 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table_file import part_table_path
 from energon.formats.split import load_split
+from energon.io.address import local_path
 from energon.prepare.dataset import Indexing, index_dataset
 from energon.prepare.files import reporting
 from energon.prepare.index import IndexOptions, index_batch
@@ -63,7 +64,7 @@ def repair_dataset(
         DatasetBusyError: If another process prepares it.
         ConfigError: If no shard would be left.
     """
-    dataset = Path(path)
+    dataset = Path(local_path(path))
     if dataset.suffix == JSONL:
         return _repair_jsonl(dataset, depth)
     load_info(dataset)

@@ -18,6 +18,7 @@ from energon.errors import (
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table_file import open_part_table, part_table_path
 from energon.formats.split import Split, load_split
+from energon.io.address import local_path
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine, run_batches
@@ -87,7 +88,7 @@ def verify_dataset(
     """
     if depth not in DEPTHS:
         raise ConfigError(f"depth {depth!r}: wanted is one of {', '.join(DEPTHS)}")
-    dataset = Path(path)
+    dataset = Path(local_path(path))
     report = Report(str(path), depth)
     if dataset.suffix == JSONL:
         report.num_shards = 1
