@@ -61,10 +61,8 @@ def test_a_failure_of_the_list_comes_in_its_turn(urls):
 
 def test_leaving_ends_the_command_that_began_early(urls, tmp_path):
     pid = tmp_path / "pid"
-    commands = [
-        f"pipe:cat {urls[0]}",
-        f"pipe:echo $$ >{pid}.new; mv {pid}.new {pid}; cat; sleep 99",
-    ]
+    silent = f"pipe:echo $$ >{pid}.new; mv {pid}.new {pid}; exec sleep 99"
+    commands = [f"pipe:cat {urls[0]}", silent]
     dataset = wds.WebDataset(commands, allow=("shell",))
     next(iter(dataset))
     wait_until(pid.exists)
