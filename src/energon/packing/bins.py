@@ -24,15 +24,17 @@ def first_fit_decreasing(lengths: Lengths, room: Sequence[int]) -> Bins:
     The size of an item is its share of the room, in the dimension where that is largest.
     """
     bins: Bins = []
-    free = np.empty((len(lengths), len(room)), np.int64)
+    # Bins that are not in use yet have room for everything, so there is always one that fits.
+    free = np.tile(np.array(room, np.int64), (len(lengths), 1))
+    single = free[:, 0] if len(room) == 1 else None
     for item in _largest_first(lengths, room):
-        fits = np.flatnonzero((free[: len(bins)] >= lengths[item]).all(axis=1))
-        if len(fits):
-            chosen = int(fits[0])
+        if single is not None:
+            fits = single[: len(bins) + 1] >= lengths[item, 0]
         else:
-            chosen = len(bins)
+            fits = (free[: len(bins) + 1] >= lengths[item]).all(axis=1)
+        chosen = int(fits.argmax())
+        if chosen == len(bins):
             bins.append([])
-            free[chosen] = room
         bins[chosen].append(item)
         free[chosen] -= lengths[item]
     return bins

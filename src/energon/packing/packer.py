@@ -86,17 +86,19 @@ class Packer:
     def lengths(self, samples: Sequence[Any]) -> Lengths:
         """Return the lengths of samples, (num_samples, num_dimensions)."""
         dimensions = len(self.room)
-        measured = np.empty((len(samples), dimensions), np.int64)
-        for index, sample in enumerate(samples):
-            length = self.length(sample)
-            found = np.asarray(length)
-            if found.dtype.kind not in "iu" or found.size != dimensions or found.min() < 0:
-                raise FatalSampleError(
-                    f"the length of sample {_name(sample)} is {length!r}; wanted are "
-                    f"{dimensions} whole numbers, as context={self.context} has them"
-                )
-            measured[index] = found
-        return measured
+        found = [self.length(sample) for sample in samples]
+        try:
+            # All at once, which is many times as fast as one by one.
+            measured = np.array(found)
+        except ValueError:  # they differ in their number of dimensions
+            measured = np.empty(0)
+        if (
+            measured.dtype.kind not in "iu"
+            or measured.size != len(samples) * dimensions
+            or measured.min(initial=0) < 0
+        ):
+            self._refuse_lengths(samples, found)
+        return measured.astype(np.int64).reshape(len(samples), dimensions)
 
     def divide(self, lengths: Lengths) -> Bins:
         """Return packs as lists of indices into `lengths`, none of which exceeds the context."""
@@ -117,6 +119,17 @@ class Packer:
             carried = [item for p, items in enumerate(bins) if p not in given for item in items]
         # The first item of a bin is its largest: where that was in the stream is pure chance.
         return sorted(kept, key=operator.itemgetter(0)), carried
+
+    def _refuse_lengths(self, samples: Sequence[Any], lengths: Sequence[Any]) -> None:
+        """Name the first sample whose length is none."""
+        dimensions = len(self.room)
+        for sample, length in zip(samples, lengths, strict=True):
+            found = np.asarray(length)
+            if found.dtype.kind not in "iu" or found.size != dimensions or found.min() < 0:
+                raise FatalSampleError(
+                    f"the length of sample {_name(sample)} is {length!r}; wanted are "
+                    f"{dimensions} whole numbers, as context={self.context} has them"
+                )
 
     def _refuse(self, samples: Sequence[Any], lengths: Lengths) -> None:
         worst = int(np.flatnonzero((lengths > self.room).any(axis=1))[0])
