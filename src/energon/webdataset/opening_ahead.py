@@ -12,6 +12,9 @@ from energon.errors import EnergonError
 from energon.webdataset.shard_stream import Opening, ShardStream
 from energon.webdataset.urls import is_local
 
+END_SECONDS = 1.0
+"""How long to wait for a command that was told to end, so that nothing of it is left."""
+
 _END = object()
 
 
@@ -85,7 +88,8 @@ class _Begun:
         self._stream: Any = None
         self._is_left = False
         # One that waits for a server that never answers keeps no program from ending.
-        threading.Thread(target=self._open, args=(opening, shard), daemon=True).start()
+        self._thread = threading.Thread(target=self._open, args=(opening, shard), daemon=True)
+        self._thread.start()
 
     def result(self) -> ShardStream:
         """Return the shard, as soon as it is open."""
@@ -96,6 +100,7 @@ class _Begun:
         self._is_left = True
         if hasattr(self._stream, "terminate"):
             self._stream.terminate()
+            self._thread.join(END_SECONDS)
         self._opened.add_done_callback(_close)
 
     def _open(self, opening: Opening, shard: Any) -> None:
