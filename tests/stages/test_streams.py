@@ -218,3 +218,21 @@ def test_states_are_json():
         next(iterator)
         state = iterator.state_dict()
         assert json.loads(json.dumps(state)) == state, name
+
+
+def test_streams_of_functions_that_remember_nothing_restore_samples():
+    def squares(items):
+        for item in items:
+            yield {**item, "square": item["n"] ** 2}
+
+    stream = IterMap(numbers(12), squares, int, remembers=False)
+    for item in stream.open(Lane(0, 1)):
+        assert stream.restore(Lane(0, 1), item["__restore_key__"]) == (item, ())
+
+
+def test_streams_that_cannot_restore_samples_say_why():
+    key = next(numbers(1).open(Lane(0, 1)))["__restore_key__"]
+    with pytest.raises(ConfigError, match="stateless_iter_fn=True"):
+        IterMap(numbers(12), sums, int).restore(Lane(0, 1), key)
+    with pytest.raises(StateError, match="yields 2 outputs"):
+        IterMap(numbers(12), pairs, int, remembers=False).restore(Lane(0, 1), key)

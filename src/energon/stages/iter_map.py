@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from energon.errors import ConfigError, StateError
+from energon.samples.restore_key import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
@@ -39,6 +41,22 @@ class IterMap(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         items = self.dataset.num_items(lane, lanes)
         return None if items is None else self.num_outputs(items)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        if self.remembers:
+            raise ConfigError(
+                f"what {self.function} yields may depend on everything before, so it cannot make "
+                "single samples again; if each output depends on the last input only, say so with "
+                "stateless_iter_fn=True"
+            )
+        item, rest = self.dataset.restore(lane, key)
+        outputs = list(self.function(iter([item])))
+        if len(outputs) != 1:
+            raise StateError(
+                f"{self.function} yields {len(outputs)} outputs for the sample {key}, whose key "
+                "does not say which"
+            )
+        return outputs[0], rest
 
 
 class _IterMapIterator(DatasetIterator[Any]):
