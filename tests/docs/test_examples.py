@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import types
 
 import pytest
 
+from energon.io.registry import forget_stores
 from tests.docs.conftest import ROOT
 from tests.docs.page import run_page
 
@@ -23,4 +25,11 @@ def test_the_examples_of_a_page_run(name, demo, tmp_path, monkeypatch):
     shutil.copytree(demo, tmp_path / "demo")
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    run_page(name, text, main)
+    # What an example sets in the environment is not for the tests that come after it.
+    before = dict(os.environ)
+    try:
+        run_page(name, text, main)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        forget_stores()
