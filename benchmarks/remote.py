@@ -168,8 +168,10 @@ def run(contender: Contender, seconds: float, environment: dict[str, str]) -> di
     command += [contender.adapter, contender.address, "--workers", str(contender.workers)]
     # After the warm time, what was read ahead before the first batch is used up.
     command += ["--seconds", str(seconds), "--warm", str(WARM_SECONDS)]
+    # Peers must not find our `megatron.energon`.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+        command, env={**inherited, **environment}, capture_output=True, text=True, timeout=300
     )
     if done.returncode:
         raise SystemExit(f"{contender.adapter} failed:\n{done.stderr[-4000:]}")
