@@ -259,7 +259,7 @@ def main() -> None:
         if keys != expected:
             raise SystemExit(f"the order differs with {world_size} ranks, {num_workers} workers")
         console.print(
-            f"resumed with {world_size} ranks x {num_workers} workers: "
+            f"resumed with world size {world_size}, {num_workers} workers each: "
             f"the next {len(keys)} batches are identical"
         )
     console.print("throughput:")
