@@ -7,19 +7,18 @@ never read. That row is part of the state of the lane from then on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import StateError
 from energon.plan.rows import Plan
-from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, State, unpack
 from energon.stages.lane import Lane
+from energon.stages.through import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)
-class ChangesDataset(Dataset[Any]):
+class ChangesDataset(ThroughDataset):
     """Yield the items of `dataset`, read by a plan whose mixes begin where the state says.
 
     Args:
@@ -35,30 +34,13 @@ class ChangesDataset(Dataset[Any]):
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _ChangesIterator(self, lane)
 
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
-        return self.dataset.read_again(lane, places)
-
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return self.dataset.restore(lane, key)
-
-
-class _ChangesIterator(DatasetIterator[Any]):
+class _ChangesIterator(ThroughIterator):
     def __init__(self, stage: ChangesDataset, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
         self._begin(None)
         self.inner = stage.dataset.open(lane)
-
-    @property
-    def row(self) -> int:
-        return self.inner.row
-
-    @property
-    def place(self) -> Place:
-        return self.inner.place
 
     def __next__(self) -> Any:
         return next(self.inner)

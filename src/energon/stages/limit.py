@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, State, unpack
 from energon.stages.lane import Lane
+from energon.stages.through import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)
-class Limit(Dataset[Any]):
+class Limit(ThroughDataset):
     """Yield the first items of `dataset`: `length` over all lanes, dealt evenly to them."""
 
     dataset: Dataset[Any]
@@ -35,30 +34,16 @@ class Limit(Dataset[Any]):
         share = self.share(lane, lanes)
         return share if items is None else min(items, share)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
-        return self.dataset.read_again(lane, places)
 
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return self.dataset.restore(lane, key)
-
-
-class _LimitIterator(DatasetIterator[Any]):
+class _LimitIterator(ThroughIterator):
     def __init__(self, stage: Limit, lane: Lane) -> None:
         self.inner = stage.dataset.open(lane)
         self.share = stage.share(lane.number, lane.lanes)
         self.given = 0
 
     @property
-    def row(self) -> int:
-        return self.inner.row
-
-    @property
     def address(self) -> tuple[int, ...]:
         return self.inner.address
-
-    @property
-    def place(self) -> Place:
-        return self.inner.place
 
     def __next__(self) -> Any:
         if self.given >= self.share:

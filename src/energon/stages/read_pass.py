@@ -8,9 +8,10 @@ from typing import Any
 
 from energon.plan.rows import Plan
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State
+from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.lane import Lane
 from energon.stages.read import ReadDataset, Reader
+from energon.stages.through import ThroughIterator
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,13 @@ class ReadPass(Dataset[Any]):
         return ReadDataset(self.plan, self.reader, self.leaf)
 
 
-class _PassIterator(DatasetIterator[Any]):
+class _PassIterator(ThroughIterator):
     def __init__(self, stage: ReadPass, lane: Lane) -> None:
         number = lane.pass_number
         self.inner = stage._endless.open(
             lane, {"row": stage.first_row(number, lane.number, lane.lanes)}
         )
         self.stop = stage.first_row(number + 1, lane.number, lane.lanes)
-
-    @property
-    def row(self) -> int:
-        return self.inner.row
-
-    @property
-    def place(self) -> Place:
-        return self.inner.place
 
     def __next__(self) -> Any:
         if self.inner.row >= self.stop:
@@ -76,9 +69,3 @@ class _PassIterator(DatasetIterator[Any]):
 
     def take(self, count: int) -> list[Any]:
         return self.inner.take(min(count, self.stop - self.inner.row))
-
-    def state_dict(self) -> State:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self.inner.load_state_dict(state)

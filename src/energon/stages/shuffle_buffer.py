@@ -6,20 +6,19 @@ before anything is read. This is for pipelines that users put together themselve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError
 from energon.plan.seeds import derive_seed
-from energon.samples.restore_key import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
+from energon.stages.through import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)
-class ShuffleBuffer(Dataset[Any]):
+class ShuffleBuffer(ThroughDataset):
     """Yield each item of `dataset` once, drawn at random from the next `size` items."""
 
     dataset: Dataset[Any]
@@ -32,17 +31,8 @@ class ShuffleBuffer(Dataset[Any]):
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _ShuffleBufferIterator(self, lane)
 
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
-        return self.dataset.read_again(lane, places)
-
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return self.dataset.restore(lane, key)
-
-
-class _ShuffleBufferIterator(DatasetIterator[Any]):
+class _ShuffleBufferIterator(ThroughIterator):
     def __init__(self, stage: ShuffleBuffer, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
@@ -51,10 +41,6 @@ class _ShuffleBufferIterator(DatasetIterator[Any]):
         self.places: list[Place] = []
         self.drawn = 0
         self.last: Place = None
-
-    @property
-    def row(self) -> int:
-        return self.inner.row
 
     @property
     def address(self) -> tuple[int, ...]:

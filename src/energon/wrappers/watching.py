@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State
+from energon.stages.base import Dataset, DatasetIterator
 from energon.stages.lane import Lane
+from energon.stages.through import ThroughDataset, ThroughIterator
 from energon.worker import WorkerConfig
 from energon.wrappers.base import WrapperDataset
 
@@ -41,7 +41,7 @@ class _WatchingDataset(WrapperDataset):
         raise NotImplementedError
 
 
-class _Watched(Dataset[Any]):
+class _Watched(ThroughDataset):
     def __init__(self, dataset: Dataset[Any], watcher: _WatchingDataset) -> None:
         self.dataset = dataset
         self.watcher = watcher
@@ -49,42 +49,19 @@ class _Watched(Dataset[Any]):
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _WatchedIterator(self.dataset.open(lane), lane, self.watcher)
 
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Any) -> list[Any]:
-        return self.dataset.read_again(lane, places)
-
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return self.dataset.restore(lane, key)
-
-
-class _WatchedIterator(DatasetIterator[Any]):
+class _WatchedIterator(ThroughIterator):
     def __init__(self, inner: DatasetIterator[Any], lane: Lane, watcher: _WatchingDataset) -> None:
         self.inner = inner
         self.lane = lane
         self.watcher = watcher
 
     @property
-    def row(self) -> int:
-        return self.inner.row
-
-    @property
     def address(self) -> tuple[int, ...]:
         return self.inner.address
 
-    @property
-    def place(self) -> Place:
-        return self.inner.place
-
     def __next__(self) -> Any:
         return self.watcher._next(self.inner, self.lane)
-
-    def state_dict(self) -> State:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self.inner.load_state_dict(state)
 
 
 def default_get_keys(batch: Any) -> list[str] | None:
