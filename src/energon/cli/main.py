@@ -1,13 +1,13 @@
-"""The command `energon`. Commands are imported when they run, so that help comes at once."""
+"""The command `energon`."""
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import Any
 
 import click
 
+from energon.cli.lazy_group import LazyGroup
 from energon.errors import EnergonError
 from energon.version import __version__
 
@@ -29,21 +29,8 @@ COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
-    """Knows the names of its commands, and imports one only to run it or to show its help."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"energon.cli.{cmd_name.replace('-', '_')}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
+class _Main(LazyGroup):
+    """Shows errors of ours as messages."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -52,7 +39,12 @@ class _LazyGroup(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Main,
+    summaries=COMMANDS,
+    prefix="energon.cli.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, "-V", "--version", prog_name="energon")
 def main() -> None:
     """Prepare, inspect and look after datasets of tar shards.

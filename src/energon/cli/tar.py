@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from importlib import import_module
 from typing import Any
 
 import click
 
+from energon.cli.lazy_group import LazyGroup
 from energon.errors import EnergonError
 
 COMMANDS = {
@@ -23,21 +23,8 @@ COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
-    """Imports a command only to run it or to show its help."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"energon.cli.tar_{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
+class _TarGroup(LazyGroup):
+    """Says what the system refuses without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -50,7 +37,7 @@ class _LazyGroup(click.Group):
             raise click.ClickException(f"{where}{error.strerror or error}") from error
 
 
-@click.group("tar", cls=_LazyGroup)
+@click.group("tar", cls=_TarGroup, summaries=COMMANDS, prefix="energon.cli.tar_")
 def command() -> None:
     """Work with plain tar files of samples, on this machine or in object stores.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from energon.errors import WorkerError
 from energon.loader.hosting import Event
 from energon.loader.order import DeliveryOrder
 from energon.loader.state import LanePosition
@@ -81,7 +82,11 @@ class RankStream:
             event = self._hosts[lane].take()
             if event.error is not None:
                 raise event.error
-            assert event.lane == lane, "worker and parent disagree about the order"
+            if event.lane != lane:
+                raise WorkerError(
+                    f"a worker sent a batch of lane {event.lane}, wanted is lane {lane}; this is a "
+                    "defect of energon, please report it"
+                )
             position = self.positions[lane]
             if event.counts is not None:
                 position.counts = event.counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ FLAVOR_CLASSES = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """What a `dataset.yaml` says.
+    """What a `dataset.yaml` says. Without arguments, what is said of a dataset that has none.
 
     Args:
         crude: Whether samples are left to cookers.
@@ -51,21 +51,21 @@ class DatasetConfig:
         origin: The file.
     """
 
-    crude: bool
-    sample_type: tuple[str, str] | None
-    field_map: Mapping[str, str] | None
-    sample_loader: str | None
-    part_filter: str | tuple[str, ...] | None
-    subflavors: Mapping[str, Any]
-    split_config: str | None
-    split_part: str | None
-    shuffle_over_epochs: int | None
-    parallel_shard_iters: int | None
-    max_samples_per_sequence: int | None
-    subset: Subset | None
-    decoder: Mapping[str, Any] | None
-    given: frozenset[str]
-    origin: str
+    crude: bool = True
+    sample_type: tuple[str, str] | None = None
+    field_map: Mapping[str, str] | None = None
+    sample_loader: str | None = None
+    part_filter: str | tuple[str, ...] | None = None
+    subflavors: Mapping[str, Any] = field(default_factory=dict)
+    split_config: str | None = None
+    split_part: str | None = None
+    shuffle_over_epochs: int | None = None
+    parallel_shard_iters: int | None = None
+    max_samples_per_sequence: int | None = None
+    subset: Subset | None = None
+    decoder: Mapping[str, Any] | None = None
+    given: frozenset[str] = frozenset()
+    origin: str = ""
 
 
 def load_dataset_config(

@@ -73,12 +73,14 @@ class Assistant:
         if choices.field_map is not None and choices.sample_type not in (None, CRUDE):
             sample_type = resolve_class("megatron.energon", str(choices.sample_type))
             check_field_map(sample_type, choices.field_map, self.samples)
-        if choices.split is None:
-            choices = replace(choices, split=self.ask_split(**choices.split_settings))
+        split = choices.split
+        if split is None:
+            split = self.ask_split(**choices.split_settings)
+            choices = replace(choices, split=split)
         if choices.describe and choices.sample_type is None:
             choices = self.ask_description(choices)
         choices = self.ask_loading(choices)
-        self.review(choices)
+        self.review(choices, split)
         question = f"Index {len(self.shards)} shards and write this to {self.source / META}?"
         if choices.write or self.prompt.confirm(question, default=True):
             return choices
@@ -140,15 +142,14 @@ class Assistant:
             return replace(choices, sample_loader=self._ask_loader(sample_type))
         return replace(choices, field_map=self._ask_field_map(sample_type))
 
-    def review(self, choices: Choices) -> None:
+    def review(self, choices: Choices, split: SplitRequest) -> None:
         """Show what will be written."""
-        assert choices.split is not None
         counts = DatasetInfo(dict.fromkeys(self.shards, 0))
-        wanted = [name for name, part in (choices.split.ratio or {}).items() if part > 0]
-        by_shard = choices.split.unit == "shard" or len(self.shards) >= len(wanted)
-        if choices.split.unit != "sample" and by_shard:
-            split = split_dataset(counts, choices.split, present_split(self.dataset))
-            self._show_file("split.yaml", split.to_yaml())
+        wanted = [name for name, part in (split.ratio or {}).items() if part > 0]
+        by_shard = split.unit == "shard" or len(self.shards) >= len(wanted)
+        if split.unit != "sample" and by_shard:
+            dealt = split_dataset(counts, split, present_split(self.dataset))
+            self._show_file("split.yaml", dealt.to_yaml())
         else:
             self._say("split.yaml: samples are dealt by ratio once they are counted")
         if choices.describe:

@@ -8,7 +8,6 @@ from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
-from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.resolve import resolve
 from energon.plan.leaf import PlanLeaf, choose_slice_samples
 from energon.task_encoder.encoder import DefaultTaskEncoder
@@ -17,25 +16,6 @@ from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets
 from energon.task_encoder.leaves import OpenedLeaf, Source, open_leaves
 from energon.task_encoder.train_plan import PARALLEL_SLICES
 from energon.worker import WorkerConfig
-
-NO_CONFIG = DatasetConfig(
-    crude=True,
-    sample_type=None,
-    field_map=None,
-    sample_loader=None,
-    part_filter=None,
-    subflavors={},
-    split_config=None,
-    split_part=None,
-    shuffle_over_epochs=None,
-    parallel_shard_iters=None,
-    max_samples_per_sequence=None,
-    subset=None,
-    decoder=None,
-    given=frozenset(),
-    origin="",
-)
-"""What a dataset.yaml would say of a dataset that a program describes: nothing."""
 
 
 def plan_leaf_of(

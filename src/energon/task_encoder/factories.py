@@ -11,13 +11,14 @@ from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.file_store_webdataset import WebdatasetFileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset_code import CodeFields
-from energon.task_encoder.described import NO_CONFIG, plan_leaf_of, take_over
+from energon.task_encoder.described import plan_leaf_of, take_over
 from energon.task_encoder.leaf_dataset import LeafDataset
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf
@@ -101,7 +102,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
                 parallel_slices=parallel_shard_iters,
                 shuffle_over_epochs=shuffle_over_epochs,
             ),
-            NO_CONFIG,
+            DatasetConfig(),
         )
         take_over(self, opened, decoder, worker_config, training=training)
         self.opened = opened

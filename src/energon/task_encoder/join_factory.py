@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import JoinMember, Leaf
-from energon.task_encoder.described import NO_CONFIG, plan_leaf_of, take_over
+from energon.task_encoder.described import plan_leaf_of, take_over
 from energon.task_encoder.factories import WebdatasetFactory
 from energon.task_encoder.leaf_dataset import LeafDataset
 from energon.task_encoder.leaves import OpenedLeaf
@@ -89,7 +90,7 @@ class JoinedWebdatasetFactory(LeafDataset):
                 parallel_slices=parallel_shard_iters,
                 shuffle_over_epochs=shuffle_over_epochs,
             ),
-            NO_CONFIG,
+            DatasetConfig(),
         )
         take_over(self, opened, decoder, worker_config, training=training)
         self.inner_datasets = inner_datasets

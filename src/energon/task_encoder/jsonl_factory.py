@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.jsonl import JsonlFileStore, JsonlSource
-from energon.task_encoder.described import NO_CONFIG, plan_leaf_of, take_over
+from energon.task_encoder.described import plan_leaf_of, take_over
 from energon.task_encoder.leaf_dataset import LeafDataset
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf
@@ -69,7 +70,7 @@ class JsonlFactory(LeafDataset):
                 parallel_slices=parallel_shard_iters,
                 shuffle_over_epochs=shuffle_over_epochs,
             ),
-            NO_CONFIG,
+            DatasetConfig(),
         )
         take_over(self, opened, decoder, worker_config, training=training)
         self.path = source.path

@@ -15,20 +15,4 @@ def is_jsonl_leaf(leaf: Leaf) -> bool:
 
 def jsonl_config(leaf: Leaf) -> DatasetConfig:
     """Return the description of a JSONL file: its samples are left to cookers."""
-    return DatasetConfig(
-        crude=True,
-        sample_type=None,
-        field_map=None,
-        sample_loader=None,
-        part_filter=None,
-        subflavors={},
-        split_config=None,
-        split_part=None,
-        shuffle_over_epochs=None,
-        parallel_shard_iters=None,
-        max_samples_per_sequence=None,
-        subset=None,
-        decoder=None,
-        given=frozenset(),
-        origin=leaf.path,
-    )
+    return DatasetConfig(origin=leaf.path)
