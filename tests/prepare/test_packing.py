@@ -383,3 +383,11 @@ def test_folders_without_files_are_refused(tmp_path):
     (tmp_path / "README").touch()
     with pytest.raises(DatasetNotFoundError, match="no file with an extension"):
         open_source(str(tmp_path), "folder", RowRules())
+
+
+@pytest.mark.parametrize("content", [b'{"shards": [', b'{"shards": "\xff"}'])
+@pytest.mark.parametrize("kind", ["mds", "litdata"])
+def test_an_index_that_is_damaged_is_named(tmp_path, kind, content):
+    (tmp_path / "index.json").write_bytes(content)
+    with pytest.raises(FormatError, match=r"index\.json"):
+        open_source(str(tmp_path), kind, RowRules())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from energon.io.address import redact
+from energon.io.raw_reader import RawReader
 from energon.io.registry import open_store
 
 BUFFER_BYTES = 1 << 20
@@ -18,7 +18,13 @@ BUFFER_BYTES = 1 << 20
 
 def open_reader(address: str) -> io.BufferedReader:
     """Return an object as a file to read from. It is the version that there is now."""
-    return io.BufferedReader(_RangeReader(address), BUFFER_BYTES)
+    store, key = open_store(address)
+    info = store.info(key)
+
+    def read(start: int, stop: int) -> bytes:
+        return store.read_range(key, start, stop, version=info.version)
+
+    return io.BufferedReader(RawReader(read, info.size, redact(address)), BUFFER_BYTES)
 
 
 def open_writer(address: str) -> io.RawIOBase:
@@ -29,47 +35,6 @@ def open_writer(address: str) -> io.RawIOBase:
 def open_text_writer(address: str) -> io.TextIOWrapper:
     """Return the same for text in UTF-8."""
     return _TextUpload(_Upload(address))
-
-
-class _RangeReader(io.RawIOBase):
-    def __init__(self, address: str) -> None:
-        self._store, self._key = open_store(address)
-        self._info = self._store.info(self._key)
-        self._position = 0
-        self.name = redact(address)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._info.size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"{self.name}: cannot seek to byte {base + offset}")
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
-        data = self._read(self._position, min(self._info.size, self._position + len(view)))
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def readall(self) -> bytes:
-        data = self._read(self._position, self._info.size)
-        self._position += len(data)
-        return data
-
-    def _read(self, start: int, stop: int) -> bytes:
-        if stop <= start:
-            return b""
-        return self._store.read_range(self._key, start, stop, version=self._info.version)
 
 
 class _Upload(io.RawIOBase):

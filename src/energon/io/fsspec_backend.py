@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
-    EnergonError,
     MissingExtraError,
-    StorageAccessError,
     StorageError,
 )
 from energon.io.address import Address, redact
 from energon.io.backend import ObjectInfo
-from energon.io.object_errors import cause_of, changed
+from energon.io.library_backend import LibraryBackend
+from energon.io.object_errors import cause_of
 
-CHUNK_BYTES = 8 << 20
 _VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "oid")
 
 
@@ -54,7 +51,7 @@ def fsspec_backend(parts: Address) -> FsspecBackend:
     return FsspecBackend(redact(parts.root), system, root)
 
 
-class FsspecBackend:
+class FsspecBackend(LibraryBackend):
     """A file system of fsspec.
 
     Args:
@@ -63,29 +60,10 @@ class FsspecBackend:
         root: What keys are appended to.
     """
 
-    can_range = True
-    can_list = True
-
     def __init__(self, origin: str, system: Any, root: str) -> None:
         self.origin = origin
         self._system = system
         self._root = root.rstrip("/")
-
-    def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
-        if stop <= start:
-            return b""
-        with self._errors(key):
-            data = bytes(self._system.cat_file(self._path(key), start=start, end=stop))
-        # Asked afterwards: what was read before the object was replaced is of the old version.
-        if version is not None and self.head(key).version != version:
-            raise changed(f"{self.origin}/{key}")
-        return data
-
-    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
-        size = self.head(key).size
-        while start < size:
-            yield self.get(key, start, min(size, start + CHUNK_BYTES), version)
-            start += CHUNK_BYTES
 
     def head(self, key: str) -> ObjectInfo:
         with self._errors(key):
@@ -111,32 +89,19 @@ class FsspecBackend:
             else:
                 self._system.put_file(os.fspath(content), path)
 
-    def delete(self, key: str) -> None:
-        try:
-            with self._errors(key):
-                self._system.rm_file(self._path(key))
-        except DatasetNotFoundError:
-            return
+    def _range(self, key: str, start: int, stop: int) -> bytes:
+        with self._errors(key):
+            return bytes(self._system.cat_file(self._path(key), start=start, end=stop))
+
+    def _delete(self, key: str) -> None:
+        self._system.rm_file(self._path(key))
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
 
-    @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
-        place = f"{self.origin}/{key}"
-        try:
-            yield
-        except FileNotFoundError:
-            raise DatasetNotFoundError(f"{place}: there is no such object") from None
-        except PermissionError:
-            raise StorageAccessError(f"{place}: access denied; check the credentials") from None
-        except EnergonError:
-            raise
-        except Exception as error:
-            # Messages of file systems may hold whole requests.
-            raise StorageError(
-                f"{place}: {cause_of(error)}", transient=isinstance(error, OSError)
-            ) from None
+    def _translate(self, error: Exception, place: str) -> StorageError:
+        transient = isinstance(error, OSError)
+        return StorageError(f"{place}: {cause_of(error)}", transient=transient)
 
 
 def _info(key: str, found: Any) -> ObjectInfo:

@@ -8,20 +8,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from energon.errors import (
     DatasetNotFoundError,
-    EnergonError,
     MissingExtraError,
-    StorageAccessError,
     StorageError,
 )
 from energon.io.backend import ObjectInfo
-from energon.io.object_errors import cause_of, changed
+from energon.io.library_backend import LibraryBackend
+from energon.io.object_errors import cause_of
 
-CHUNK_BYTES = 8 << 20
 _STATUS = re.compile(r"status_code: (\d{3})")
 _KIND = re.compile(r"error[_ ]type: (\w+)")
 _TRANSIENT = (
@@ -33,7 +30,7 @@ _TRANSIENT = (
 )
 
 
-class MscBackend:
+class MscBackend(LibraryBackend):
     """The objects of a profile.
 
     Args:
@@ -43,9 +40,6 @@ class MscBackend:
     Raises:
         MissingExtraError: If multi-storage-client is not installed.
     """
-
-    can_range = True
-    can_list = True
 
     def __init__(self, origin: str, profile: str) -> None:
         try:
@@ -57,27 +51,6 @@ class MscBackend:
             ) from error
         self.origin = origin
         self._client: Any = StorageClient(StorageClientConfig.from_file(profile=profile))
-
-    def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
-        from multistorageclient.types import Range
-
-        if stop <= start:
-            return b""
-        try:
-            with self._errors(key):
-                data = bytes(self._client.read(key, byte_range=Range(start, stop - start)))
-        except _BehindEnd:
-            data = b""
-        # Asked afterwards: what was read before the object was replaced is of the old version.
-        if version is not None and self.head(key).version != version:
-            raise changed(f"{self.origin}/{key}")
-        return data
-
-    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
-        size = self.head(key).size
-        while start < size:
-            yield self.get(key, start, min(size, start + CHUNK_BYTES), version)
-            start += CHUNK_BYTES
 
     def head(self, key: str) -> ObjectInfo:
         with self._errors(key):
@@ -98,27 +71,20 @@ class MscBackend:
             else:
                 self._client.upload_file(key, os.fspath(content))
 
-    def delete(self, key: str) -> None:
+    def _range(self, key: str, start: int, stop: int) -> bytes:
+        from multistorageclient.types import Range
+
         try:
             with self._errors(key):
-                self._client.delete(key)
-        except DatasetNotFoundError:
-            return
+                return bytes(self._client.read(key, byte_range=Range(start, stop - start)))
+        except _BehindEnd:
+            return b""
 
-    @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
-        """Say in our words what went wrong; what the client says may hold secrets."""
-        place = f"{self.origin}/{key}"
-        try:
-            yield
-        except FileNotFoundError:
-            raise DatasetNotFoundError(f"{place}: there is no such object") from None
-        except PermissionError:
-            raise StorageAccessError(f"{place}: access denied; check the profile") from None
-        except EnergonError:
-            raise
-        except Exception as error:
-            raise _translate(error, place) from None
+    def _delete(self, key: str) -> None:
+        self._client.delete(key)
+
+    def _translate(self, error: Exception, place: str) -> StorageError:
+        return _translate(error, place)
 
 
 class _BehindEnd(StorageError):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import is_remote, local_path, redact
+from energon.io.closing import ClosesOrAborts
 from energon.prepare.encode import encode_part
 from energon.prepare.index import index_shard
 from energon.prepare.leftovers import remove_leftovers
@@ -19,7 +19,7 @@ MAX_COUNT = 100_000
 MAX_SIZE = 3_000_000_000
 
 
-class ShardWriter:
+class ShardWriter(ClosesOrAborts):
     """Writes samples to numbered shards, each with its index, see `TarWriter`.
 
     What is written depends on the samples only. A run that was interrupted, by kill -9 too,
@@ -126,20 +126,6 @@ class ShardWriter:
         if self._shard is not None:
             self._shard.abort()
             self._shard = None
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _finish(self, shard: TarWriter) -> None:
         self._shard = None

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from energon.formats.tar_index import encode_tar_index, tar_index_path
 from energon.formats.tar_window import BLOCK
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import atomic_path, write_atomic
+from energon.io.closing import ClosesOrAborts
 from energon.prepare.encode import Content, encode_part
 
 COPY_BYTES = 4 << 20
@@ -84,7 +84,7 @@ def _encode_part(key: str, part: str, content: Content) -> EncodedPart:
     return EncodedPart(part, encode_header(name, size), content, size)
 
 
-class TarWriter:
+class TarWriter(ClosesOrAborts):
     """Writes one shard. The same samples give the same bytes, anywhere and at any time.
 
     The shard has its name only when it is complete; after an exception nothing is left. Its
@@ -187,20 +187,6 @@ class TarWriter:
                 file.close()
             with suppress(_Abandoned):
                 self._temporary.__exit__(_Abandoned, _Abandoned(), None)
-
-    def __enter__(self) -> TarWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _write_part(self, file: BinaryIO, key: bytes, part: EncodedPart) -> None:
         start = self.num_bytes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
@@ -18,6 +16,7 @@ from energon.io.epath import AnyPath
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents
+from energon.sources.fingerprint import content_fingerprint
 from energon.sources.webdataset import Location, WebdatasetSource
 
 JOINED = "__joined__"
@@ -94,8 +93,7 @@ class JoinedSource:
             self.digest,
             [self.start, self.stop],
         ]
-        digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
-        return {"samples": len(self), "index": digest}
+        return content_fingerprint(len(self), content)
 
     def read(
         self,

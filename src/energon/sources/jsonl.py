@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +28,7 @@ from energon.samples.crude import CrudeSample
 from energon.samples.source_info import SourceInfo
 from energon.sources.extents import Extents
 from energon.sources.file_store import FileStore
+from energon.sources.fingerprint import content_fingerprint
 from energon.sources.jsonl_file import JsonlFile
 from energon.sources.webdataset import Location
 from energon.utf8 import decode_utf8
@@ -106,8 +105,7 @@ class JsonlSource:
             "excluded": self.excluded.tolist(),
             "range": [self.first, self.start, self.stop],
         }
-        digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
-        return {"samples": len(self), "index": digest}
+        return content_fingerprint(len(self), content)
 
     def read(
         self,

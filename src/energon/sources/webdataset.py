@@ -6,8 +6,6 @@ parsed. Samples that lie close together are read with one call, large parts with
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +31,7 @@ from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents, wanted_extents
+from energon.sources.fingerprint import content_fingerprint
 from energon.sources.part_filter import PartFilter
 from energon.sources.shard_samples import read_shard
 from energon.sources.shards import OpenShard, ShardPool
@@ -153,8 +152,7 @@ class WebdatasetSource:
         }
         if self.firsts.any():
             content["firsts"] = self.firsts.tolist()
-        digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
-        return {"samples": len(self), "index": digest}
+        return content_fingerprint(len(self), content)
 
     def read(
         self,

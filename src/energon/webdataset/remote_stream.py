@@ -12,6 +12,7 @@ from typing import Any
 
 from energon.errors import StorageError
 from energon.io.address import redact
+from energon.io.closing import ClosesOrAborts
 from energon.io.forking import check_process
 from energon.io.registry import open_store
 
@@ -91,7 +92,7 @@ def _from_another_process(url: str, position: int) -> Iterator[bytes]:
             process.kill()
 
 
-class RemoteWriter:
+class RemoteWriter(ClosesOrAborts):
     """Writes an object, that is there as a whole after `close`, and not before.
 
     Args:
@@ -125,12 +126,3 @@ class RemoteWriter:
         if not self._file.closed:
             self._file.close()
             os.unlink(self._path)
-
-    def __enter__(self) -> RemoteWriter:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()

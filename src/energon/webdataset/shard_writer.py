@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from energon.errors import ConfigError
+from energon.io.closing import ClosesOrAborts
 from energon.webdataset.sinks import make_folder
 from energon.webdataset.tar_writer import RECORD_BYTES, TarWriter
 
 logger = logging.getLogger("energon")
 
 
-class ShardWriter:
+class ShardWriter(ClosesOrAborts):
     """Writes samples to numbered tar files.
 
     A file is begun with its first sample, and complete when it has its name. It is as large as
@@ -129,15 +130,6 @@ class ShardWriter:
         if self.tarstream is not None:
             self.tarstream.abort()
             self.tarstream = self.fname = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _name(self, number: int) -> str:
         try:

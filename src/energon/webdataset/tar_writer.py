@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from energon.errors import ConfigError
 from energon.formats.tar_header import END, encode_header
+from energon.io.closing import ClosesOrAborts
 from energon.prepare.encode import Content
 from energon.prepare.tar_writer import EncodedPart, EncodedSample, encode_sample
 from energon.webdataset import security
@@ -25,7 +26,7 @@ _COPY_BYTES = 4 << 20
 _SET_BY_READERS = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
 
 
-class TarWriter:
+class TarWriter(ClosesOrAborts):
     """Writes samples to one tar file.
 
     Args:
@@ -148,15 +149,6 @@ class TarWriter:
         if self._sink is not None:
             sink, self._sink = self._sink, None
             sink.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
 
 def _writable(sample: Mapping[str, Any], keep_meta: bool, is_sorted: bool) -> dict[str, Any]:

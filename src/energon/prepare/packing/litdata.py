@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, FormatError, MissingExtraError
-from energon.prepare.files import reporting
 from energon.prepare.packing.chunks import fields, stored_picture
+from energon.prepare.packing.json_index import NAME, read_json_index
 from energon.prepare.packing.litdata_chunks import litdata_items
 from energon.prepare.packing.row import RowRules
 
@@ -35,9 +35,8 @@ class LitDataSource:
     def __init__(self, folder: Path, rules: RowRules) -> None:
         self.folder = folder
         self.rules = rules
-        path = folder / "index.json"
-        with reporting(path):
-            index = json.loads(path.read_text())
+        path = folder / NAME
+        index = read_json_index(folder)
         try:
             config = index["config"]
             self._chunks = [(folder / c["filename"], int(c["chunk_size"])) for c in index["chunks"]]

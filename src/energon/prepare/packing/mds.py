@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, FormatError
-from energon.prepare.files import reporting
 from energon.prepare.packing.chunks import fields, read_chunk, records, stored_picture
+from energon.prepare.packing.json_index import NAME, read_json_index
 from energon.prepare.packing.row import RowRules
 
 _SCALARS = {
@@ -37,9 +37,8 @@ class MdsSource:
     def __init__(self, folder: Path, rules: RowRules) -> None:
         self.folder = folder
         self.rules = rules
-        path = folder / "index.json"
-        with reporting(path):
-            index = json.loads(path.read_text())
+        path = folder / NAME
+        index = read_json_index(folder)
         try:
             self.shards = [_Shard(folder, about) for about in index["shards"]]
         except (KeyError, TypeError) as error:

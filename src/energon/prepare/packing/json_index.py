@@ -1,0 +1,31 @@
+"""The `index.json` beside the chunks of other libraries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from energon.errors import FormatError
+from energon.prepare.files import reporting
+from energon.utf8 import decode_utf8
+
+NAME = "index.json"
+
+
+def read_json_index(folder: Path) -> Any:
+    """Return what the index of a folder says.
+
+    Raises:
+        FormatError: If it is not JSON.
+        StorageError: If it cannot be read.
+    """
+    path = folder / NAME
+    with reporting(path):
+        text = decode_utf8(path.read_bytes(), origin=str(path))
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise FormatError(
+            f"{path}: found no JSON ({error}); copy the folder again, or write it anew"
+        ) from error
