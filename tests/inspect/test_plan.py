@@ -18,6 +18,7 @@ from energon import (
 from energon.inspect.plan_find import find_key, list_step
 from energon.inspect.plan_report import describe_run, shared_samples
 from energon.inspect.planned_run import open_run
+from energon.task_encoder.settings import TrainSettings
 from tests.datasets import make_crude
 
 DOCUMENT = """
@@ -29,7 +30,6 @@ splits:
       - weight: 3
         concat: [{path: c}, {path: a, subset: {range: [10, 25]}}]
 """
-SETTINGS = {"batch_size": 4, "world_size": 2, "num_workers": 2, "seed": 3}
 
 
 class Keys(DefaultTaskEncoder):
@@ -48,6 +48,12 @@ def path(tmp_path_factory):
     return root / "m.yaml"
 
 
+def plan(path, **settings):
+    """Plan the run whose batches `deliver` gives."""
+    workers = WorkerConfig(rank=0, world_size=2, num_workers=2, seed_offset=3)
+    return open_run(path, TrainSettings(batch_size=4, **settings), workers)
+
+
 def deliver(path, rank, steps, **settings):
     config = WorkerConfig(rank=rank, world_size=2, num_workers=2, seed_offset=3)
     dataset = get_train_dataset(
@@ -59,7 +65,7 @@ def deliver(path, rank, steps, **settings):
 
 @pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 9}, {"blend_unit": "batch"}])
 def test_steps_and_sightings_are_those_of_a_loader(path, settings):
-    run = open_run(path, **SETTINGS, **settings)
+    run = plan(path, **settings)
     delivered = [deliver(path, rank, 60, **settings) for rank in range(2)]
     for step in (0, 1, 17, 59):
         found = [[], []]
@@ -81,7 +87,7 @@ def test_steps_and_sightings_are_those_of_a_loader(path, settings):
 
 
 def test_counts_are_those_of_a_loader(path):
-    run = open_run(path, **SETTINGS)
+    run = plan(path)
     about = describe_run(run, batches=120)
     assert json.loads(json.dumps(about)) == about
     delivered = Counter(
@@ -105,8 +111,8 @@ def test_counts_are_those_of_a_loader(path):
 
 
 def test_knows_what_is_read_together_and_how_well_it_mixes(path):
-    coarse = describe_run(open_run(path, **SETTINGS), batches=100)
-    fine = describe_run(open_run(path, **SETTINGS, max_samples_per_sequence=1), batches=100)
+    coarse = describe_run(plan(path), batches=100)
+    fine = describe_run(plan(path, max_samples_per_sequence=1), batches=100)
     for name, leaf in coarse["leaves"].items():
         assert leaf["bytes"] >= leaf["drawn"] * 512
         assert leaf["requests"] <= leaf["drawn"]
@@ -115,13 +121,13 @@ def test_knows_what_is_read_together_and_how_well_it_mixes(path):
 
 
 def test_names_leaves_that_have_samples_in_common(path):
-    run = open_run(path, **SETTINGS)
+    run = plan(path)
     assert shared_samples(run) == [{"leaves": ["a/train", "a/train#2"], "samples": 15}]
 
 
 def test_a_run_that_ends_is_not_planned_beyond_its_end(path):
     document = {"splits": {"train": {"blend": [{"path": str(path.parent / "a"), "max_epochs": 1}]}}}
-    run = open_run(document, batch_size=4, world_size=2, num_workers=1)
+    run = plan(document)
     about = describe_run(run, batches=10**6)
     assert (about["samples"], about["batches"]) == (50, run.num_batches)
     assert about["ends_after_batches"] == run.num_batches == 14
@@ -131,7 +137,7 @@ def test_a_run_that_ends_is_not_planned_beyond_its_end(path):
 
 
 def test_far_moments_are_found_at_once(path):
-    run = open_run(path, **SETTINGS)
+    run = plan(path)
     for each in list_step(run, 10**12):
         leaf = run.names.index(each.leaf)
         assert run.plan.find(leaf, each.epoch, each.ordinal) == (each.lane, each.row)
@@ -140,7 +146,7 @@ def test_far_moments_are_found_at_once(path):
 
 def test_an_unknown_key_is_an_error(path):
     with pytest.raises(ConfigError, match=r"no dataset has a sample 'x1'.*a/train, b/train"):
-        find_key(open_run(path, **SETTINGS), "x1", batches=9)
+        find_key(plan(path), "x1", batches=9)
 
 
 def test_excluded_samples_and_those_outside_of_a_subset_are_never_seen(tmp_path):
@@ -148,7 +154,9 @@ def test_excluded_samples_and_those_outside_of_a_subset_are_never_seen(tmp_path)
     split = root / ".nv-meta/split.yaml"
     split.write_text("split_parts: {train: [000.tar]}\nexclude: [000.tar/s2]\n")
     document = {"splits": {"train": {"path": str(root), "subset": {"range": [0, 3]}}}}
-    run = open_run(document, batch_size=1)
+    run = open_run(
+        document, TrainSettings(batch_size=1), WorkerConfig(rank=0, world_size=1, num_workers=0)
+    )
     assert [len(find_key(run, f"s{n}", batches=30)) for n in (0, 1, 3)] == [10, 10, 10]
     for key in ("s2", "s4"):
         with pytest.raises(ConfigError, match="no dataset has"):

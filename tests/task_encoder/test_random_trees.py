@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon.inspect.planned_run import open_run
+from energon.task_encoder.settings import TrainSettings
 from tests.datasets import make_crude
 
 SIZES = {"a": 12, "b": 7, "c": 20}
@@ -172,7 +173,8 @@ def test_any_moment_of_any_tree_is_found_again(folder, tree):
     document = {"splits": {"train": write(tree, folder, "t")}}
     path = folder / "tree.yaml"
     path.write_text(yaml.safe_dump(document))
-    run = open_run(path, batch_size=4, world_size=2, num_workers=1)
+    workers = WorkerConfig(rank=0, world_size=2, num_workers=1)
+    run = open_run(path, TrainSettings(batch_size=4), workers)
     for start in (0, 10**9):
         rows = run.plan.rows(1, start, 20)
         triples = zip(*(column.tolist() for column in rows), strict=True)

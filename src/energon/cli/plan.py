@@ -73,20 +73,20 @@ def command(
     from energon.inspect.plan_find import find_key, list_step
     from energon.inspect.plan_report import describe_run
     from energon.inspect.planned_run import open_run
+    from energon.task_encoder.settings import TrainSettings
+    from energon.worker import WorkerConfig
 
-    run = open_run(
-        path,
-        split_part=split_part,
+    settings = TrainSettings(
         batch_size=batch_size,
-        world_size=world_size,
-        num_workers=num_workers,
-        lanes=lanes,
-        seed=seed,
         max_samples_per_sequence=max_samples_per_sequence,
         parallel_shard_iters=parallel_shard_iters,
         shuffle_buffer_size=shuffle_buffer_size,
         blend_unit=blend_unit,
     )
+    workers = WorkerConfig(
+        rank=0, world_size=world_size, num_workers=num_workers, lanes=lanes, seed_offset=seed
+    )
+    run = open_run(path, settings, workers, split_part=split_part)
     if batches is None:
         samples = sum(len(leaf.source) for leaf in run.leaves)
         batches = run.num_batches or -(-samples // batch_size)

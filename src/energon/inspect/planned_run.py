@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-from energon.metadataset.resolve import resolve
+from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.settings import TrainSettings
 from energon.task_encoder.train_plan import train_plan
 from energon.worker import WorkerConfig
 
@@ -78,21 +77,11 @@ class PlannedRun:
 
 
 def open_run(
-    path: str | os.PathLike[str] | Mapping[str, Any],
+    path: DatasetPath,
+    settings: TrainSettings,
+    workers: WorkerConfig,
     *,
     split_part: str = "train",
-    batch_size: int,
-    world_size: int = 1,
-    num_workers: int = 0,
-    lanes: int | None = None,
-    seed: int = 0,
-    packing_buffer_size: int | None = None,
-    shuffle_buffer_size: int | None = None,
-    max_samples_per_sequence: int | None = None,
-    parallel_shard_iters: int | None = None,
-    shuffle_over_epochs_multiplier: int | None = 1,
-    blend_unit: Literal["sample", "batch"] | None = None,
-    repeat: bool = True,
 ) -> PlannedRun:
     """Return the run that `get_train_dataset` would make of the same arguments.
 
@@ -103,22 +92,8 @@ def open_run(
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
     """
-    workers = WorkerConfig(
-        rank=0, world_size=world_size, num_workers=num_workers, lanes=lanes, seed_offset=seed
-    )
     resolved = resolve(path, split_part=split_part, training=True)
-    leaves: Sequence[OpenedLeaf] = open_leaves(resolved.leaves, None)
-    recipe = train_plan(
-        resolved,
-        leaves,
-        seed=seed,
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-        shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence,
-        parallel_shard_iters=parallel_shard_iters,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        blend_unit=blend_unit,
-        repeat=repeat,
-    )
+    leaves = open_leaves(resolved.leaves, None)
+    recipe = train_plan(resolved, leaves, settings, seed=workers.seed_offset)
+    batch_size = settings.batch_size or 1
     return PlannedRun(recipe, tuple(leaves), workers.default_lanes, batch_size, workers)

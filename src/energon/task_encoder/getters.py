@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from energon.errors import ConfigError
-from energon.metadataset.resolve import resolve
-from energon.plan.recipe import PlanRecipe
-from energon.sources.ahead import window_rows
-from energon.task_encoder.augment import overrides
-from energon.task_encoder.build import built
+from energon.metadataset.resolve import DatasetPath, resolve
+from energon.task_encoder.assembly import train_pipeline, validation_pipeline
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import AnyTaskEncoder
-from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets, make_reader
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets
+from energon.task_encoder.leaves import open_leaves
 from energon.task_encoder.legacy import with_legacy_arguments
-from energon.task_encoder.recipe import build_pipeline, check_encoder
-from energon.task_encoder.train_plan import train_plan
+from energon.task_encoder.settings import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
 from energon.wrappers.base import WrapperDataset
-
-DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 
 
 def get_train_dataset(
@@ -88,9 +81,18 @@ def get_train_dataset(
         EmptyDatasetError: If a leaf has no samples in this split.
         SecurityError: If a dataset needs what is not allowed.
     """
-    _check_least(1, max_samples_per_sequence=max_samples_per_sequence)
-    _check_least(1, parallel_shard_iters=parallel_shard_iters)
-    _check_least(0, shuffle_buffer_size=shuffle_buffer_size)
+    settings = TrainSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        virtual_epoch_length=virtual_epoch_length,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        parallel_shard_iters=parallel_shard_iters,
+        blend_unit=blend_unit,
+        repeat=repeat,
+    )
     resolved = resolve(
         path,
         split_part=split_part,
@@ -100,44 +102,7 @@ def get_train_dataset(
     )
     opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow)
     encoder = with_legacy_arguments(task_encoder, legacy)
-    check_encoder(encoder, packing=bool(packing_buffer_size))
-    plan = train_plan(
-        resolved,
-        opened,
-        seed=worker_config.seed_offset,
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-        shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence,
-        parallel_shard_iters=parallel_shard_iters,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        blend_unit=blend_unit,
-        repeat=repeat,
-    )
-    if overrides(encoder, "build_train_datasets"):
-        return built(
-            encoder.build_train_datasets,
-            datasets=loaded_datasets(opened, plan.leaves, encoder, worker_config, training=True),
-            worker_config=worker_config,
-            batch_size=batch_size,
-            batch_drop_last=batch_drop_last,
-            packing_buffer_size=packing_buffer_size,
-            virtual_epoch_length=virtual_epoch_length,
-            shuffle_buffer_size=shuffle_buffer_size,
-            blend_mode=resolved.blend_mode,
-            repeat=repeat,
-        )
-    return _build(
-        opened,
-        plan,
-        worker_config=worker_config,
-        task_encoder=encoder,
-        batch_size=batch_size,
-        drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size,
-        virtual_epoch_length=virtual_epoch_length,
-        restart=False,
-    )
+    return train_pipeline(resolved, opened, encoder, settings, worker_config)
 
 
 def get_val_dataset(
@@ -186,6 +151,12 @@ def get_val_dataset(
         EmptyDatasetError: If a leaf has no samples in this split.
         SecurityError: If a dataset needs what is not allowed.
     """
+    settings = ValidationSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
     leaves = resolve(
         path,
         split_part=split_part,
@@ -193,15 +164,9 @@ def get_val_dataset(
         dataset_config=dataset_config,
         split_config=split_config,
     ).leaves
-    return _build_validation(
-        open_leaves(leaves, subflavors, exclude_from, allow),
-        worker_config=worker_config,
-        task_encoder=with_legacy_arguments(task_encoder, legacy),
-        batch_size=batch_size,
-        drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size,
-        limit=limit,
-    )
+    opened = open_leaves(leaves, subflavors, exclude_from, allow)
+    encoder = with_legacy_arguments(task_encoder, legacy)
+    return validation_pipeline(opened, encoder, settings, worker_config)
 
 
 def get_val_datasets(
@@ -225,6 +190,12 @@ def get_val_datasets(
 
     Arguments and errors are those of `get_val_dataset`.
     """
+    settings = ValidationSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
     leaves = resolve(
         path,
         split_part=split_part,
@@ -235,90 +206,8 @@ def get_val_datasets(
     encoder = with_legacy_arguments(task_encoder, legacy)
     return [
         (
-            _build_validation(
-                [opened],
-                worker_config=worker_config,
-                task_encoder=encoder,
-                batch_size=batch_size,
-                drop_last=batch_drop_last,
-                packing_buffer_size=packing_buffer_size,
-                limit=limit,
-            ),
+            validation_pipeline([opened], encoder, settings, worker_config),
             loaded_datasets([opened], None, encoder, worker_config, training=False)[0].dataset,
         )
         for opened in open_leaves(leaves, subflavors, exclude_from, allow)
     ]
-
-
-def _build_validation(
-    opened: Sequence[OpenedLeaf], *, batch_size: int | None, limit: int | None, **settings: Any
-) -> SavableDataset | WrapperDataset:
-    _check_least(0, limit=limit)
-    encoder, worker_config = settings["task_encoder"], settings["worker_config"]
-    check_encoder(encoder, packing=bool(settings["packing_buffer_size"]))
-    if overrides(encoder, "build_val_datasets"):
-        return built(
-            encoder.build_val_datasets,
-            datasets=loaded_datasets(opened, None, encoder, worker_config, training=False),
-            worker_config=worker_config,
-            batch_size=batch_size,
-            batch_drop_last=settings["drop_last"],
-            packing_buffer_size=settings["packing_buffer_size"],
-            limit=limit,
-        )
-    plan = PlanRecipe(
-        kind="concat",
-        leaves=tuple(leaf.plan_leaf for leaf in opened),
-        seed=settings["worker_config"].seed_offset,
-        repeat=False,
-        stripe=batch_size or 1,
-    )
-    return _build(
-        opened,
-        plan,
-        batch_size=batch_size,
-        virtual_epoch_length=limit or 0,
-        restart=True,
-        **settings,
-    )
-
-
-def _check_least(least: int, **settings: int | None) -> None:
-    for name, value in settings.items():
-        if value is not None and value < least:
-            raise ConfigError(f"{name} must be at least {least}, or None, got {value}")
-
-
-def _build(
-    opened: Sequence[OpenedLeaf],
-    plan: PlanRecipe,
-    *,
-    worker_config: WorkerConfig,
-    task_encoder: AnyTaskEncoder,
-    batch_size: int | None,
-    drop_last: bool,
-    packing_buffer_size: int | None,
-    virtual_epoch_length: int,
-    restart: bool,
-) -> SavableDataset:
-    reader = make_reader(opened, window_rows(plan.leaves, shuffle_window=plan.shuffle_window))
-    return SavableDataset(
-        stage=build_pipeline(
-            [leaf.leaf for leaf in opened],
-            reader,
-            plan,
-            task_encoder,
-            batch_size=batch_size,
-            packing_buffer_size=packing_buffer_size,
-            drop_last=drop_last,
-            error_handler=worker_config.global_error_handler,
-        ),
-        plan=plan,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-        reader=reader,
-        data={leaf.plan_leaf.uid: leaf.source.fingerprint() for leaf in opened},
-        virtual_epoch_length=virtual_epoch_length,
-        restart=restart,
-    )

@@ -29,6 +29,7 @@ from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.join_hooks import leaf_hooks
 from energon.task_encoder.load import OpenLeaf, SampleHooks
+from energon.task_encoder.settings import BatchSettings
 
 
 def build_pipeline(
@@ -36,10 +37,7 @@ def build_pipeline(
     reader: LeafReader,
     plan: PlanRecipe,
     encoder: AnyTaskEncoder,
-    *,
-    batch_size: int | None,
-    packing_buffer_size: int | None = None,
-    drop_last: bool = False,
+    settings: BatchSettings,
     error_handler: ErrorHandler | None = None,
 ) -> Dataset[Any]:
     """Return the stages from the samples of `leaves` to batches.
@@ -49,16 +47,15 @@ def build_pipeline(
         reader: Reads their samples.
         plan: The order.
         encoder: The user's hooks. A hook that is not overridden adds no stage.
-        batch_size: Samples (or packs) per batch; None yields them one by one, or leaves the
-            number to the criterion of groups.
-        packing_buffer_size: Samples that are divided into packs together; None does not pack.
-        drop_last: Whether a last, smaller batch is left out.
+        settings: How samples are packed and batched. Without a batch_size they come one by one,
+            or the criterion of groups decides.
         error_handler: Called for each sample that fails and is tolerated; None logs it.
 
     Raises:
         ConfigError: If hooks exclude one another, or a crude dataset has no cooker.
     """
-    check_encoder(encoder, packing=bool(packing_buffer_size))
+    packing_buffer_size, batch_size = settings.packing_buffer_size, settings.batch_size
+    drop_last = settings.batch_drop_last
     grouping = overrides(encoder, "batch_group_criterion")
     if grouping and plan.unit > 1:
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from energon.errors import ConfigError
 from energon.metadataset.inherit import multiply_shuffle
@@ -14,6 +13,7 @@ from energon.plan.curve import Clock
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.task_encoder.leaves import OpenedLeaf
+from energon.task_encoder.settings import TrainSettings
 
 PARALLEL_SLICES = 16
 
@@ -21,56 +21,38 @@ PARALLEL_SLICES = 16
 def train_plan(
     resolved: LeafList,
     opened: Sequence[OpenedLeaf],
+    settings: TrainSettings,
     *,
     seed: int,
-    batch_size: int | None,
-    packing_buffer_size: int | None,
-    shuffle_buffer_size: int | None,
-    max_samples_per_sequence: int | None,
-    parallel_shard_iters: int | None,
-    shuffle_over_epochs_multiplier: int | None,
-    blend_unit: Literal["sample", "batch"] | None,
-    repeat: bool,
 ) -> PlanRecipe:
     """Return the order of a training run over leaves that are mixed as `resolved` says.
 
-    The other arguments are those of `get_train_dataset`.
-
     Raises:
-        ConfigError: If the arguments do not fit together.
+        ConfigError: If the settings and the document do not fit together.
     """
-    leaves = tuple(
-        _plan_leaf(
-            leaf,
-            slice_samples=max_samples_per_sequence,
-            parallel_slices=parallel_shard_iters,
-            multiplier=shuffle_over_epochs_multiplier,
-        )
-        for leaf in opened
-    )
     is_blend = resolved.blend_mode is BlendMode.DATASET_WEIGHT
-    endless = resolved.blend_mode is BlendMode.NONE and repeat
+    endless = resolved.blend_mode is BlendMode.NONE and settings.repeat
     plan = PlanRecipe(
         kind="blend" if is_blend or endless else "epochized",
-        leaves=leaves,
+        leaves=tuple(_plan_leaf(leaf, settings) for leaf in opened),
         seed=seed,
-        repeat=repeat,
-        stripe=batch_size or 1,
-        shuffle_window=shuffle_buffer_size or 0,
+        repeat=settings.repeat,
+        stripe=settings.batch_size or 1,
+        shuffle_window=settings.shuffle_buffer_size or 0,
         sources=resolved.sources,
         mix=resolved.mix,
-        batch_size=batch_size or 1,
+        batch_size=settings.batch_size or 1,
     )
-    if is_blend and (blend_unit or resolved.unit) == "batch":
-        _check_batches(batch_size, packing_buffer_size, shuffle_buffer_size)
+    if is_blend and (settings.blend_unit or resolved.unit) == "batch":
+        _check_batches(settings)
         plan = replace(plan, unit=plan.batch_size)
-    if is_blend and not repeat and not plan.blend_mix.limits:
+    if is_blend and not settings.repeat and not plan.blend_mix.limits:
         raise ConfigError(
             "repeat=False, but a blend by weights has no end; use blend_epochized, give its "
             "entries max_epochs, or set a virtual_epoch_length"
         )
     plan = replace(plan, leaves=_weighted(plan))
-    if plan.counts_batches and packing_buffer_size:
+    if plan.counts_batches and settings.packing_buffer_size:
         raise ConfigError(
             "weights are scheduled in batches, but with packing nobody knows beforehand how many "
             "samples a batch takes; schedule them in samples (schedule_unit: samples)"
@@ -78,21 +60,19 @@ def train_plan(
     return plan
 
 
-def _plan_leaf(
-    leaf: OpenedLeaf,
-    *,
-    slice_samples: int | None,
-    parallel_slices: int | None,
-    multiplier: int | None,
-) -> PlanLeaf:
+def _plan_leaf(leaf: OpenedLeaf, settings: TrainSettings) -> PlanLeaf:
     config = leaf.config
     return replace(
         leaf.plan_leaf,
         slice_samples=config.max_samples_per_sequence
-        or slice_samples
+        or settings.max_samples_per_sequence
         or choose_slice_samples(leaf.source.mean_sample_bytes),
-        parallel_slices=config.parallel_shard_iters or parallel_slices or PARALLEL_SLICES,
-        shuffle_over_epochs=multiply_shuffle(leaf.plan_leaf.shuffle_over_epochs, multiplier),
+        parallel_slices=config.parallel_shard_iters
+        or settings.parallel_shard_iters
+        or PARALLEL_SLICES,
+        shuffle_over_epochs=multiply_shuffle(
+            leaf.plan_leaf.shuffle_over_epochs, settings.shuffle_over_epochs_multiplier
+        ),
     )
 
 
@@ -111,16 +91,14 @@ def _weighted(plan: PlanRecipe) -> tuple[PlanLeaf, ...]:
     return tuple(replace(leaf, weight=weights[n]) for n, leaf in enumerate(plan.leaves))
 
 
-def _check_batches(
-    batch_size: int | None, packing_buffer_size: int | None, shuffle_buffer_size: int | None
-) -> None:
+def _check_batches(settings: TrainSettings) -> None:
     """Raise ConfigError where batches of one dataset cannot be drawn."""
     problem = None
-    if batch_size is None:
+    if settings.batch_size is None:
         problem = "there is no batch_size"
-    elif packing_buffer_size:
+    elif settings.packing_buffer_size:
         problem = "packing decides what goes into a batch; drop packing_buffer_size"
-    elif shuffle_buffer_size:
+    elif settings.shuffle_buffer_size:
         problem = (
             "a shuffle buffer would mix the batches; drop shuffle_buffer_size, the samples of "
             "each dataset are shuffled anyway"
