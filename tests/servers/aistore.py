@@ -7,7 +7,6 @@ and is another host; it lists buckets through its S3 interface.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import ThreadingHTTPServer
@@ -15,7 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.servers.web import Answering, web_server
+from tests.servers.web import Answering, running, web_server
 
 
 class Gateway(ThreadingHTTPServer):
@@ -40,14 +39,11 @@ class Gateway(ThreadingHTTPServer):
 @contextlib.contextmanager
 def aistore(folder: Path, *, token: str, tags: bool = True) -> Iterator[Gateway]:
     """Run gateway and target until the end of the block."""
-    with web_server(folder, tags=tags) as target:
-        gateway = Gateway(folder, target.url, token)
-        threading.Thread(target=gateway.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield gateway
-        finally:
-            gateway.shutdown()
-            gateway.server_close()
+    with (
+        web_server(folder, tags=tags) as target,
+        running(Gateway(folder, target.url, token)) as gateway,
+    ):
+        yield gateway
 
 
 class _Handler(Answering):

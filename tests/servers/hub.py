@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.servers.web import Answering, web_server
+from tests.servers.web import Answering, running, web_server
 
 PAGE = 3
 """Files on a page of a listing."""
@@ -43,14 +42,11 @@ class Hub(ThreadingHTTPServer):
 @contextlib.contextmanager
 def hub(folder: Path, repository: str, *, token: str | None = None) -> Iterator[Hub]:
     """Run the hub, and the server that it redirects to, until the end of the block."""
-    with web_server(folder, token="signed", refuses_tokens=True) as files:
-        server = Hub(folder, repository, files.url, token)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            server.server_close()
+    with (
+        web_server(folder, token="signed", refuses_tokens=True) as files,
+        running(Hub(folder, repository, files.url, token)) as server,
+    ):
+        yield server
 
 
 class _Handler(Answering):

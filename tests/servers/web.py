@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
+
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -78,15 +80,19 @@ class WebServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def web_server(folder: Path, **settings: Any) -> Iterator[WebServer]:
-    """Run a `WebServer` until the end of the block."""
-    server = WebServer(folder, **settings)
+def running(server: Server) -> Iterator[Server]:
+    """Answer requests until the end of the block."""
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield server
     finally:
         server.shutdown()
         server.server_close()
+
+
+def web_server(folder: Path, **settings: Any) -> contextlib.AbstractContextManager[WebServer]:
+    """Run a `WebServer` until the end of the block."""
+    return running(WebServer(folder, **settings))
 
 
 class _Handler(Answering):

@@ -57,13 +57,9 @@ def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
     folder = root / META
     for name, parse in ((".info.json", _parse_json), (".info.yaml", yaml.load)):
         path = folder / name
-        try:
-            text = decode_utf8(path.read_bytes(), origin=str(path))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except IsADirectoryError as error:
-            raise FormatError(f"{path}: is a folder, wanted is a file") from error
-        return _check(parse(text, origin=str(path)), str(path))
+        text = read_if_present(path)
+        if text is not None:
+            return _check(parse(text, origin=str(path)), str(path))
     if root.is_file():
         raise DatasetNotFoundError(f"{root}: is a file; wanted is the folder of a prepared dataset")
     problem = "is not a prepared dataset" if root.is_dir() else "does not exist"
@@ -75,6 +71,20 @@ def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
 def as_path(path: str | os.PathLike[str]) -> Path:
     """Return a path of the standard library, or what has its methods as it is."""
     return path if hasattr(path, "read_text") else Path(path)  # type: ignore[return-value]
+
+
+def read_if_present(path: Path) -> str | None:
+    """Return the text of a file; None if there is none.
+
+    Raises:
+        FormatError: If it is no text in UTF-8, or a folder.
+    """
+    try:
+        return decode_utf8(path.read_bytes(), origin=str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except IsADirectoryError as error:
+        raise FormatError(f"{path}: is a folder, wanted is a file") from error
 
 
 def _parse_json(text: str, *, origin: str) -> Any:

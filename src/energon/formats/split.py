@@ -13,8 +13,7 @@ from typing import Any
 from energon.errors import ConfigError, FormatError
 from energon.formats import yaml
 from energon.formats.braces import collapse_braces, expand_braces
-from energon.formats.info import META, as_path
-from energon.utf8 import decode_utf8
+from energon.formats.info import META, as_path, read_if_present
 
 
 @dataclass(frozen=True)
@@ -108,13 +107,9 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
     root = as_path(dataset)
     for wanted in (name, "split.json") if name == "split.yaml" else (name,):
         path = root / META / wanted
-        try:
-            text = decode_utf8(path.read_bytes(), origin=str(path))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except IsADirectoryError as error:
-            raise FormatError(f"{path}: is a folder, wanted is a file") from error
-        return _check(_parse(text, path), str(path))
+        text = read_if_present(path)
+        if text is not None:
+            return _check(_parse(text, path), str(path))
     raise ConfigError(
         f"{root / META / name}: no such file; run `energon prepare {root}`, or name another with "
         "split_config"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,21 +14,38 @@ Found = Folder | BrowsedFile
 
 
 @dataclass(frozen=True)
-class FlatFolder:
-    """The samples whose keys begin with `prefix`, as files `KEY.PART`."""
+class _KeyFolder(ABC):
+    """A folder of samples whose keys begin alike; names of entries say what they stand for."""
 
     samples: Samples
-    prefix: str = ""
+
+    @abstractmethod
+    def _children(self) -> Iterator[tuple[str, Found]]: ...
+
+    @abstractmethod
+    def _find(self, raw: str) -> Found | None: ...
 
     def entries(self) -> Iterator[Entry]:
         """Yield files and folders."""
-        return _listed(self._children())
+        return (Entry(name, not isinstance(found, BrowsedFile)) for name, found in self._children())
 
     def find(self, name: str) -> Found | None:
         """Return a file or folder by name."""
         raw = unescape_name(name)
-        if raw is None:
-            return _search(self._children(), name)
+        if raw is not None:
+            return self._find(raw)
+        if MARK not in name:
+            return None
+        return next((found for own, found in self._children() if own == name), None)
+
+
+@dataclass(frozen=True)
+class FlatFolder(_KeyFolder):
+    """The samples whose keys begin with `prefix`, as files `KEY.PART`."""
+
+    prefix: str = ""
+
+    def _find(self, raw: str) -> Found | None:
         folder = f"{self.prefix}{raw}/"
         if self.samples.is_nested and any(True for _ in self.samples.below(folder)):
             return FlatFolder(self.samples, folder)
@@ -49,24 +67,15 @@ class FlatFolder:
 
 
 @dataclass(frozen=True)
-class SampleFolder:
+class SampleFolder(_KeyFolder):
     """The samples whose keys begin with `prefix`, as folders `KEY` with files `PART`."""
 
-    samples: Samples
     prefix: str | None = ""
     """None for a sample alone, without those whose keys lie below its own."""
     place: Place | None = None
     """The sample whose parts are in this folder, if there is one."""
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield files and folders."""
-        return _listed(self._children())
-
-    def find(self, name: str) -> Found | None:
-        """Return a file or folder by name."""
-        raw = unescape_name(name)
-        if raw is None:
-            return _search(self._children(), name)
+    def _find(self, raw: str) -> Found | None:
         inner = self._inner(raw)
         if inner is not None:
             return inner
@@ -123,14 +132,3 @@ def _mark(samples: Samples, place: Place) -> str | None:
 def _named(name: str, mark: str | None) -> str:
     escaped = escape_name(name)
     return escaped if mark is None else mark_name(escaped, mark)
-
-
-def _listed(children: Iterator[tuple[str, Found]]) -> Iterator[Entry]:
-    return (Entry(name, not isinstance(found, BrowsedFile)) for name, found in children)
-
-
-def _search(children: Iterator[tuple[str, Found]], name: str) -> Found | None:
-    """Return what has a name that does not say which key and part it stands for."""
-    if MARK not in name:
-        return None
-    return next((found for own, found in children if own == name), None)

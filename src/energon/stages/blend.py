@@ -7,26 +7,23 @@ draw from the same dataset at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
-from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
-from energon.stages.branch import open_branches, read_branches_again, restore_from_any
+from energon.stages.base import DatasetIterator, Place, State, unpack
+from energon.stages.branch import Branches, open_branches, total_items
 from energon.stages.lane import Lane
 
 
 @dataclass(frozen=True)
-class Blend(Dataset[Any]):
+class Blend(Branches):
     """Draw items from `datasets` by `weights`, until all have ended.
 
     The others share the turns of a dataset that has ended. A weight of 0 draws nothing.
     """
 
-    datasets: tuple[Dataset[Any], ...]
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -44,19 +41,8 @@ class Blend(Dataset[Any]):
         return _BlendIterator(self, lane)
 
     def num_items(self, lane: int, lanes: int) -> int | None:
-        total = 0
-        for dataset, weight in zip(self.datasets, self.weights, strict=True):
-            items = dataset.num_items(lane, lanes) if weight else 0
-            if items is None:
-                return None
-            total += items
-        return total
-
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
-        return read_branches_again(self.datasets, lane, places)
-
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return restore_from_any(self.datasets, lane, key)
+        drawn = (each for each, weight in zip(self.datasets, self.weights, strict=True) if weight)
+        return total_items(drawn, lane, lanes)
 
 
 class _BlendIterator(DatasetIterator[Any]):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
-from energon.stages.branch import open_branches, read_branches_again, restore_from_any
+from energon.stages.base import DatasetIterator, Place, State, unpack
+from energon.stages.branch import Branches, open_branches
 from energon.stages.lane import Lane
 
 
 @dataclass(frozen=True)
-class Concat(Dataset[Any]):
+class Concat(Branches):
     """Yield the items of `datasets` in their order; the next one where the one before ends."""
-
-    datasets: tuple[Dataset[Any], ...]
 
     def __post_init__(self) -> None:
         if not self.datasets:
@@ -25,21 +21,6 @@ class Concat(Dataset[Any]):
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _ConcatIterator(self, lane)
-
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        total = 0
-        for dataset in self.datasets:
-            items = dataset.num_items(lane, lanes)
-            if items is None:
-                return None
-            total += items
-        return total
-
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
-        return read_branches_again(self.datasets, lane, places)
-
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return restore_from_any(self.datasets, lane, key)
 
 
 class _ConcatIterator(DatasetIterator[Any]):
