@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from energon.errors import DecodeError, MissingExtraError
+from energon.errors import DecodeError
+from energon.extra import needs_extra
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -28,12 +29,10 @@ def import_av() -> Any:
     Raises:
         MissingExtraError: If it is not installed.
     """
-    try:
+    with needs_extra("av", "audio and video need PyAV"):
         import av
         import av.container
         import av.error
-    except ImportError as error:
-        raise MissingExtraError("audio and video need PyAV; install energon-loader[av]") from error
     return av
 
 

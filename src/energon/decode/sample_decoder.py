@@ -24,10 +24,10 @@ from energon.errors import (
     ConfigError,
     DecodeError,
     EnergonError,
-    MissingExtraError,
     SecurityError,
     SkipSample,
 )
+from energon.extra import needs_extra
 from energon.formats.signature import guess_extension
 
 MAX_UNPACKED_BYTES = 1 << 30
@@ -211,20 +211,14 @@ def _npy(data: bytes) -> Any:
 
 
 def _msgpack(data: bytes) -> Any:
-    try:
+    with needs_extra("formats", "msgpack parts need msgpack"):
         import msgpack
-    except ImportError as error:
-        raise MissingExtraError(
-            "msgpack parts need msgpack; install energon-loader[formats]"
-        ) from error
     return msgpack.unpackb(data)
 
 
 def _cbor(data: bytes) -> Any:
-    try:
+    with needs_extra("formats", "cbor parts need cbor2"):
         import cbor2
-    except ImportError as error:
-        raise MissingExtraError("cbor parts need cbor2; install energon-loader[formats]") from error
     return cbor2.loads(data)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from energon.errors import ConfigError, MissingExtraError
+from energon.errors import ConfigError
+from energon.extra import needs_extra
 from energon.inspect.plan_report import Floats, counts_over_time, shares_of
 from energon.inspect.planned_run import PlannedRun
 
@@ -41,10 +42,8 @@ def draw_run(run: PlannedRun, about: Mapping[str, Any], path: str | os.PathLike[
         ConfigError: If the ending is that of no picture, or the file cannot be written.
         MissingExtraError: If matplotlib is not installed.
     """
-    try:
+    with needs_extra("plot", "plots need matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("plots need matplotlib; install energon-loader[plot]") from error
     marks, counts = counts_over_time(run, batches=about["batches"], points=POINTS)
     groups = _groups(run.names, counts[-1])
     figure = Figure(figsize=(12, 8), layout="constrained")

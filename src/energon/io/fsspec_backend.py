@@ -12,6 +12,7 @@ from energon.errors import (
     MissingExtraError,
     StorageError,
 )
+from energon.extra import needs_extra
 from energon.io.address import Address, redact
 from energon.io.backend import ObjectInfo
 from energon.io.library_backend import LibraryBackend
@@ -27,13 +28,8 @@ def fsspec_backend(parts: Address) -> FsspecBackend:
         MissingExtraError: If fsspec, or what it needs for the scheme, is not installed.
         ConfigError: If it knows no such scheme.
     """
-    try:
+    with needs_extra("fsspec", f"{parts.scheme}:// needs the package fsspec"):
         import fsspec
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{parts.scheme}:// needs the package fsspec; install it with "
-            '`pip install "energon-loader[fsspec]"`'
-        ) from error
     try:
         system, root = fsspec.core.url_to_fs(parts.root)
     except ValueError as error:

@@ -12,9 +12,9 @@ from typing import Any
 
 from energon.errors import (
     DatasetNotFoundError,
-    MissingExtraError,
     StorageError,
 )
+from energon.extra import needs_extra
 from energon.io.backend import ObjectInfo
 from energon.io.library_backend import LibraryBackend
 from energon.io.object_errors import cause_of
@@ -42,13 +42,8 @@ class MscBackend(LibraryBackend):
     """
 
     def __init__(self, origin: str, profile: str) -> None:
-        try:
+        with needs_extra("msc", f"{origin}: this kind of profile needs multi-storage-client"):
             from multistorageclient import StorageClient, StorageClientConfig
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{origin}: this kind of profile needs multi-storage-client; install it with "
-                '`pip install "energon-loader[msc]"`'
-            ) from error
         self.origin = origin
         self._client: Any = StorageClient(StorageClientConfig.from_file(profile=profile))
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from energon.errors import MissingExtraError
+from energon.extra import needs_extra
 from energon.io.backend import ObjectInfo
 from energon.io.forking import check_process
 from energon.io.object_errors import changed, translate
@@ -157,13 +157,8 @@ def object_library(origin: str) -> Any:
     Raises:
         MissingExtraError: If it is not installed.
     """
-    try:
+    with needs_extra("remote", f"{origin}: object stores and web servers need obstore"):
         import obstore
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{origin}: reading from object stores and web servers needs the package obstore; "
-            'install it with `pip install "energon-loader[remote]"`'
-        ) from error
     return obstore
 
 

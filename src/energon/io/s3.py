@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from energon.errors import ConfigError, MissingExtraError
+from energon.errors import ConfigError
+from energon.extra import needs_extra
 from energon.io.object_backend import (
     Connect,
     ObjectBackend,
@@ -153,12 +154,9 @@ def _read_profile(name: str, environment: Mapping[str, str]) -> dict[str, str] |
 
 
 def _boto_provider(profile: str) -> Any:
-    try:
+    with needs_extra(
+        "s3", f"AWS profile {profile!r}, which logs in or assumes a role, needs boto3"
+    ):
         import boto3
         from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError as error:
-        raise MissingExtraError(
-            f"AWS profile {profile!r} logs in or assumes a role, for which boto3 is needed; "
-            'install it with `pip install "energon-loader[s3]"`'
-        ) from error
     return Boto3CredentialProvider(boto3.session.Session(profile_name=profile))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from energon.errors import ConfigError, MissingExtraError
+from energon.errors import ConfigError
+from energon.extra import needs_extra
 
 
 def pin_batches(wanted: bool | None) -> Callable[[Any], Any] | None:
@@ -91,10 +92,6 @@ def _get(item: Any, name: str) -> Any:
 
 
 def _cuda_is_available() -> bool:
-    try:
+    with needs_extra("torch", "pin_memory=True needs torch"):
         import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            'pin_memory=True needs torch: pip install "energon-loader[torch]"'
-        ) from error
     return bool(torch.cuda.is_available())

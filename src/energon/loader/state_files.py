@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from energon.errors import MissingExtraError, StateError
+from energon.errors import StateError
+from energon.extra import needs_extra
 from energon.io.atomic import write_atomic
 from energon.loader.state import merge_states
 from energon.stages.base import State
@@ -93,13 +94,8 @@ def _read(file: Path) -> Any:
 
 
 def _read_torch(file: Path) -> Any:
-    try:
+    with needs_extra("torch", f"{file} is no JSON, and reading what torch has saved needs it"):
         import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{file} is no JSON, and reading what torch has saved needs it: "
-            "pip install 'energon-loader[torch]'"
-        ) from error
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -17,7 +17,8 @@ from uuid import UUID
 import numpy as np
 
 from energon.decode.tenbin import encode_tenbin
-from energon.errors import ConfigError, MissingExtraError
+from energon.errors import ConfigError
+from energon.extra import needs_extra
 
 Content = bytes | Path
 """The content of a part: bytes, or a file that is copied without being held in memory."""
@@ -109,23 +110,15 @@ def _tenbin(value: Any) -> bytes:
 
 
 def _msgpack(value: Any) -> bytes:
-    try:
+    with needs_extra("formats", "mp parts need msgpack"):
         import msgpack
-    except ImportError as error:
-        raise MissingExtraError(
-            "mp parts need msgpack: pip install 'energon-loader[formats]'"
-        ) from error
     packed: bytes = msgpack.packb(value)
     return packed
 
 
 def _cbor(value: Any) -> bytes:
-    try:
+    with needs_extra("formats", "cbor parts need cbor2"):
         import cbor2
-    except ImportError as error:
-        raise MissingExtraError(
-            "cbor parts need cbor2: pip install 'energon-loader[formats]'"
-        ) from error
     encoded: bytes = cbor2.dumps(value)
     return encoded
 

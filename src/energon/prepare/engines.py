@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from energon.errors import ConfigError, EnergonError, MissingExtraError, StorageError, WorkerError
+from energon.errors import ConfigError, EnergonError, StorageError, WorkerError
+from energon.extra import needs_extra
 
 log = logging.getLogger("energon")
 EngineName = Literal["local", "dask", "ray"]
@@ -194,12 +195,8 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 @contextmanager
 def _dask(engine: Engine) -> Iterator[Workers]:
-    try:
+    with needs_extra("dask", "--engine dask needs dask.distributed"):
         from distributed import Client
-    except ImportError as error:
-        raise MissingExtraError(
-            "--engine dask needs dask.distributed: pip install 'energon-loader[dask]'"
-        ) from error
     options: dict[str, Any] = {"address": engine.address}
     if engine.address is None:
         options = {"n_workers": engine.num_local, "threads_per_worker": 1}
@@ -217,12 +214,8 @@ def _dask(engine: Engine) -> Iterator[Workers]:
 
 @contextmanager
 def _ray(engine: Engine) -> Iterator[Workers]:
-    try:
+    with needs_extra("ray", "--engine ray needs Ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtraError(
-            "--engine ray needs Ray: pip install 'energon-loader[ray]'"
-        ) from error
     options: dict[str, Any] = {"address": engine.address}
     if engine.address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from energon.errors import FormatError, MissingExtraError, TruncatedError
+from energon.errors import FormatError, TruncatedError
+from energon.extra import needs_extra
 
 HEAD_BYTES = 6
 """So many bytes tell what a stream is."""
@@ -109,12 +110,8 @@ class _Zstd:
     """zstandard's decompressor with the interface of the other ones."""
 
     def __init__(self) -> None:
-        try:
+        with needs_extra("formats", "zstd needs zstandard"):
             import zstandard
-        except ImportError as error:
-            raise MissingExtraError(
-                "zstd needs zstandard; install energon-loader[formats]"
-            ) from error
         self._inner = zstandard.ZstdDecompressor().decompressobj()
         self._error = zstandard.ZstdError
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from energon.errors import FormatError, MissingExtraError, StateError, TruncatedError
+from energon.errors import FormatError, StateError, TruncatedError
+from energon.extra import needs_extra
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.shard_stream import Opening, ShardStream
@@ -112,10 +113,8 @@ def read_cbor(opened: ShardStream) -> Iterator[Any]:
         TruncatedError: If the last value is cut off.
         FormatError: If there is something else.
     """
-    try:
+    with needs_extra("formats", "CBOR needs cbor2"):
         import cbor2
-    except ImportError as error:
-        raise MissingExtraError("CBOR needs cbor2; install energon-loader[formats]") from error
     stream = _Buffered(opened)
     number = 0
     while stream.has_more():
@@ -135,10 +134,8 @@ def read_msgpack(opened: ShardStream) -> Iterator[Any]:
         TruncatedError: If the last value is cut off.
         FormatError: If there is something else.
     """
-    try:
+    with needs_extra("formats", "MsgPack needs msgpack"):
         import msgpack
-    except ImportError as error:
-        raise MissingExtraError("MsgPack needs msgpack; install energon-loader[formats]") from error
     # Without a limit: the size of a value is that of the file at most.
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     number = fed = 0

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from energon.errors import ConfigError, DatasetNotFoundError, MissingExtraError
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.extra import needs_extra
 from energon.io.atomic import atomic_path
 from energon.webdataset.gopen import open_url
 from energon.webdataset.rewriting import rewrite_url
@@ -140,10 +141,8 @@ def _packer(stream: Any, kind: str | None, level: int | None) -> Any:
 
 
 def _zstd(stream: Any, level: int | None) -> Any:
-    try:
+    with needs_extra("formats", "zstd needs zstandard"):
         import zstandard
-    except ImportError as error:
-        raise MissingExtraError("zstd needs zstandard; install energon-loader[formats]") from error
     compressor = zstandard.ZstdCompressor(level=3 if level is None else level)
     return compressor.stream_writer(stream, closefd=False)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from energon.errors import FormatError, MissingExtraError
+from energon.errors import FormatError
+from energon.extra import needs_extra
 from energon.prepare.files import reporting
 
 
@@ -41,12 +42,8 @@ def unpack(data: bytes | memoryview, path: Path, compression: str) -> bytes:
     name = compression.partition(":")[0]
     if name not in ("zstd", "zstandard"):
         raise FormatError(f"{path}: is packed with {compression!r}; only zstd is known here")
-    try:
+    with needs_extra("formats", f"{path}: zst needs zstandard"):
         import zstandard
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{path}: zst needs zstandard: pip install 'energon-loader[formats]'"
-        ) from error
     try:
         return zstandard.ZstdDecompressor().decompressobj().decompress(data)
     except zstandard.ZstdError as error:

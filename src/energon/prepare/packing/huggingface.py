@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from energon.errors import ConfigError, MissingExtraError
+from energon.errors import ConfigError
+from energon.extra import needs_extra
 from energon.prepare.packing.row import RowRules
 
 SCHEME = "hf://"
@@ -56,12 +57,8 @@ class HuggingFaceSource:
 
 
 def _open(address: str) -> Any:
-    try:
+    with needs_extra("huggingface", f"{address}: needs Hugging Face datasets"):
         import datasets
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{address}: needs Hugging Face datasets: pip install 'energon-loader[huggingface]'"
-        ) from error
     try:
         if not address.startswith(SCHEME):
             return datasets.load_from_disk(str(Path(address)))

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from energon.errors import FormatError, MissingExtraError, TruncatedError
+from energon.errors import FormatError, TruncatedError
+from energon.extra import needs_extra
 from energon.formats.tar import split_name
 from energon.prepare.files import list_files, reporting
 from energon.prepare.shards import COMPRESSED
@@ -81,12 +82,8 @@ def _open(path: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(path, "r:*") as tar:
             yield tar
         return
-    try:
+    with needs_extra("formats", f"{path}: zst needs zstandard"):
         import zstandard
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{path}: zst needs zstandard: pip install 'energon-loader[formats]'"
-        ) from error
     with open(path, "rb") as file:
         stream: BinaryIO = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
         try:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from energon.errors import FormatError, MissingExtraError
+from energon.errors import FormatError
+from energon.extra import needs_extra
 from energon.prepare.files import reporting
 from energon.prepare.packing.row import RowRules
 
@@ -89,13 +90,9 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    try:
+    with needs_extra("parquet", f"{path}: Parquet needs pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{path}: Parquet needs pyarrow: pip install 'energon-loader[parquet]'"
-        ) from error
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
