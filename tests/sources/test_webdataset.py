@@ -444,7 +444,9 @@ def test_a_copied_shard_of_another_date_is_read(tmp_path):
     assert read(WebdatasetSource(root)) == expected
 
 
-@pytest.mark.parametrize("garbage", [b"", b"no table", os.urandom(3_000)])
+@pytest.mark.parametrize(
+    "garbage", [b"", b"no table", os.urandom(3_000)], ids=["empty", "text", "random"]
+)
 def test_a_damaged_part_table_says_so(tmp_path, garbage):
     root = make_crude(tmp_path / "ds", [4])
     (root / "000.tar.parts").write_bytes(garbage)
