@@ -7,7 +7,7 @@ places and are counted. Connections are kept open and reused by all threads.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ BODY_SECONDS = 24 * 3600
 CHUNK_BYTES = 1 << 20
 
 Connect = Callable[[float], "ObjectStore"]
-_NO_RETRIES: dict[str, Any] = {"max_retries": 0}
 
 
 class ObjectBackend:
@@ -162,20 +161,26 @@ def object_library(origin: str) -> Any:
     return obstore
 
 
-def client_options(seconds: float, *, allow_http: bool = False) -> dict[str, Any]:
-    """Return the settings of connections whose answers take `seconds` at most."""
-    return {
-        "allow_http": allow_http,
+def connection_settings(
+    seconds: float, endpoint: str, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the arguments of obstore's stores that say how connections are made.
+
+    Args:
+        seconds: How long an answer may take.
+        endpoint: Where they lead; "" for what the store knows itself.
+        headers: Sent with every request.
+    """
+    client = {
+        "allow_http": endpoint.startswith("http://"),
         "connect_timeout": f"{CONNECT_SECONDS}s",
         "read_timeout": f"{READ_SECONDS}s",
         "timeout": f"{round(seconds * 1000)}ms",
         "user_agent": f"energon/{__version__}",
     }
-
-
-def no_retries() -> dict[str, Any]:
-    """Return the setting by which each request is made once."""
-    return dict(_NO_RETRIES)
+    if headers:
+        client["default_headers"] = dict(headers)
+    return {"client_options": client, "retry_config": {"max_retries": 0}}
 
 
 _WRITTEN_AT = "written at "

@@ -11,8 +11,7 @@ from energon.io.address import Address, redact
 from energon.io.object_backend import (
     Connect,
     ObjectBackend,
-    client_options,
-    no_retries,
+    connection_settings,
     object_library,
 )
 from energon.io.s3 import s3_backend
@@ -45,10 +44,7 @@ def gcs(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
         return GCSStore(
             bucket,
             config=found,  # type: ignore[arg-type]
-            client_options=client_options(  # type: ignore[arg-type]
-                seconds, allow_http=base.startswith("http://")
-            ),
-            retry_config=no_retries(),  # type: ignore[arg-type]
+            **connection_settings(seconds, base),
         )
 
     return ObjectBackend(origin, connect)
@@ -83,10 +79,7 @@ def azure(parts: Address, options: dict[str, Any] | None = None) -> ObjectBacken
         return AzureStore(
             container,
             config=found,  # type: ignore[arg-type]
-            client_options=client_options(  # type: ignore[arg-type]
-                seconds, allow_http=endpoint.startswith("http://")
-            ),
-            retry_config=no_retries(),  # type: ignore[arg-type]
+            **connection_settings(seconds, endpoint),
         )
 
     return ObjectBackend(origin, connect)
@@ -124,13 +117,6 @@ def connect_web(root: str, headers: Mapping[str, str]) -> Connect:
         object_library(redact(root))
         from obstore.store import HTTPStore
 
-        options = client_options(seconds, allow_http=root.startswith("http://"))
-        if headers:
-            options["default_headers"] = dict(headers)
-        return HTTPStore(
-            root,
-            client_options=options,  # type: ignore[arg-type]
-            retry_config=no_retries(),  # type: ignore[arg-type]
-        )
+        return HTTPStore(root, **connection_settings(seconds, root, headers))
 
     return connect

@@ -17,8 +17,7 @@ from energon.extra import needs_extra
 from energon.io.object_backend import (
     Connect,
     ObjectBackend,
-    client_options,
-    no_retries,
+    connection_settings,
     object_library,
 )
 
@@ -67,10 +66,7 @@ def _connecting(bucket: str, origin: str, options: Mapping[str, Any], look_up: b
         return S3Store(
             bucket,
             config=found,  # type: ignore[arg-type]
-            client_options=client_options(  # type: ignore[arg-type]
-                seconds, allow_http=endpoint.startswith("http://")
-            ),
-            retry_config=no_retries(),  # type: ignore[arg-type]
+            **connection_settings(seconds, endpoint),
             credential_provider=provider,
         )
 
