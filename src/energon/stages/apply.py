@@ -21,9 +21,10 @@ _GENERATOR = type(_ for _ in ())
 
 
 class ApplyIterator(DatasetIterator[Any]):
-    """Draws inputs, runs hooks on them, gives the outputs. Stages say how to draw."""
+    """Draws inputs from `inner`, runs hooks on them, gives the outputs. Stages say how to draw."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, inner: DatasetIterator[Any], lane: Lane) -> None:
+        self.inner = inner
         self.lane = lane
         self.hooks_of = HookTable(lane)
         self.outputs: Iterator[Any] | None = None
@@ -42,6 +43,10 @@ class ApplyIterator(DatasetIterator[Any]):
             output = self._produce()
             if output is not SKIPPED:
                 return output
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
 
     @property
     def address(self) -> tuple[int, ...]:
@@ -72,11 +77,12 @@ class ApplyIterator(DatasetIterator[Any]):
 
     def _position(self) -> State:
         """Return where the next input is drawn."""
-        raise NotImplementedError
+        return {"inner": self.inner.state_dict()}
 
     def _go_to(self, position: State) -> None:
         """Go to where an input was drawn."""
-        raise NotImplementedError
+        (inner,) = unpack(position, "inner")
+        self.inner.load_state_dict(inner)
 
     def _produce(self) -> Any:
         """Draw one input and return its first output, leaving the others in `outputs`."""

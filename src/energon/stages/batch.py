@@ -18,7 +18,7 @@ from energon.samples.restore_key import (
     stamp,
 )
 from energon.stages.apply import ApplyIterator, apply_again
-from energon.stages.base import Dataset, DatasetIterator, State, unpack
+from energon.stages.base import Dataset, DatasetIterator
 from energon.stages.hook import Address, Hook
 from energon.stages.lane import Lane
 
@@ -61,14 +61,6 @@ class BatchDataset(Dataset[Any]):
 class BatchIterator(ApplyIterator):
     """Draws lists of items, and runs hooks on them. Stages say which."""
 
-    def __init__(self, dataset: Dataset[Any], lane: Lane) -> None:
-        super().__init__(lane)
-        self.inner = dataset.open(lane)
-
-    @property
-    def row(self) -> int:
-        return self.inner.row
-
     def _apply_to_batch(self, items: list[Any], hooks: tuple[Hook, ...], row: int) -> Any:
         """Return what the hooks of batches make of `items`."""
         address = batch_address(items, self.lane, row)
@@ -78,15 +70,8 @@ class BatchIterator(ApplyIterator):
 
 class _BatchIterator(BatchIterator):
     def __init__(self, stage: BatchDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset, lane)
+        super().__init__(stage.dataset.open(lane), lane)
         self.stage = stage
-
-    def _position(self) -> State:
-        return {"inner": self.inner.state_dict()}
-
-    def _go_to(self, position: State) -> None:
-        (inner,) = unpack(position, "inner")
-        self.inner.load_state_dict(inner)
 
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane

@@ -73,7 +73,7 @@ class _Bucket:
 
 class _GroupIterator(BatchIterator):
     def __init__(self, stage: GroupDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset, lane)
+        super().__init__(stage.dataset.open(lane), lane)
         self.stage = stage
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from energon.samples.restore_key import RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, apply_again
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.hook import SKIPPED, Address, Hook
 from energon.stages.lane import Lane
 
@@ -53,13 +53,8 @@ class MapDataset(Dataset[Any]):
 
 class _MapIterator(ApplyIterator):
     def __init__(self, stage: MapDataset, lane: Lane) -> None:
-        super().__init__(lane)
-        self.inner = stage.dataset.open(lane)
+        super().__init__(stage.dataset.open(lane), lane)
         self.hooks = stage.hooks
-
-    @property
-    def row(self) -> int:
-        return self.inner.row
 
     @property
     def place(self) -> Place:
@@ -73,13 +68,6 @@ class _MapIterator(ApplyIterator):
         if self.outputs is None or sub == 0:
             return output
         return next(islice(self.outputs, sub - 1, None), SKIPPED)
-
-    def _position(self) -> State:
-        return {"inner": self.inner.state_dict()}
-
-    def _go_to(self, position: State) -> None:
-        (inner,) = unpack(position, "inner")
-        self.inner.load_state_dict(inner)
 
     def _produce(self) -> Any:
         row = self.inner.row

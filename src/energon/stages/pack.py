@@ -80,11 +80,10 @@ def pack_address(first: RestoreKey) -> Address:
 
 class _PackIterator(ApplyIterator):
     def __init__(self, stage: PackDataset, lane: Lane) -> None:
-        super().__init__(lane)
-        self.stage = stage
         # What happens to the samples of a window is counted when it opens, and only once.
         self.inner_lane = replace(lane, counts=Counter())
-        self.inner = stage.dataset.open(self.inner_lane)
+        super().__init__(stage.dataset.open(self.inner_lane), lane)
+        self.stage = stage
         self.select = HookRunner(stage.select, self.inner_lane)
         self.start = Start(self.inner.state_dict())
         self.start_row = self.inner.row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from energon.stages.base import DatasetIterator, State, unpack
+from energon.stages.base import DatasetIterator, State
 from energon.stages.batch import BatchDataset, BatchIterator
 from energon.stages.lane import Lane
 from energon.stages.map import row_of
@@ -29,7 +29,7 @@ class UnitBatchDataset(BatchDataset):
 
 class _UnitBatchIterator(BatchIterator):
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset, lane)
+        super().__init__(stage.dataset.open(lane), lane)
         self.stage = stage
         # The first item of the next batch, if it had to be drawn to know that it is one, and
         # where it was drawn.
@@ -39,9 +39,8 @@ class _UnitBatchIterator(BatchIterator):
         return {"inner": self.inner.state_dict() if self.held is None else self.held[1]}
 
     def _go_to(self, position: State) -> None:
-        (inner,) = unpack(position, "inner")
+        super()._go_to(position)
         self.held = None
-        self.inner.load_state_dict(inner)
 
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane
