@@ -8,11 +8,15 @@ ranks nor workers have a say in the order: they only host lanes.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from energon.errors import ConfigError
+
+logger = logging.getLogger("energon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,27 +78,40 @@ class WorkerConfig:
 
     @staticmethod
     def default_worker_config(
-        num_workers: int = 4, data_parallel_group: Any = None
+        num_workers: int = 4,
+        data_parallel_group: Any = None,
+        *,
+        lanes: int | None = None,
+        seed_offset: int = 0,
     ) -> WorkerConfig:
         """Return the configuration of this process, as torch.distributed knows it.
 
-        Without an initialised process group that is rank 0 of 1.
+        Without an initialised process group that is rank 0 of 1. Arguments are those of the
+        class.
         """
         rank, world_size = 0, 1
         import sys
 
         # A process that has not imported torch cannot have initialised a process group.
         torch = sys.modules.get("torch")
-        if torch is not None and torch.distributed.is_available():
-            distributed = torch.distributed
-            if distributed.is_initialized():
-                rank = distributed.get_rank(data_parallel_group)
-                world_size = distributed.get_world_size(data_parallel_group)
+        distributed = torch.distributed if torch is not None else None
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank(data_parallel_group)
+            world_size = distributed.get_world_size(data_parallel_group)
+        elif os.environ.get("WORLD_SIZE", "1") != "1":
+            logger.warning(
+                "WORLD_SIZE is %s, but torch.distributed is not initialised, so each of these "
+                "processes reads all of the data; call torch.distributed.init_process_group "
+                "first, or WorkerConfig with rank and world_size",
+                os.environ["WORLD_SIZE"],
+            )
         return WorkerConfig(
             rank=rank,
             world_size=world_size,
             num_workers=num_workers,
+            lanes=lanes,
             data_parallel_group=data_parallel_group,
+            seed_offset=seed_offset,
         )
 
 

@@ -90,6 +90,13 @@ def test_batches_move_with_their_structure():
     assert moved.caption[1][1] == "x"
 
 
+def test_samples_and_batches_move_by_the_method_that_trainers_look_for():
+    sample = captioning(0)
+    for moved in (sample.to("meta"), Pair.from_samples([sample]).to("meta", non_blocking=True)):
+        assert moved.image.device.type == "meta"
+        assert moved.__sources__ == (SOURCE,)
+
+
 def test_samples_are_small_and_can_be_pickled():
     sample = captioning(1)
     assert not hasattr(sample, "__dict__")

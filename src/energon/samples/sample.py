@@ -30,13 +30,26 @@ def edataclass(cls: type[T] | None = None) -> Any:
 
 
 class PinMemoryMixin:
-    """Gives dataclasses with tensors the method `pin_memory`."""
+    """Gives dataclasses with tensors the methods `pin_memory`, `to_device` and `to`."""
 
     __slots__ = ()
 
     def pin_memory(self) -> Self:
         """Return a copy with its tensors in page-locked memory."""
         return map_tensors(self, lambda tensor: tensor.pin_memory())
+
+    def to_device(self, device: torch.device | str, *, non_blocking: bool = True) -> Self:
+        """Return a copy with its tensors on `device`.
+
+        Args:
+            device: Where to.
+            non_blocking: Whether to go on while page-locked tensors are being copied.
+        """
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """Do what `to_device` does, under the name that trainers call."""
+        return self.to_device(device, non_blocking=non_blocking)
 
 
 @edataclass
@@ -116,15 +129,6 @@ class Batch(PinMemoryMixin):
     def extend(cls, src: Any, **values: Any) -> Self:
         """Return a batch with all fields of `src`, and `values` for those that it lacks."""
         return cls(**{**_meta(src), **_own_fields(src), **values})
-
-    def to_device(self, device: torch.device | str, *, non_blocking: bool = True) -> Self:
-        """Return the batch with its tensors on `device`.
-
-        Args:
-            device: Where to.
-            non_blocking: Whether to go on while page-locked tensors are being copied.
-        """
-        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
 def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
