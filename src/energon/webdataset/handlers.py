@@ -2,12 +2,18 @@
 
 A handler is called with the exception. True leaves the item out and goes on, False ends the
 stage as if its data had ended there; or it raises, which ends the run.
+
+What is refused unless it is allowed, and what needs a package that is not installed, is no
+fault of one item: all others would fail as well, and a run without any data would look like
+one that has come to its end. So these handlers raise it.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+
+from energon.errors import MissingExtraError, SecurityError
 
 Handler = Callable[[Exception], bool]
 
@@ -19,24 +25,33 @@ def reraise_exception(exn: Exception) -> bool:
 
 def ignore_and_continue(exn: Exception) -> bool:
     """Leave the item out without a word."""
+    _raise_if_all_fail(exn)
     return True
 
 
 def warn_and_continue(exn: Exception) -> bool:
     """Leave the item out, and warn."""
+    _raise_if_all_fail(exn)
     warnings.warn(_words(exn), stacklevel=2)
     return True
 
 
 def ignore_and_stop(exn: Exception) -> bool:
     """End the stage without a word."""
+    _raise_if_all_fail(exn)
     return False
 
 
 def warn_and_stop(exn: Exception) -> bool:
     """End the stage, and warn."""
+    _raise_if_all_fail(exn)
     warnings.warn(_words(exn), stacklevel=2)
     return False
+
+
+def _raise_if_all_fail(exn: Exception) -> None:
+    if isinstance(exn, SecurityError | MissingExtraError):
+        raise exn
 
 
 def _words(exn: Exception) -> str:

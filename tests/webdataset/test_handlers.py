@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+import energon.webdataset as wds
+from energon.errors import MissingExtraError, SecurityError
+
+TOLERANT = [
+    wds.ignore_and_continue,
+    wds.warn_and_continue,
+    wds.ignore_and_stop,
+    wds.warn_and_stop,
+]
+
+
+@pytest.mark.parametrize("handler", TOLERANT)
+@pytest.mark.parametrize("error", [SecurityError("shell"), MissingExtraError("no such package")])
+def test_what_would_fail_for_all_items_is_never_tolerated(handler, error):
+    with pytest.raises(type(error)):
+        handler(error)
+
+
+@pytest.mark.parametrize("handler", TOLERANT)
+def test_a_refused_command_is_no_end_of_the_data(handler):
+    with pytest.raises(SecurityError, match="ENERGON_ALLOW=shell"):
+        list(wds.WebDataset("pipe:cat a.tar", shardshuffle=False, handler=handler))
