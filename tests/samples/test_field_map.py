@@ -26,8 +26,8 @@ def test_the_first_alternative_that_is_there_counts():
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ({}, "the sample has no parts"),
-        ({"txt": ""}, "the sample has only txt"),
+        ({}, "of the mapped parts the sample has none"),
+        ({"txt": ""}, "of the mapped parts the sample has only txt"),
         ({"json": {}}, "json has no keys, no [a]"),
         ({"json": {"c": 1, "d": 2}}, "json has only the keys c, d, no [a]"),
         ({"json": {"a": []}}, "json[a] is a list of 0, no [0]"),

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
 
-from energon.errors import ConfigError, FatalSampleError, SkipSample
+from energon.errors import ConfigError, DecodeError, FatalSampleError, SkipSample
 from energon.stages.batch import BatchDataset
-from energon.stages.hook import Hook
+from energon.stages.hook import Hook, log_exception
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.seed import SeedDataset
@@ -56,6 +57,27 @@ def test_skipped_samples_are_left_out_and_counted():
     assert [item["n"] for item in dataset.open(lane)] == [n for n in range(30) if n % 3]
     assert lane.counts["skipped"] == 10
     check_resume(dataset)
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "traced"),
+    [
+        (DecodeError("a.jpg: no whole image"), logging.WARNING, False),
+        (DecodeError("a.jpg: no whole image"), logging.DEBUG, True),
+        (ValueError("of the user"), logging.WARNING, True),
+    ],
+)
+def test_damaged_data_are_logged_in_a_line_and_failing_hooks_with_traceback(
+    caplog, error, level, traced
+):
+    with caplog.at_level(level, logger="energon"):
+        try:
+            raise error
+        except Exception as raised:
+            log_exception(raised, None)
+    (record,) = caplog.records
+    assert str(error) in record.message.splitlines()[0]
+    assert ("Traceback" in record.message) is traced
 
 
 def test_failed_samples_are_logged_with_the_cause_and_counted(caplog):

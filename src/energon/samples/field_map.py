@@ -113,8 +113,7 @@ def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> A
     ends = [access.end(parts) for access in ways if access.part in parts]
     if not ends:
         there = ", ".join(part for part in parts if not part.startswith("__"))
-        found = f"only {there} (parts that are not mapped are not read)" if there else "no parts"
-        ends = [f"the sample has {found}"]
+        ends = [f"of the mapped parts the sample has {f'only {there}' if there else 'none'}"]
     raise FieldAccessError(
         f"sample {parts.get('__key__')!r}: field {name!r} is mapped to "
         f"{', '.join(map(str, ways))}, but {' and '.join(ends)}; correct the field_map, or exclude "

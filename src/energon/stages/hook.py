@@ -180,13 +180,17 @@ class HookRunner:
 
 
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
-    """Log that a sample failed and is left out: where it came from, and the traceback."""
+    """Log that a sample failed and is left out: where it came from, and the traceback.
+
+    Of damaged data, whose messages say all, the traceback is only logged at level DEBUG.
+    """
+    told = isinstance(error, SampleError) and not logger.isEnabledFor(logging.DEBUG)
     logger.warning(
-        "left out a sample: %s: %s (%s)\n%s",
+        "left out a sample: %s: %s (%s)%s",
         type(error).__name__,
         error,
         describe_sources(sources),
-        "".join(traceback.format_exception(error)),
+        "" if told else "\n" + "".join(traceback.format_exception(error)),
     )
 
 
