@@ -14,6 +14,7 @@ from energon.stages.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.testing import check_resume
+from tests.stages.counts import check_counts
 from tests.stages.numbers import numbers
 
 
@@ -104,15 +105,7 @@ def test_a_sample_without_a_group_is_left_out():
 
 
 def test_counts_are_the_same_with_and_without_a_restore():
-    dataset = grouped(numbers(60), skipping, 4, ids)
-    lane = Lane(0, 1)
-    iterator = dataset.open(lane)
-    for _ in range(5):
-        next(iterator)
-    resumed = Lane(0, 1, counts=Counter(lane.counts))
-    rest = list(dataset.open(resumed, json.loads(json.dumps(iterator.state_dict()))))
-    assert rest == list(iterator)
-    assert resumed.counts == lane.counts
+    check_counts(grouped(numbers(60), skipping, 4, ids))
 
 
 def test_the_state_has_only_the_places_of_what_waits():

@@ -19,11 +19,6 @@ from tests.datasets import make_captions, make_crude
 from tests.task_encoder.runs import flat, one_lane, resumable, train, val
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
-
-
 def cook_text(sample):
     return TextSample(**basic_sample_keys(sample), text=sample["txt"])
 

@@ -40,11 +40,6 @@ class ExitInBatch(Keys):
         return super().batch(samples)
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
-
-
 def config(**settings):
     return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, **settings})
 

@@ -42,11 +42,6 @@ HOOKS = [
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
-
-
-@pytest.fixture(scope="module")
 def captions(tmp_path_factory):
     return make_captions(tmp_path_factory.mktemp("captions") / "ds", [6, 5])
 

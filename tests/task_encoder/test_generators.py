@@ -10,13 +10,7 @@ import pytest
 from energon import AugmentTaskEncoder, Cooker, DefaultTaskEncoder, FatalSampleError
 from energon.task_encoder.augment import may_yield
 from energon.task_encoder.cooker import is_generator_function
-from tests.datasets import make_crude
 from tests.task_encoder.runs import one_lane, resumable, train
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
 
 
 def cook(sample):

@@ -34,11 +34,6 @@ class Keys(DefaultTaskEncoder):
         return [sample["__key__"] for sample in samples]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
-
-
 def document(*leaves, part="train", kind="blend"):
     return {
         "__module__": "megatron.energon",

@@ -25,11 +25,6 @@ from tests.task_encoder.runs import config, flat, one_lane, resumable, train, va
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
-
-
-@pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """Two crude datasets with a typed one between them."""
     folder = tmp_path_factory.mktemp("mixed")

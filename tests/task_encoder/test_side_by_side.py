@@ -21,13 +21,7 @@ from energon import (
     stateless,
 )
 from energon.samples.types import TextSample
-from tests.datasets import make_crude
 from tests.task_encoder.runs import config, train, val
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_crude(tmp_path_factory.mktemp("crude") / "ds", [5, 8, 7])
 
 
 class Drawing(DefaultTaskEncoder):
