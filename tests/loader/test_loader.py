@@ -133,6 +133,18 @@ def test_describes_itself():
     assert (config["lanes"], config["num_workers"], config["dataset"]) == (3, 2, {"seed": 7})
 
 
+def test_says_whom_it_serves_in_a_line():
+    loader = get_loader(fake(lanes=2))
+    next(iter(loader))
+    assert "rank 0 of 1: 2 lanes" in repr(loader)
+    assert "1 batches delivered" in repr(loader)
+
+
+def test_takes_pipelines_only():
+    with pytest.raises(ConfigError, match="what get_train_dataset and its like return, not 'x'"):
+        get_loader("x")
+
+
 def test_takes_no_other_worker_config():
     other = WorkerConfig(rank=0, world_size=1, num_workers=3)
     with pytest.raises(ConfigError, match="leave worker_config out"):

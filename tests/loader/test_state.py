@@ -102,6 +102,7 @@ def test_each_difference_is_named_with_both_values():
     assert "data.a.count: saved 3, now 5" in text
     assert "data.b: saved {'count': 4}, now nothing" in text
     assert "data.c: saved nothing, now {'count': 4}" in text
+    assert "strict=['data']" in text
 
 
 def test_chosen_differences_are_let_through():

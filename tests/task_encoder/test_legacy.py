@@ -37,3 +37,8 @@ def test_getters_name_the_argument_that_was_meant(tmp_path):
             image_decoder="pil",
         )
     assert isinstance(caught.value, TypeError)
+
+
+def test_the_argument_that_was_meant_may_be_any(tmp_path):
+    with pytest.raises(UnknownArgumentError, match="did you mean 'shuffle_buffer_size'"):
+        with_legacy_arguments(None, {"shufle_buffer_size": 8})

@@ -40,6 +40,10 @@ class BasicDataLoader:
         worker_config: WorkerConfig | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
+        if not hasattr(dataset, "worker_config"):
+            raise ConfigError(
+                f"a loader takes what get_train_dataset and its like return, not {dataset!r}"
+            )
         if worker_config not in (None, dataset.worker_config):
             raise ConfigError(
                 f"the loader got {worker_config}, its dataset was built with "
@@ -63,6 +67,13 @@ class BasicDataLoader:
             if again or self._stream.ended:
                 self._restart()
         return _Loop(self)
+
+    def __repr__(self) -> str:
+        config = self.worker_config
+        return (
+            f"<{type(self).__name__} of rank {config.rank} of {config.world_size}: {self._lanes} "
+            f"lanes, {config.num_workers} workers, {self._delivered} batches delivered>"
+        )
 
     def __len__(self) -> int:
         """Return the number of batches of one loop of this rank.

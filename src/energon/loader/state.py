@@ -156,14 +156,19 @@ def check_fingerprint(
     """
     waived: list[str] = []
     refused: list[str] = []
+    names: list[str] = []
     for path, text in _differences(_present(saved), _present(current)):
-        (waived if _may_differ(path, strict) else refused).append(text)
+        if _may_differ(path, strict):
+            waived.append(text)
+        else:
+            refused.append(text)
+            names.append(path.partition(".")[0])
     if refused:
         raise StateError(
             "the state was saved by another run:\n  "
             + "\n  ".join(refused)
-            + "\nRestore it with the configuration and data it was saved with, or pass "
-            "strict=False or strict=[names] to go on from the same rows with what differs"
+            + "\nRestore it with the configuration and data it was saved with, or go on from the "
+            f"same rows with what differs: strict={sorted(set(names))}, or False for anything"
         )
     return waived
 

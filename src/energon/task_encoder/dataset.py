@@ -21,7 +21,7 @@ from energon.task_encoder.mix_report import mix_report
 from energon.worker import WorkerConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SavableDataset(IterableLanes, Dataset[Any]):
     """A pipeline from the samples of some leaves to batches. Give it to a loader.
 
@@ -57,6 +57,14 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             raise ConfigError(
                 f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
             )
+
+    def __repr__(self) -> str:
+        leaves = self.plan.leaves
+        samples = sum(leaf.num_samples for leaf in leaves)
+        return (
+            f"<{type(self).__name__} of {samples} samples in {len(leaves)} datasets, batch size "
+            f"{self.batch_size}; config() tells all>"
+        )
 
     def __len__(self) -> int:
         """Return how many batches this rank delivers in an epoch."""

@@ -6,13 +6,14 @@ import copy
 import difflib
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import UnknownArgumentError
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
+from energon.task_encoder.settings import TrainSettings, ValidationSettings
 
 _OF_DECODER = ("image_decode", "av_decode", "video_decode_audio")
 _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the task encoder") | {
@@ -20,6 +21,13 @@ _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the tas
     "handler": "`global_error_handler` of WorkerConfig",
     "ignore_decoder_errors": "`@stateless(failure_tolerance=...)` on hooks",
 }
+
+
+_KNOWN = (
+    *(field.name for kind in (TrainSettings, ValidationSettings) for field in fields(kind)),
+    *("worker_config", "task_encoder", "split_part", "dataset_config", "split_config"),
+    *("subflavors", "exclude_from", "allow", *_INSTEAD),
+)
 
 
 def with_legacy_arguments(
@@ -50,7 +58,7 @@ def with_legacy_arguments(
 
 def _warn(name: str) -> None:
     if name not in _INSTEAD:
-        near = difflib.get_close_matches(name, _INSTEAD, 1)
+        near = difflib.get_close_matches(name, _KNOWN, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see the arguments in its docstring"
         raise UnknownArgumentError(f"dataset getters have no argument {name!r}; {hint}")
     warnings.warn(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral
+from typing import Any, Literal
 
 from energon.errors import ConfigError
 
@@ -15,6 +16,11 @@ class BatchSettings:
     batch_size: int | None
     batch_drop_last: bool = False
     packing_buffer_size: int | None = None
+
+    def __post_init__(self) -> None:
+        # How small they may be is for the stages to say.
+        _check_whole("batch_size", self.batch_size)
+        _check_whole("packing_buffer_size", self.packing_buffer_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,8 @@ class TrainSettings(BatchSettings):
     repeat: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_whole("virtual_epoch_length", self.virtual_epoch_length)
         _check_least(1, "max_samples_per_sequence", self.max_samples_per_sequence)
         _check_least(1, "parallel_shard_iters", self.parallel_shard_iters)
         _check_least(0, "shuffle_buffer_size", self.shuffle_buffer_size)
@@ -50,9 +58,16 @@ class ValidationSettings(BatchSettings):
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_least(0, "limit", self.limit)
 
 
-def _check_least(least: int, name: str, value: int | None) -> None:
+def _check_least(least: int, name: str, value: Any) -> None:
+    _check_whole(name, value)
     if value is not None and value < least:
         raise ConfigError(f"{name} must be at least {least}, or None, got {value}")
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, Integral):
+        raise ConfigError(f"{name} must be a whole number or None, got {value!r}")
