@@ -24,11 +24,11 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     Tag,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from energon.formats.yaml import where
 from energon.metadataset.checks import Misfit, blend_problems, join_problems
