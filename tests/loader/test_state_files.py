@@ -54,6 +54,14 @@ def in_megatron(state, path):
     torch.save({"dataloader_state_dict": state, "iteration": 3}, path)
 
 
+read = {
+    as_json: lambda path: json.loads(path.read_text()),
+    as_torch: lambda path: torch.load(path, weights_only=True),
+    in_megatron: lambda path: torch.load(path, weights_only=True)["dataloader_state_dict"],
+}
+"""How a program reads what it saved in some way."""
+
+
 def invoke(*arguments):
     return CliRunner().invoke(main, ["checkpoint", *map(str, arguments)])
 
@@ -72,8 +80,9 @@ def test_states_go_on_as_those_of_other_ranks(root, states, tmp_path, save, suff
     assert result.exit_code == 0, result.output
     assert result.output.startswith(f"{world_size} states in ")
     for rank in range(world_size):
+        written = tmp_path / f"new/rank{rank}{suffix}"
         with loader(root, rank, world_size) as again:
-            again.restore_state_rank(json.loads((tmp_path / f"new/rank_{rank}.json").read_text()))
+            again.restore_state_rank(read[save](written))
             count = 12 // world_size
             assert list(islice(again, count)) == expected[rank::world_size]
 
@@ -84,6 +93,13 @@ def test_a_global_state_in_one_file_is_read_too(root, states, tmp_path):
     merged = read_states([tmp_path / "all.json"])
     assert read_states([tmp_path]) == merged
     assert sorted(merged["positions"]) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("name", ["all.json", "step_500.json", "step_0.txt.json"])
+def test_states_of_a_file_that_is_no_rank_are_called_by_ranks(states, tmp_path, name):
+    as_json(states[0], tmp_path / name)
+    result = invoke("redist", "--new-world-size", 2, tmp_path / name, tmp_path / "new")
+    assert "rank_0.json to rank_1.json" in result.output
 
 
 def test_says_where_a_run_was(states, tmp_path):

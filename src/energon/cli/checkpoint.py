@@ -45,10 +45,13 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("--new-world-size", type=click.IntRange(1), required=True, prompt="Number of ranks")
 def redist(files: tuple[str, ...], folder: str, new_world_size: int) -> None:
-    """Write the states of FILES anew, one for each rank of another number, into FOLDER."""
+    """Write the states of FILES anew, one for each rank of another number, into FOLDER.
+
+    The new files are called and written like FILES, if these are numbered.
+    """
     from energon.loader.state_files import read_states, redistribute, write_states
 
-    paths = write_states(redistribute(read_states(files), new_world_size), folder)
+    paths = write_states(redistribute(read_states(files), new_world_size), folder, like=files)
     click.echo(f"{len(paths)} states in {folder}: {paths[0].name} to {paths[-1].name}")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from energon.worker import check_lanes
 
 WRAPPED = "dataloader_state_dict"
 """Where Megatron puts the state of a loader into what it saves."""
+
+_NUMBERED = re.compile(r"(.*?)(\d+)(\.json|\.pt|\.pth)$")
 
 
 def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
@@ -60,15 +64,52 @@ def redistribute(state: State, world_size: int) -> list[State]:
     ]
 
 
-def write_states(states: Sequence[State], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write the state of each rank into a folder, as JSON; return where they are."""
+def write_states(
+    states: Sequence[State],
+    folder: str | os.PathLike[str],
+    *,
+    like: Sequence[str | os.PathLike[str]] = (),
+) -> list[Path]:
+    """Write the state of each rank into a folder; return where they are.
+
+    Args:
+        states: Of rank 0, 1, …
+        folder: Is made if it is not there.
+        like: The files, or folders of files, that the states came from. Where their names end
+            in the number of the rank, the new files are called and written like them: programs
+            that look for `train_dataloader_dprank003.pt` find it. Others become `rank_3.json`.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    width = len(str(len(states) - 1))
-    paths = [target / f"rank_{rank:0{width}}.json" for rank in range(len(states))]
+    files = [file for path in like for file in _files(Path(path))]
+    if _are_of_ranks(files):
+        stem, digits, suffix = _NUMBERED.findall(files[0].name)[0]
+        width, content = len(digits), _read(files[0])
+        wrapped = isinstance(content, Mapping) and WRAPPED in content
+    else:
+        stem, width, suffix, wrapped = "rank_", len(str(len(states) - 1)), ".json", False
+    paths = [target / f"{stem}{rank:0{width}}{suffix}" for rank in range(len(states))]
     for path, state in zip(paths, states, strict=True):
-        write_atomic(path, json.dumps(state).encode())
+        write_atomic(path, _bytes({WRAPPED: state} if wrapped else state, suffix))
     return paths
+
+
+def _are_of_ranks(files: Sequence[Path]) -> bool:
+    """Return whether names differ in a number only, which counts from 0 on."""
+    names = [_NUMBERED.fullmatch(file.name) for file in files]
+    found = {(name[1], name[3]) for name in names if name is not None}
+    numbers = sorted(int(name[2]) for name in names if name is not None)
+    return len(found) == 1 and numbers == list(range(len(files)))
+
+
+def _bytes(content: State, suffix: str) -> bytes:
+    if suffix == ".json":
+        return json.dumps(content).encode()
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
 
 
 def _files(path: Path) -> list[Path]:
