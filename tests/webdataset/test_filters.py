@@ -116,6 +116,14 @@ def test_renaming_fields():
         apply(wds.rename_keys(image="*"), SAMPLE)
 
 
+def test_of_fields_that_get_the_same_name_the_first_is_kept_if_that_is_no_error():
+    assert apply(wds.rename_keys(image="*g", duplicate_is_error=False), SAMPLE) == [{"image": 1}]
+
+
+def test_a_pattern_fits_although_another_rule_with_it_wins():
+    assert apply(wds.rename_keys(("first", "jpg"), ("last", "jpg")), SAMPLE) == [{"last": 1}]
+
+
 def test_extracting_fields_by_patterns():
     assert apply(wds.extract_keys("*.png", "*.gif;*.jpg"), SAMPLE) == [(2, 1)]
     with pytest.raises(FieldAccessError, match="fits jpg, seg.png"):
@@ -139,6 +147,7 @@ def test_changing_fields():
     assert apply(wds.associate(lambda key: {"k": key}), SAMPLE)[0]["k"] == "a"
     assert apply(wds.associate({}), SAMPLE) == [SAMPLE]
     assert wds.transform_with([1, 2, 3], [None, str]) == [1, "2", 3]
+    assert wds.transform_with((1, 2), None) == [1, 2]
 
 
 def test_slices_and_random_samples():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import energon.webdataset as wds
-from energon.errors import ConfigError, SecurityError
+from energon.errors import ConfigError, DecodeError, SecurityError
 from energon.webdataset.utils import ObsoleteException
 from tests.webdataset.shards import make_shards
 
@@ -250,6 +251,27 @@ def test_tenbin_files(tmp_path):
     assert all(map(np.array_equal, tenbin.load(tmp_path / "x.ten"), arrays))
     with pytest.raises(ConfigError, match="ends in .ten"):
         tenbin.load(tmp_path / "x.bin")
+
+
+def test_arrays_of_tenbin_have_texts_and_are_read_a_few_at_a_time(tmp_path):
+    from energon.webdataset import tenbin
+
+    arrays = [np.arange(number) for number in (1, 2, 3)]
+    data = tenbin.encode_buffer(arrays, infos=["one", "", "eightest"])
+    found, infos = tenbin.decode_buffer(data, infos=True)
+    assert infos == ["one", "", "eightest"]
+    assert all(map(np.array_equal, found, arrays))
+    assert len(tenbin.decode_buffer(data, infos=infos)) == 3
+    with pytest.raises(DecodeError, match="wanted are"):
+        tenbin.decode_buffer(data, infos=["one", "two", "three"])
+    with pytest.raises(ConfigError, match="infos for 1"):
+        tenbin.encode_buffer(arrays, infos=["one"])
+    with pytest.raises(ValueError, match="8 ASCII letters"):
+        tenbin.encode_buffer(arrays[:1], infos=["ninelette"])
+    stream = io.BytesIO(data)
+    assert [len(tenbin.read(stream, 2)), len(tenbin.read(stream, 2))] == [2, 1]
+    with pytest.raises(DecodeError):
+        tenbin.read(io.BytesIO(data[:30]), 1)
 
 
 ARGUMENTS = {

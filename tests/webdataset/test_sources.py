@@ -75,6 +75,7 @@ def test_what_names_no_shards_is_an_error(tmp_path, monkeypatch):
         (f"{tmp_path}/*.tar", DatasetNotFoundError, "no file fits"),
         (str(tmp_path), DatasetNotFoundError, "no archives"),
         ([], ConfigError, "no shards"),
+        (3, ConfigError, "3 names no shards"),
         ("${NOTSET}/x.tar", ConfigError, "WDS_NOTSET"),
         ("x-{0..", ConfigError, "x-{0.."),
         (f"{tmp_path}/x.tar", DatasetNotFoundError, "no such file"),

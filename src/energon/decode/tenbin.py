@@ -8,6 +8,7 @@ dimensions and dimensions as int64) and a chunk of content.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ _DTYPES = {
     **{f"{kind}{size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
 }
 MAX_DIMENSIONS = 10
+_INFO_BYTES = 8
 
 
 def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
@@ -29,19 +31,40 @@ def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
     Raises:
         DecodeError: If the data are damaged or cut off.
     """
+    return [array for array, _ in decode_tenbin_infos(data)]
+
+
+def decode_tenbin_infos(data: bytes) -> list[tuple[NDArray[Any], str]]:
+    """Return the arrays in `data`, each with the information in its header.
+
+    Raises:
+        DecodeError: If the data are damaged or cut off.
+    """
     chunks = _chunks(data)
     if len(chunks) % 2:
         raise DecodeError(f"tenbin data end after {len(chunks)} chunks, before an array")
-    return [_array(*pair) for pair in zip(chunks[::2], chunks[1::2], strict=True)]
+    return [
+        (_array(header, content), bytes(header[8:16]).strip(b"\0").decode("ascii", "replace"))
+        for header, content in zip(chunks[::2], chunks[1::2], strict=True)
+    ]
 
 
-def encode_tenbin(arrays: list[NDArray[Any]]) -> bytes:
+def encode_tenbin(arrays: list[NDArray[Any]], infos: Sequence[str] = ()) -> bytes:
     """Return `arrays` as tenbin data.
 
+    Args:
+        arrays: What to write.
+        infos: A short text for the header of each, or nothing.
+
     Raises:
-        ValueError: If the format has no such type.
+        ValueError: If the format has no such type, or a text is not of up to 8 ASCII letters.
     """
-    return b"".join(_chunk(part) for array in arrays for part in _parts(array))
+    texts = infos or [""] * len(arrays)
+    return b"".join(
+        _chunk(part)
+        for array, text in zip(arrays, texts, strict=True)
+        for part in _parts(array, text)
+    )
 
 
 def _chunks(data: bytes) -> list[memoryview]:
@@ -72,11 +95,13 @@ def _array(header: memoryview, content: memoryview) -> NDArray[Any]:
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-def _parts(array: NDArray[Any]) -> tuple[bytes, bytes]:
+def _parts(array: NDArray[Any], info: str) -> tuple[bytes, bytes]:
     code = array.dtype.str.lstrip("<>|=")
     if code not in _DTYPES or array.ndim >= MAX_DIMENSIONS:
         raise ValueError(f"tenbin has no arrays of {array.dtype} with {array.ndim} dimensions")
-    header = code.encode().ljust(8, b"\0") + bytes(8)
+    if not info.isascii() or len(info) > _INFO_BYTES:
+        raise ValueError(f"{info!r}: wanted is a text of up to {_INFO_BYTES} ASCII letters")
+    header = code.encode().ljust(8, b"\0") + info.encode().ljust(_INFO_BYTES, b"\0")
     header += struct.pack(f"<{array.ndim + 1}q", array.ndim, *array.shape)
     return header, np.ascontiguousarray(array).astype(_DTYPES[code], copy=False).tobytes()
 

@@ -155,9 +155,10 @@ class RenameKeys:
         for old, new in _renaming(self, tuple(sample)):
             if new in renamed and self.duplicate_is_error:
                 raise FieldAccessError(
-                    f"sample {sample.get('__key__')!r}: two of its fields would be {new!r}"
+                    f"sample {sample.get('__key__')!r}: two of its fields would be {new!r}; pass "
+                    "duplicate_is_error=False to take the first"
                 )
-            renamed[new] = sample[old]
+            renamed.setdefault(new, sample[old])
         return renamed
 
 
@@ -168,12 +169,12 @@ def _renaming(stage: RenameKeys, names: tuple[str, ...]) -> list[tuple[str, str]
     for old in names:
         base = old.rpartition("/")[2].lower()
         fits = [rule for rule in stage.rules if fnmatchcase(base, rule[1])]
-        used.update(fits[-1:])
+        used.update(pattern for _, pattern in fits[-1:])
         if fits:
             pairs.append((old, fits[-1][0]))
         elif stage.keep_unselected:
             pairs.append((old, old))
-    unused = [rule for rule in stage.rules if rule not in used]
+    unused = [rule for rule in stage.rules if rule[1] not in used]
     if unused and stage.must_match:
         raise FieldAccessError(
             f"no field fits the pattern {unused[0][1]!r} for {unused[0][0]!r}; the sample has "

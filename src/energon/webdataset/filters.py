@@ -310,10 +310,12 @@ def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
     return RestCurried(f)
 
 
-def transform_with(sample: Any, transformers: Iterable[Callable[[Any], Any] | None]) -> list[Any]:
+def transform_with(
+    sample: Any, transformers: Iterable[Callable[[Any], Any] | None] | None
+) -> list[Any]:
     """Return a list of values changed by functions; None, or none left, keeps one as it is."""
     changed = list(sample)
-    for place, (function, value) in enumerate(zip(transformers, sample, strict=False)):
+    for place, (function, value) in enumerate(zip(transformers or (), sample, strict=False)):
         changed[place] = value if function is None else function(value)
     return changed
 

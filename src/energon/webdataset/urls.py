@@ -31,6 +31,10 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         DatasetNotFoundError: If no file fits a pattern, or a folder has no archives.
         ConfigError: If there are no shards, braces do not pair, or a variable is not set.
     """
+    if not isinstance(urls, str | os.PathLike | Iterable):
+        raise ConfigError(
+            f"{urls!r} names no shards; wanted is a pattern, a folder, or a list of these"
+        )
     listed = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     found = [url for each in listed for url in _expand(os.fspath(each))]
     if not found:
