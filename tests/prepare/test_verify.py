@@ -136,6 +136,8 @@ def test_a_dataset_of_another_tool_is_compared_with_its_shards(dataset):
     shutil.copy(dataset / "0.tar.idx", dataset / "1.tar.idx")
     os.truncate(dataset / "2.tar", 5000)
     assert kinds(dataset) == ["index-stale", "shard-truncated"]
+    os.remove(dataset / "2.tar")
+    assert kinds(dataset) == ["index-stale", "shard-missing"]
 
 
 def test_a_flipped_bit_of_an_index_is_found_and_repaired(dataset):

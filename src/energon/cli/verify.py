@@ -89,3 +89,10 @@ def show_report(report: Report) -> None:
     click.echo(f"{checked}: {len(report.problems)} problems, {repairable} can be repaired")
     if repairable:
         click.echo(f"run `energon repair {report.dataset}`")
+    from energon.prepare.repair import LOST
+
+    if any(problem.kind in LOST for problem in report.problems):
+        click.echo(
+            "restore the shards that are lost, from a copy, or go on without them: "
+            f"`energon repair {report.dataset} --drop`"
+        )

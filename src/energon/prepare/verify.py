@@ -16,6 +16,7 @@ from energon.errors import (
     FormatError,
 )
 from energon.formats.info import META, DatasetInfo, load_info
+from energon.formats.part_table import PartTable
 from energon.formats.part_table_file import open_part_table, part_table_path
 from energon.formats.split import Split, load_split
 from energon.io.address import local_path
@@ -86,14 +87,48 @@ def verify_dataset(
         DatasetNotFoundError: If the folder is not a prepared dataset.
         ConfigError: If there is no such depth.
     """
+    dataset = Path(local_path(path))
+    if dataset.suffix == JSONL:
+        return check_jsonl(dataset, depth)
+
+    def compare(shards: list[str]) -> Iterator[ShardReport]:
+        return _verify_shards(dataset, shards, depth, engine or Engine(), progress)
+
+    report = check_dataset(dataset, depth, compare, lambda name: open_part_table(dataset / name))
+    report.dataset = str(path)
+    return report
+
+
+def check_jsonl(path: Path, depth: Depth) -> Report:
+    """Check a JSONL file, see `verify_dataset`."""
+    check_depth(depth)
+    report = Report(str(path), depth, num_shards=1)
+    report.num_samples, report.problems = verify_jsonl(path, depth)
+    return report
+
+
+def check_depth(depth: str) -> None:
+    """Raise ConfigError if there is no such depth."""
     if depth not in DEPTHS:
         raise ConfigError(f"depth {depth!r}: wanted is one of {', '.join(DEPTHS)}")
-    dataset = Path(local_path(path))
-    report = Report(str(path), depth)
-    if dataset.suffix == JSONL:
-        report.num_shards = 1
-        report.num_samples, report.problems = verify_jsonl(dataset, depth)
-        return report
+
+
+def check_dataset(
+    dataset: Path,
+    depth: Depth,
+    compare: Callable[[list[str]], Iterator[ShardReport]],
+    open_table: Callable[[str], PartTable],
+) -> Report:
+    """Check the folder of a dataset, see `verify_dataset`.
+
+    Args:
+        dataset: The folder.
+        depth: How much to read.
+        compare: Returns what comes out for each of some shards, in their order.
+        open_table: Returns the table of a shard that has one, or whose headers could be read.
+    """
+    check_depth(depth)
+    report = Report(str(dataset), depth)
     try:
         info = load_info(dataset)
     except FormatError as error:
@@ -102,7 +137,7 @@ def verify_dataset(
     shards = list(info.shard_counts)
     indexed: list[IndexedShard] = []
     other_dates = 0
-    for found in _verify_shards(dataset, shards, depth, engine or Engine(), progress):
+    for found in compare(shards):
         other_dates += found.has_other_date
         report.problems += found.problems
         report.num_checksums += found.num_checksums
@@ -112,13 +147,13 @@ def verify_dataset(
     report.num_shards = len(shards)
     report.num_samples = sum(shard.num_samples for shard in indexed)
     report.problems += _check_counts(info, indexed)
-    report.problems += _check_keys(dataset, indexed)
-    report.problems += _check_sqlite(dataset, shards, indexed, depth)
+    report.problems += _check_keys(open_table, indexed)
+    report.problems += _check_sqlite(dataset, shards, indexed, depth, open_table)
     report.problems += _check_documents(dataset, info, report.notes)
     if other_dates:
         report.notes.append(
             f"{other_dates} shards have another date than when they were indexed, as copies have; "
-            f"`energon index {path}` notes the new one"
+            f"`energon index {dataset}` notes the new one"
         )
     _note_new_shards(dataset, shards, report.notes)
     if depth == "content" and report.ok and not report.num_checksums:
@@ -152,9 +187,11 @@ def _verify_shards(
 
 def _note_missing_tables(report: Report, dataset: Path, shards: list[str]) -> None:
     """Only note that no shard has a part table: then another tool has prepared the dataset."""
-    tables = {os.path.relpath(part_table_path(dataset / name), dataset) for name in shards}
     missing = {problem.where for problem in report.problems if problem.kind == "index-missing"}
-    if tables <= missing:
+    lost = {problem.shard for problem in report.problems if problem.kind == "shard-missing"}
+    present = [name for name in shards if name not in lost]
+    tables = {os.path.relpath(part_table_path(dataset / name), dataset) for name in present}
+    if tables and tables <= missing:
         report.problems = [p for p in report.problems if p.where not in tables]
         report.notes.append(
             "no shard has a part table, as where another tool has prepared a dataset; "
@@ -175,22 +212,29 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
             )
 
 
-def _check_keys(dataset: Path, indexed: list[IndexedShard]) -> Iterator[Problem]:
+def _check_keys(
+    open_table: Callable[[str], PartTable], indexed: list[IndexedShard]
+) -> Iterator[Problem]:
     try:
-        check_unique(indexed, lambda name: open_part_table(dataset / name))
+        check_unique(indexed, open_table)
     except DuplicateSampleKeyError as error:
         yield Problem("duplicate-key", "", str(error), False)
 
 
 def _check_sqlite(
-    dataset: Path, shards: list[str], indexed: list[IndexedShard], depth: Depth
+    dataset: Path,
+    shards: list[str],
+    indexed: list[IndexedShard],
+    depth: Depth,
+    open_table: Callable[[str], PartTable],
 ) -> Iterator[Problem]:
     path = sqlite_path(dataset)
     where = f"{META}/index.sqlite"
     if not path.exists():
         return
     try:
-        problem = sqlite_difference(path, dataset, shards, indexed, rows=depth != "quick")
+        tables = None if depth == "quick" else open_table
+        problem = sqlite_difference(path, shards, indexed, tables)
     except sqlite3.DatabaseError as error:
         yield Problem("sqlite-damaged", where, f"{path}: {error}", True)
         return
