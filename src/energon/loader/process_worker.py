@@ -147,8 +147,9 @@ class ProcessWorker:
         where = link.traceback()
         cause = f"made no progress for {timeout} s and was killed"
         if self._options.fail_on_timeout:
+            place = self._place(link)
             self.close()
-            raise WorkerError(f"{self._name} {cause}; it was here:\n{where}")
+            raise WorkerError(f"{self._name} {cause} {place}; it was here:\n{where}")
         self._replace(link, cause)
 
     def _died(self) -> None:
@@ -162,12 +163,12 @@ class ProcessWorker:
     def _replace(self, link: ProcessLink, cause: str) -> None:
         """Start another process in place of `link`, or give up."""
         address, trace = link.heartbeat.address, link.heartbeat.traceback()
-        where = link.heartbeat.where
+        place = self._place(link)
         link.kill()
         self._stats["batches_copied"] += link.num_copied
         self._link = None
         verdict = self._deaths.died(address)
-        text = f"{self._name} {cause} {where}"
+        text = f"{self._name} {cause} {place}"
         if trace:
             text += f"; it was here:\n{trace}"
         if verdict is Verdict.GIVE_UP:
@@ -186,12 +187,18 @@ class ProcessWorker:
         position = self._positions[lane]
         position.skip_rows = (*position.skip_rows, row)
         log.error(
-            "lane %d row %d killed %d workers and is left out from now on%s",
+            "lane %d row %d killed %d workers and is left out from now on%s; list it under "
+            "`exclude` in split.yaml, as SHARD/KEY, so that later epochs leave it out, too",
             lane,
             row,
             self._options.max_deaths,
             self._describe_row(lane, row),
         )
+
+    def _place(self, link: ProcessLink) -> str:
+        """Return in words where a worker was: the row, and the sample there."""
+        address = link.heartbeat.address
+        return link.heartbeat.where + ("" if address is None else self._describe_row(*address))
 
     def _describe_row(self, lane: int, row: int) -> str:
         if not isinstance(self._pipeline, DescribesRows):

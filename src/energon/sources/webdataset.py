@@ -114,7 +114,8 @@ class WebdatasetSource:
             raise EmptyDatasetError(
                 f"{self.path}: split {split_part!r} has no samples: {len(self.shards)} shards with "
                 f"{self.bounds[-1]} samples, {len(self.excluded)} of them excluded, subset "
-                f"[{self.start}, {self.stop}); splits are listed in .nv-meta/{split_config}"
+                f"[{self.start}, {self.stop}); give it shards in .nv-meta/{split_config}, or leave "
+                "the dataset out"
             )
 
     def __len__(self) -> int:
