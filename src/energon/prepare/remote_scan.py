@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from energon.errors import FormatError
 from energon.formats.part_table import PartTable
@@ -17,6 +14,7 @@ from energon.formats.tar_scan import scan_archive
 from energon.io.range_file import RemoteFile
 from energon.io.skipping_reader import SkippingReader
 from energon.prepare.index import IndexOptions
+from energon.prepare.range_sums import RangeSums
 
 PROBED_SAMPLES = 8
 
@@ -60,10 +58,5 @@ def _present(file: RemoteFile, copy: Path, options: IndexOptions) -> PartTable |
 
 def _with_checksums(file: RemoteFile, scan: TarScan) -> TarScan:
     """Return what was found in a shard, with the checksum of each part; fetches all of it."""
-    reader = SkippingReader(file.object)
-    found = []
-    for offset, size in zip(scan.part_offset.tolist(), scan.part_size.tolist(), strict=True):
-        content = bytearray(size)
-        reader.read_into(offset, memoryview(content))
-        found.append(zlib.crc32(content))
-    return replace(scan, part_crc32=np.array(found, np.uint32))
+    sums = RangeSums(scan.part_offset, scan.part_size, SkippingReader(file.object), file.path)
+    return replace(scan, part_crc32=sums.finish())

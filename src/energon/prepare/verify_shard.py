@@ -14,10 +14,9 @@ from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version
 from energon.formats.part_table_file import part_table_path
 from energon.formats.tar_index import load_tar_index, tar_index_path
-from energon.formats.tar_scan import scan_tar
-from energon.prepare.checksums import content_crc32
-from energon.prepare.files import FileState, file_state, reporting
+from energon.prepare.files import FileState, reporting
 from energon.prepare.index import IndexedShard, summarize
+from energon.prepare.shard_file import LocalShard, ShardFile
 
 Depth = Literal["quick", "headers", "content"]
 DEPTHS: tuple[Depth, ...] = ("quick", "headers", "content")
@@ -51,14 +50,19 @@ class ShardReport(NamedTuple):
     """How many contents were compared with their checksums."""
     has_other_date: bool = False
     """Whether the shard was written, or copied, after it was indexed."""
+    found: PartTable | None = None
+    """What its headers say, if they were read."""
 
 
 def verify_batch(dataset: str, names: Sequence[str], depth: Depth) -> list[ShardReport]:
     """Compare some shards with their indexes, see `verify_shard`."""
-    return [verify_shard(Path(dataset), name, depth) for name in names]
+    # What was found may be large, and is of no use to others.
+    return [verify_shard(Path(dataset), name, depth)._replace(found=None) for name in names]
 
 
-def verify_shard(dataset: Path, name: str, depth: Depth) -> ShardReport:
+def verify_shard(
+    dataset: Path, name: str, depth: Depth, shard: ShardFile | None = None
+) -> ShardReport:
     """Compare a shard with its index.
 
     Args:
@@ -67,31 +71,43 @@ def verify_shard(dataset: Path, name: str, depth: Depth) -> ShardReport:
         depth: "quick" compares size and date, and the index with its own checksum; "headers"
             reads all headers of the shard, too, and compares where its samples and parts are;
             "content" reads all of it, and compares contents with their checksums.
+        shard: The shard, if it is not in the folder.
     """
-    path = dataset / name
+    shard = LocalShard(dataset / name) if shard is None else shard
     try:
-        state = file_state(path)
+        state = shard.state()
     except DatasetNotFoundError:
-        missing = Problem("shard-missing", name, f"{path}: no such file", False, name)
-        return ShardReport([missing], None)
+        return ShardReport([missing_shard(shard.path, name)], None)
     problems: list[Problem] = []
     table = _open_table(dataset, name, problems)
     if depth == "quick":
-        problems += [] if table is None else _compare_sizes(path, name, state, table)
+        problems += [] if table is None else _compare_sizes(shard.path, name, state, table)
+        found = None
     else:
-        found = _scan(path, name, state, problems)
+        checked = table if depth == "content" and _has_checksums(table) else None
+        found = _scan(shard, name, state, checked, problems)
         if found is not None and table is not None:
-            problems += _compare(path, name, state, table, found)
+            problems += _compare(shard.path, name, state, table, found)
         # Other tools write no part tables: what follows is compared with the shard itself.
         table = found if table is None else table
     _check_tar_index(dataset, name, table, problems)
     checksums = 0
     if depth == "content" and table is not None and not problems:
-        checksums = _check_contents(path, name, table, problems)
+        checksums = _check_contents(shard, name, table, problems)
     if table is None:
         return ShardReport(problems, None)
     indexed = summarize(name, table, was_read=False)
-    return ShardReport(problems, indexed, checksums, state.mtime_ns != table.shard_mtime_ns)
+    has_other_date = state.mtime_ns != table.shard_mtime_ns
+    return ShardReport(problems, indexed, checksums, has_other_date, found)
+
+
+def missing_shard(path: str, name: str) -> Problem:
+    """Return what is wrong if there is no such shard."""
+    return Problem("shard-missing", name, f"{path}: no such file", False, name)
+
+
+def _has_checksums(table: PartTable | None) -> bool:
+    return table is not None and table.part_crc32 is not None
 
 
 def _open_table(dataset: Path, name: str, problems: list[Problem]) -> PartTable | None:
@@ -128,7 +144,7 @@ def _check_tar_index(
         problems.append(Problem("index-stale", where, message, True, name))
 
 
-def _compare_sizes(path: Path, name: str, state: FileState, table: PartTable) -> list[Problem]:
+def _compare_sizes(path: str, name: str, state: FileState, table: PartTable) -> list[Problem]:
     if state.size == table.shard_size:
         return []
     message = f"{path}: has {state.size} bytes, had {table.shard_size} when it was indexed"
@@ -137,10 +153,15 @@ def _compare_sizes(path: Path, name: str, state: FileState, table: PartTable) ->
     return [Problem("shard-truncated", name, f"{message}; restore the shard", False, name)]
 
 
-def _scan(path: Path, name: str, state: FileState, problems: list[Problem]) -> PartTable | None:
+def _scan(
+    shard: ShardFile,
+    name: str,
+    state: FileState,
+    checked: PartTable | None,
+    problems: list[Problem],
+) -> PartTable | None:
     try:
-        with reporting(path):
-            return PartTable.from_scan(scan_tar(path), shard_mtime_ns=state.mtime_ns)
+        return PartTable.from_scan(shard.scan(checked), shard_mtime_ns=state.mtime_ns)
     except FormatError as error:
         truncated = isinstance(error, TruncatedError)
         kind = "shard-truncated" if truncated else "shard-damaged"
@@ -149,7 +170,7 @@ def _scan(path: Path, name: str, state: FileState, problems: list[Problem]) -> P
 
 
 def _compare(
-    path: Path, name: str, state: FileState, table: PartTable, found: PartTable
+    path: str, name: str, state: FileState, table: PartTable, found: PartTable
 ) -> list[Problem]:
     difference = _difference(table, found)
     if difference is not None:
@@ -177,13 +198,12 @@ def _difference(table: PartTable, found: PartTable) -> str | None:
     return "has other names of parts" if names[0] != names[1] else None
 
 
-def _check_contents(path: Path, name: str, table: PartTable, problems: list[Problem]) -> int:
+def _check_contents(shard: ShardFile, name: str, table: PartTable, problems: list[Problem]) -> int:
     """Compare contents with their checksums; return how many there are."""
     stated = table.part_crc32
     if stated is None:
         return 0
-    with reporting(path):
-        found = content_crc32(path, table.part_offset, table.part_size)
+    path, found = shard.path, shard.crc32(table)
     damaged = np.flatnonzero(found != stated)
     owners = np.searchsorted(table.first_part, damaged, side="right") - 1
     for number, sample in list(zip(damaged.tolist(), owners.tolist(), strict=True))[:MAX_NAMED]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from energon.errors import FormatError
 from energon.formats.part_table import PartTable
-from energon.formats.part_table_file import open_part_table
 from energon.formats.sqlite_file import check_size, open_readonly, table_names
 from energon.formats.sqlite_index import IndexedShard as SqlShard
 from energon.formats.sqlite_index import indexed_shards
@@ -30,21 +29,18 @@ FROM sample_parts WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offs
 
 def sqlite_difference(
     path: Path,
-    dataset: Path,
     shards: Sequence[str],
     indexed: Sequence[IndexedShard],
-    *,
-    rows: bool,
+    open_table: Callable[[str], PartTable] | None,
 ) -> str | None:
     """Return what is wrong with an SQL index, or None.
 
     Args:
         path: The index.
-        dataset: Folder of the dataset.
         shards: All shards, in the order of their numbers.
         indexed: Those that have a part table.
-        rows: Whether to compare all rows with the tables; if not, only of which shards it is,
-            and whether it is whole.
+        open_table: Returns the table of a shard, to compare all rows with; None compares only
+            of which shards it is, and whether it is whole.
 
     Raises:
         sqlite3.DatabaseError: If it is damaged.
@@ -56,12 +52,12 @@ def sqlite_difference(
         if [shard.name for shard in known] != list(shards) or not set(present) <= set(known):
             return "it is not of the shards as they are now"
     with closing(open_readonly(path)) as connection:
-        _check_pages(connection, path, thorough=rows)
-        if not rows:
+        _check_pages(connection, path, thorough=open_table is not None)
+        if open_table is None:
             return None
         numbers = {name: number for number, name in enumerate(shards)}
         for shard in indexed:
-            table = open_part_table(dataset / shard.name)
+            table = open_table(shard.name)
             difference = _shard_difference(connection, numbers[shard.name], table)
             if difference is not None:
                 return f"it has {difference} of {shard.name}"
