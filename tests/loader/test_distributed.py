@@ -40,6 +40,7 @@ first = loader(lanes=4)
 list(islice(first, 3))
 state = first.save_state_global(2)
 assert (state is None) == (dist.get_rank() != 2)
+assert first.save_state_global(0) is None  # that process is in another group
 expected = list(islice(first, 5))
 
 second = loader()

@@ -15,11 +15,14 @@ from energon.worker import WorkerConfig
 def gather_states(state: State, config: WorkerConfig, *, dst_rank: int) -> list[State] | None:
     """Return the states of all ranks on the process with the global rank `dst_rank`, else None.
 
-    All ranks of the data-parallel group have to call this.
+    All ranks of the data-parallel group have to call this. Where models are divided as well,
+    each of the groups may: those that `dst_rank` is not in gather nothing.
     """
     if config.world_size == 1:
         return [state]
     distributed = _distributed(config)
+    if dst_rank not in distributed.get_process_group_ranks(config.data_parallel_group):
+        return None
     here = distributed.get_rank() == dst_rank
     texts: list[Any] | None = [None] * config.world_size if here else None
     distributed.gather_object(
