@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
+from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
 
 MODES = {"jpg": ["RGB", "L", "CMYK"], "png": ["RGB", "RGBA", "L", "P", "1", "LA", "I;16"]}
@@ -56,6 +57,16 @@ def test_every_spec_gives_what_pillow_gives(data, spec):
         expected = expected.transpose(2, 0, 1) if expected.ndim == 3 else expected
     assert found.dtype == expected.dtype
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["icns", "dds", "pcx", "rgb", "psd", "xbm"])
+def test_formats_of_old_programs_are_images_too(name):
+    assert SampleDecoder("rgb8").decode(f"a.{name}", encoded("RGB", "png")).shape == (13, 21, 3)
+
+
+@pytest.mark.parametrize("name", ["eps", "ps", "h5", "wmf", "fits"])
+def test_files_that_may_hold_anything_else_are_not_taken_for_images(name):
+    assert SampleDecoder("rgb8").decode(f"a.{name}", b"data") == b"data"
 
 
 def test_images_are_channels_first_and_can_be_written_to():

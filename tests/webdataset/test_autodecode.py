@@ -33,6 +33,10 @@ def test_fields_are_decoded_by_extension_and_others_stay_bytes():
     }
 
 
+def test_metadata_that_is_no_text_stays_as_it_is():
+    assert decode({"__raw__": b"\xff\x00"})["__raw__"] == b"\xff\x00"
+
+
 def test_packed_fields_are_unpacked_first_and_keep_their_names():
     packed = gzip.compress(json.dumps([1]).encode())
     assert decode({"json.gz": packed})["json.gz"] == [1]

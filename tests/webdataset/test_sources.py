@@ -190,8 +190,19 @@ def test_openers_of_the_program_come_first(urls, monkeypatch):
         return open(urls[0], mode)
 
     monkeypatch.setitem(wds.gopen_schemes, "mine", open_mine)
-    assert samples("mine://x") == [0, 1, 2]
-    assert opened == ["mine://x"]
+    assert samples("mine://x") == samples("mine:x") == [0, 1, 2]
+    assert opened == ["mine://x", "mine:x"]
+
+
+def test_openers_of_the_program_can_call_those_that_are_built_in(urls, monkeypatch):
+    open_command = wds.gopen_schemes["pipe"]
+    with pytest.raises(SecurityError):
+        open_command("pipe:true")
+    monkeypatch.setenv("ENERGON_ALLOW", "shell")
+    monkeypatch.setitem(
+        wds.gopen_schemes, "pipe", lambda url, mode, bufsize: open_command(f"pipe:cat {url[5:]}")
+    )
+    assert samples(f"pipe:{urls[0]}") == [0, 1, 2]
 
 
 def test_opening_anything(tmp_path, urls):

@@ -59,6 +59,17 @@ def test_batches_as_the_loader_of_torch_does(urls, workers):
         assert all(map(torch.equal, one, other))
 
 
+def test_texts_in_batches_are_of_the_types_that_the_loader_of_torch_gives(urls):
+    dataset = WebDataset(urls).map(key_and_text)
+    expected = list(torch.utils.data.DataLoader(dataset, batch_size=8))
+    assert list(WebLoader(dataset, batch_size=8)) == expected
+    assert type(expected[0][0]) is tuple
+
+
+def key_and_text(sample):
+    return sample["__key__"], [sample["__url__"], {"key": sample["__key__"]}]
+
+
 @pytest.mark.parametrize("restored_workers", [0, 1, 3])
 def test_goes_on_with_any_number_of_workers(urls, restored_workers):
     dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(5)

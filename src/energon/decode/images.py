@@ -23,9 +23,12 @@ EXTENSIONS = frozenset(
     {
         *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "avif", "gif", "bmp", "dib", "tif"),
         *("tiff", "jp2", "j2k", "jpc", "jpf", "jpx", "j2c", "ppm", "pgm", "pbm", "pnm", "tga"),
-        *("ico", "pcx", "sgi"),
+        *("ico", "icns", "cur", "pcx", "dcx", "sgi", "bw", "rgb", "rgba", "icb", "vda", "vst"),
+        *("psd", "dds", "blp", "xbm", "xpm", "msp", "im", "iim", "ras", "pcd", "pxr", "gbr"),
+        *("fli", "flc", "ftc", "ftu"),
     }
 )
+"""Of all that Pillow registers, what it decodes by itself, and what holds nothing but images."""
 
 
 class ImageSpec(NamedTuple):

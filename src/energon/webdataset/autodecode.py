@@ -227,8 +227,12 @@ def _definite(handler: DecodingHandler, key: str) -> bool:
     return claims is not None and claims(key)
 
 
-def _decode_text(key: str, data: bytes) -> str:
-    return data.decode("utf-8")
+def _decode_text(key: str, data: bytes) -> str | bytes:
+    """Return the text of a field for metadata. Programs put other bytes there, too."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
 
 
 def _words(names: str | Iterable[str]) -> list[str]:

@@ -165,7 +165,8 @@ class RenameKeys:
 @lru_cache(maxsize=4096)
 def _renaming(stage: RenameKeys, names: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return pairs of old and new name, for samples with these fields."""
-    pairs, used = [], set()
+    pairs: list[tuple[str, str]] = []
+    used: set[str] = set()
     for old in names:
         base = old.rpartition("/")[2].lower()
         fits = [rule for rule in stage.rules if fnmatchcase(base, rule[1])]

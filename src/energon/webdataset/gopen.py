@@ -70,14 +70,22 @@ def open_url(
     logger.log(logging.INFO if verbose else logging.DEBUG, "opening %s (%s)", redact(url), mode)
     if url == "-":
         return _standard(mode)
-    scheme = scheme_of(url) or "file"
+    scheme = _scheme(url)
     opener = gopen_schemes.get(scheme)
-    if opener is not None:
+    if opener is not None and opener is not _BUILT_IN.get(scheme):
         return opener(url, mode, bufsize, **(options or {}))
     if scheme == "pipe":
         security.require("shell", allowed, f"{redact(url)} is a command for the shell")
         return _open_pipe(url, mode, options or {})
     return _open_file(url, mode) if is_local(url) else gopen_remote(url, mode)
+
+
+def _scheme(url: str) -> str:
+    """Return the scheme of an address; openers of the program know "mine:x", too."""
+    before, colon, _ = url.partition(":")
+    if colon and before.lower() in gopen_schemes:
+        return before.lower()
+    return scheme_of(url) or "file"
 
 
 def _open_pipe(url: str, mode: str, options: dict[str, Any]) -> Pipe:
@@ -119,10 +127,6 @@ class _Standard:
 
 def _standard(mode: str) -> _Standard:
     return _Standard(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer)
-
-
-gopen_schemes: dict[str, Opener] = {}
-"""Openers of the program, by scheme: functions of url, mode and bufsize. They come first."""
 
 
 def reader(url: str | os.PathLike[str], **kw: Any) -> Any:
@@ -174,3 +178,9 @@ def gopen_error(url: str, *args: Any, **kw: Any) -> Any:
 
 
 gopen_curl = gopen_gsutil = gopen_ais = gopen_hf = gopen_htgs = gopen_remote
+
+_REMOTE = ("http", "https", "sftp", "ftps", "s3", "gs", "az", "ais", "hf")
+_BUILT_IN: dict[str, Opener] = {"pipe": gopen_pipe, **dict.fromkeys(_REMOTE, gopen_remote)}
+gopen_schemes: dict[str, Opener] = dict(_BUILT_IN)
+"""Openers by scheme: functions of url, mode and bufsize. Those that a program puts here come
+before what is built in, which it can call."""

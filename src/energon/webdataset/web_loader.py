@@ -95,7 +95,9 @@ class WebLoader(DataPipeline, FluidInterface):
             watchdog_timeout_seconds=timeout or None,
             pin_memory=pin_memory or None,
         )
-        source = LoaderSource(LaneLoader(lanes, options=options), collate_fn is None)
+        # As in DataLoader, arrays become tensors where nothing else has made a batch of them.
+        converts = collate_fn is None and batch_size is None
+        source = LoaderSource(LaneLoader(lanes, options=options), converts)
         super().__init__(source, seed=dataset.seed)
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
