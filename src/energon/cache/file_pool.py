@@ -156,6 +156,7 @@ class FileCacheLazy(Lazy[T]):
     """
 
     __slots__ = ("_ticket",)
+    pool: FileStoreCachePool
 
     def __init__(
         self, ds: FileStore[T], fname: str, pool: FileStoreCachePool, ticket: Ticket
@@ -164,10 +165,10 @@ class FileCacheLazy(Lazy[T]):
         self._ticket: Ticket | None = ticket
 
     def get(self, sample: Any = None) -> T:
-        pool: Any = self.pool
+        pool = self.pool
         ticket, self._ticket = self._ticket, None
         if ticket is None:
-            return pool.get(self.ds, self.fname, sample)  # type: ignore[no-any-return]
+            return pool.get(self.ds, self.fname, sample)
         data, source = ticket.take()
         ticket.close()
         if sample is not None:

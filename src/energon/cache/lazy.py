@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from energon.sources.file_store import FileStore
-
-if TYPE_CHECKING:
-    from energon.cache.pool import CachePool
 
 T = TypeVar("T")
 
@@ -22,12 +19,12 @@ class Lazy(ABC, Generic[T]):
     Args:
         ds: The store.
         fname: Name of the file.
-        pool: The pool that made the lazy.
+        pool: The pool that made the lazy; None without one.
     """
 
     __slots__ = ("__weakref__", "_name", "ds", "fname", "pool")
 
-    def __init__(self, ds: FileStore[T], fname: str, pool: CachePool | None) -> None:
+    def __init__(self, ds: FileStore[T], fname: str, pool: object) -> None:
         self.ds = ds
         self.fname = fname
         self.pool = pool

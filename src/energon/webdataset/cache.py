@@ -11,9 +11,9 @@ from energon.errors import ConfigError
 from energon.formats.tar import BLOCK
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.opening import Opening
 from energon.webdataset.reexport import reexport
 from energon.webdataset.shard_cache import ShardCache, cache_of, url_to_cache_name
-from energon.webdataset.shard_stream import Opening
 from energon.webdataset.tar_samples import TarSamples
 from energon.webdataset.tariterators import url_opener
 

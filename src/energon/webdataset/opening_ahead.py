@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from energon.errors import EnergonError
-from energon.webdataset.shard_stream import Opening, ShardStream
+from energon.webdataset.opening import Opening
+from energon.webdataset.shard_stream import ShardStream
 from energon.webdataset.urls import is_local
 
 END_SECONDS = 1.0

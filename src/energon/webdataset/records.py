@@ -13,7 +13,8 @@ from energon.errors import FormatError, StateError, TruncatedError
 from energon.extra import needs_extra
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.shard_stream import Opening, ShardStream
+from energon.webdataset.opening import Opening
+from energon.webdataset.shard_stream import ShardStream
 from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
 
 Records = Callable[[ShardStream], Iterator[Any]]

@@ -19,14 +19,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon.errors import ConfigError, EnergonError
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import write_atomic
-
-if TYPE_CHECKING:
-    from energon.webdataset.shard_stream import ShardStream
+from energon.webdataset.shard_stream import ShardStream
 
 logger = logging.getLogger("energon")
 
@@ -94,8 +92,6 @@ class ShardCache:
             url: Its address.
             opener: Opens it there.
         """
-        from energon.webdataset.shard_stream import ShardStream
-
         path = self.find(url)
         verbose = os.environ.get("WDS_VERBOSE_CACHE", "0") not in ("", "0")
         level = logging.INFO if verbose else logging.DEBUG

@@ -17,9 +17,10 @@ from energon.formats.tar import split_name
 from energon.loader.heap import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.opening import Opening
 from energon.webdataset.opening_ahead import OpeningAhead
 from energon.webdataset.shard_cache import cache_of
-from energon.webdataset.shard_stream import Opening, ShardStream
+from energon.webdataset.shard_stream import ShardStream
 from energon.webdataset.stage import (
     Context,
     Stage,

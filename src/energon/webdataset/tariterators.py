@@ -9,7 +9,7 @@ from typing import Any
 from energon.errors import FormatError
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.shard_stream import Opening
+from energon.webdataset.opening import Opening
 from energon.webdataset.tar_parser import TarParser
 from energon.webdataset.tar_reader import TarReader
 from energon.webdataset.tar_samples import TarSamples

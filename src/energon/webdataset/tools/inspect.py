@@ -10,7 +10,7 @@ from typing import Any
 from energon.errors import EnergonError
 from energon.formats.tar import split_name
 from energon.webdataset.autodecode import Decoder
-from energon.webdataset.shard_stream import Opening
+from energon.webdataset.opening import Opening
 from energon.webdataset.tar_parser import TarParser
 from energon.webdataset.tar_reader import TarReader
 from energon.webdataset.tools.streams import read_samples
