@@ -7,31 +7,17 @@ used, is checked where references are followed (`resolve.py`, `weights.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-if TYPE_CHECKING:
-    from energon.metadataset.grammar import Blend, Join, JoinReference
+from energon.metadataset.grammar_nodes import Joiner, JoinReference, Node, Weighted
 
 _OF_THE_JOIN = ("shuffle_over_epochs_multiplier",)
 
 
-class Misfit(ValueError):
-    """Values of a node do not go together.
-
-    Args:
-        problems: Each as `file:line:column: message`.
-    """
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-def blend_problems(node: Blend) -> Iterator[str]:
+def blend_problems(node: Node, entries: Sequence[Weighted]) -> Iterator[str]:
     """Yield what does not fit together in the weights of a blend."""
-    derived = [entry for entry in node.blend if entry.weight == "auto"]
-    given = [entry for entry in node.blend if entry.weight != "auto"]
+    derived = [entry for entry in entries if entry.weight == "auto"]
+    given = [entry for entry in entries if entry.weight != "auto"]
     if derived and given:
         yield (
             f"{derived[0].where('weight')}: weights from sizes cannot be compared with the number "
@@ -43,12 +29,12 @@ def blend_problems(node: Blend) -> Iterator[str]:
             f"{node.where('temperature')}: a temperature is for weights that come from sizes; "
             "write `weight: auto` in the entries, or drop it"
         )
-    yield from _token_problems(node, is_derived=bool(derived))
+    yield from _token_problems(entries, is_derived=bool(derived))
 
 
-def _token_problems(node: Blend, *, is_derived: bool) -> Iterator[str]:
-    sized = [entry for entry in node.blend if entry.tokens is not None]
-    unsized = [entry for entry in node.blend if entry.tokens is None]
+def _token_problems(entries: Sequence[Weighted], *, is_derived: bool) -> Iterator[str]:
+    sized = [entry for entry in entries if entry.tokens is not None]
+    unsized = [entry for entry in entries if entry.tokens is None]
     if sized and not is_derived:
         yield (
             f"{sized[0].where('tokens')}: tokens only count for `weight: auto`; write that, or "
@@ -61,15 +47,13 @@ def _token_problems(node: Blend, *, is_derived: bool) -> Iterator[str]:
         )
 
 
-def join_problems(node: Join) -> Iterator[str]:
+def join_problems(node: Node, members: Sequence[JoinReference], joiner: Joiner) -> Iterator[str]:
     """Yield why a join makes no sense."""
-    members = list(node.join.values() if isinstance(node.join, dict) else node.join)
     if len(members) < 2:
         yield (
             f"{node.where('join')}: joins {len(members)} datasets; wanted are two or more, and a "
             "single one is just a `path`"
         )
-    joiner = node.joiner
     if (joiner.class_ is None) == (joiner.function is None):
         yield (
             f"{node.where('joiner')}: wanted is a __module__, and a __class__ (a sample type) or "
@@ -84,7 +68,7 @@ def join_problems(node: Join) -> Iterator[str]:
         yield from _member_problems(node, member)
 
 
-def _member_problems(node: Join, member: JoinReference) -> Iterator[str]:
+def _member_problems(node: Node, member: JoinReference) -> Iterator[str]:
     for key in _OF_THE_JOIN:
         if key in member.model_fields_set:
             yield (

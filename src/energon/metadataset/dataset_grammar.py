@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from energon.metadataset.grammar import Node, SubsetNode
+from energon.metadataset.grammar_nodes import Node, SubsetNode
 from energon.metadataset.grammar_values import Multiplier
 
 Count = Annotated[int, Field(ge=1)]

@@ -19,80 +19,20 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    Tag,
-    model_validator,
-)
-from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic import Discriminator, Field, Tag
 
-from energon.formats.yaml import where
-from energon.metadataset.checks import Misfit, blend_problems, join_problems
-from energon.metadataset.grammar_values import (
-    AuxName,
-    Multiplier,
-    Path,
-    Positive,
-    Range,
-    Temperature,
-    Weight,
+from energon.metadataset.checks import blend_problems, join_problems
+from energon.metadataset.grammar_nodes import (
+    Inner,
+    Joiner,
+    JoinReference,
+    Node,
+    Reference,
+    Weighted,
 )
+from energon.metadataset.grammar_values import Positive, Temperature
 
-MODULES = ("megatron.energon", "energon")
 NODE_KINDS = ("path", "blend", "blend_epochized", "concat", "join")
-
-
-class Node(BaseModel):
-    """Base of all mappings in a document. Knows where it was written."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    _raw: Any = PrivateAttr(default=None)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _remember(cls, raw: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        node = handler(raw)
-        node._raw = raw
-        if problems := [*node.problems()]:
-            raise Misfit(problems)
-        return node
-
-    def problems(self) -> Iterator[str]:
-        """Yield what does not go together in this mapping, with the places of it."""
-        return iter(())
-
-    def where(self, key: str | None = None) -> str:
-        """Return `file:line:column` of this mapping, or of one of its keys."""
-        return where(self._raw, key)
-
-
-class SubsetNode(Node):
-    """`subset`: a part of the samples."""
-
-    bounds: Annotated[Range, Field(alias="range")]
-
-
-class Inner(Node):
-    """What every node may say of all the leaves below it."""
-
-    subset: SubsetNode | None = None
-    subflavors: dict[str, Any] = Field(default_factory=dict)
-    shuffle_over_epochs_multiplier: Multiplier | None = 1
-
-
-class Reference(Inner):
-    """A dataset, or another document."""
-
-    path: Path
-    split_part: str | None = None
-    dataset_config: str | None = None
-    split_config: str | None = None
-    aux: dict[AuxName, Path] = Field(default_factory=dict)
 
 
 class Blend(Inner):
@@ -105,7 +45,7 @@ class Blend(Inner):
     stopping_strategy: Literal["all_exhausted", "first_exhausted"] = "all_exhausted"
 
     def problems(self) -> Iterator[str]:
-        return blend_problems(self)
+        return blend_problems(self, self.blend)
 
 
 class EpochizedBlend(Inner):
@@ -118,20 +58,6 @@ class Concat(Inner):
     """Datasets that are one, end to end."""
 
     concat: list[AnyNode]
-
-
-class JoinReference(Reference):
-    """A member of a join."""
-
-    nonmatch: Literal["error", "skip", "none"] = "error"
-
-
-class Joiner(Node):
-    """What puts the members of a join together: a sample class or a function."""
-
-    module: str = Field(alias="__module__")
-    class_: str | None = Field(default=None, alias="__class__")
-    function: str | None = Field(default=None, alias="__function__")
 
 
 class Join(Inner):
@@ -148,15 +74,8 @@ class Join(Inner):
     split_config: str | None = None
 
     def problems(self) -> Iterator[str]:
-        return join_problems(self)
-
-
-class Weighted(Node):
-    """What entries of a blend say besides."""
-
-    weight: Weight = 1.0
-    max_epochs: Positive | None = None
-    tokens: Positive | None = None
+        members = self.join.values() if isinstance(self.join, dict) else self.join
+        return join_problems(self, list(members), self.joiner)
 
 
 class Repeated(Node):

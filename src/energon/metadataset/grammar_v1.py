@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from energon.metadataset.grammar import Node, WeightedReference
+from energon.metadataset.grammar import WeightedReference
+from energon.metadataset.grammar_nodes import Node
 from energon.metadataset.grammar_values import Multiplier, Path
 
 

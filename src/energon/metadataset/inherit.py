@@ -13,7 +13,8 @@ from energon.io.address import is_remote, join_address, local_path
 from energon.metadataset.leaf import Leaf
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Inner, Join, Reference
+    from energon.metadataset.grammar import Join
+    from energon.metadataset.grammar_nodes import Inner, Reference
 
 
 @dataclass(frozen=True)

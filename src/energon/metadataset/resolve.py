@@ -58,7 +58,8 @@ from energon.metadataset.tree import (
 from energon.metadataset.weights import check_line, check_never_zero, check_units, weight_curve
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Blend, Join, Node, Reference
+    from energon.metadataset.grammar import Blend, Join
+    from energon.metadataset.grammar_nodes import Node, Reference
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -205,7 +206,7 @@ class _Walk:
         return self.collecting(lambda: self.sound_node(node, context))
 
     def sound_node(self, node: Any, context: Context) -> _Branch:
-        from energon.metadataset import grammar, grammar_v1
+        from energon.metadataset import grammar, grammar_nodes, grammar_v1
 
         match node:
             case grammar_v1.SplitV1():
@@ -219,7 +220,7 @@ class _Walk:
                 branch = self.line(node.blend_epochized, context, "blend_epochized", place)
             case grammar.Concat():
                 branch = self.line(node.concat, context, "concat", node.where("concat"))
-            case grammar.Reference():
+            case grammar_nodes.Reference():
                 branch = self.reference(node, context)
             case grammar.Join():
                 branch = self.join(node, context)

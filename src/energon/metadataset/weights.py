@@ -10,10 +10,11 @@ from energon.metadataset.tree import BlendTree, LineTree, Tree, Weighted
 from energon.plan.curve import Clock, Curve, Unit
 
 if TYPE_CHECKING:
-    from energon.metadataset import grammar
+    from energon.metadataset.grammar import Blend
+    from energon.metadataset.grammar_nodes import Weighted as WeightedNode
 
 
-def weight_curve(entry: grammar.Weighted, unit: Unit) -> Curve | None:
+def weight_curve(entry: WeightedNode, unit: Unit) -> Curve | None:
     """Return the weight of an entry over a run; None if it depends on sizes."""
     if entry.weight == "auto":
         return None
@@ -22,7 +23,7 @@ def weight_curve(entry: grammar.Weighted, unit: Unit) -> Curve | None:
     return Curve.constant(float(entry.weight))
 
 
-def check_never_zero(node: grammar.Blend, place: str) -> None:
+def check_never_zero(node: Blend, place: str) -> None:
     """Raise ConfigError if at some time nothing in a blend has a weight."""
     if any(entry.weight == "auto" for entry in node.blend):
         return

@@ -31,7 +31,7 @@ from energon.errors import ConfigError
 from energon.formats.yaml import Map, load
 from energon.io.address import join_address, parent_address, redact, scheme_of
 from energon.io.files import read_bytes
-from energon.metadataset.grammar import Node
+from energon.metadataset.grammar_nodes import Node
 from energon.metadataset.problems import explain
 from energon.webdataset.urls import expand_urls
 
