@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon.cli.field_map import parse_field_map
 from energon.errors import ConfigError
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.assistant_choices import Choices
     from energon.prepare.split_dataset import SplitRequest
+
+
+_OPTIONS = (
+    click.option(
+        "--split-ratio",
+        "ratio",
+        metavar="RATIO",
+        help="Splits by ratio: 8,1,1 or train:9,holdout:1.",
+    ),
+    click.option(
+        "--split-parts",
+        "parts",
+        metavar="NAME:REGEX",
+        multiple=True,
+        help="Shards of a split, by a regular expression for their paths. May be repeated.",
+    ),
+    click.option(
+        "--split-by-folder", "by_folder", is_flag=True, help="Make each folder of shards a split."
+    ),
+    click.option(
+        "--split-unit",
+        "unit",
+        type=click.Choice(["auto", "shard", "sample"]),
+        default="auto",
+        show_default=True,
+        help="What is dealt by ratio. auto: shards, but samples if there are too few shards.",
+    ),
+    click.option(
+        "--shuffle-tars",
+        "shuffle",
+        is_flag=True,
+        help="Shuffle shards before dealing them by ratio.",
+    ),
+    click.option(
+        "--exclude-from",
+        metavar="FILE",
+        multiple=True,
+        help="Exclude what a quarantine file lists: lines of SHARD or SHARD/KEY, or of JSON.",
+    ),
+    click.option(
+        "--sample-type", metavar="CLASS", help="E.g. CaptioningSample, or CrudeWebdataset."
+    ),
+    click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'),
+    click.option(
+        "--sample-loader",
+        is_flag=True,
+        help="Code makes the samples: .nv-meta/sample_loader.py, of which a template is written.",
+    ),
+    click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, metavar="NAME"),
+    click.option("--skip-dataset-yaml", is_flag=True, help="Do not describe the samples."),
+    click.option(
+        "-y", "--yes", "write", is_flag=True, help="Write what was answered without asking."
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -28,10 +84,10 @@ class Options:
     shuffle: bool
     exclude_from: Sequence[str]
     sample_type: str | None
-    field_map: Mapping[str, str] | None
+    field_map: str | None
     sample_loader: bool
-    describe: bool
     dataset_yaml_name: str
+    skip_dataset_yaml: bool
     write: bool
 
     @property
@@ -52,6 +108,19 @@ class Options:
             by_folder=self.by_folder,
             **self.split_settings,
         )
+
+
+def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which gets what they say as `options`."""
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        chosen = {each.name: given.pop(each.name) for each in fields(Options)}
+        return command(options=Options(**chosen), **given)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run
 
 
 def decide(
@@ -77,9 +146,9 @@ def decide(
         split=split,
         split_settings=options.split_settings,
         sample_type=options.sample_type,
-        field_map=options.field_map,
+        field_map=parse_field_map(options.field_map),
         sample_loader=_loader(path, shards, options, source) if options.sample_loader else None,
-        describe=options.describe,
+        describe=not options.skip_dataset_yaml,
         dataset_yaml_name=options.dataset_yaml_name,
         write=options.write,
     )
@@ -103,8 +172,6 @@ def decide(
 
 def _usual(choices: Choices) -> Choices:
     """Return the choices with a sample type, without asking for anything."""
-    from dataclasses import replace
-
     from energon.prepare.describe import CRUDE
 
     if choices.split is None:
