@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from energon.cli.indexing_options import open_indexing
 from energon.errors import ConfigError
 from energon.io.address import is_remote, local_path, redact
 from energon.io.epath import AnyPath, EPath, any_path
+
+if TYPE_CHECKING:
+    from energon.prepare.engines import Engine
 
 _MEDIA_OPTIONS = ("by_extension", "by_header", "by_glob")
 _INDEXING_OPTIONS = (
@@ -61,6 +64,19 @@ LOCAL = LocalType(
     "for datasets in stores, `energon lint URL` reads every sample, and `energon prepare URL "
     "--force-overwrite --reindex` makes the index anew"
 )
+
+
+def check_engine(path: EPath, engine: Engine) -> None:
+    """Refuse a cluster where shards are read from a store, which this machine does by itself.
+
+    Raises:
+        ConfigError: If the engine is one.
+    """
+    if engine.name != "local":
+        raise ConfigError(
+            f"{path}: shards in stores are read by this machine, several at a time; leave out "
+            f"--engine {engine.name}"
+        )
 
 
 def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> None:

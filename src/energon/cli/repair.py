@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import LOCAL
+from energon.cli.address import ADDRESS, check_engine
 from energon.cli.indexing_options import indexing_options, open_indexing
-from energon.cli.verify import show_report
+from energon.cli.verify import NotCheckedError, show_report
+from energon.errors import EnergonError
+from energon.io.epath import AnyPath
+
+if TYPE_CHECKING:
+    from energon.prepare.dataset import Indexing
+    from energon.prepare.repair import Repair
 
 
 @click.command("repair")
-@click.argument("path", type=LOCAL)
+@click.argument("path", type=ADDRESS)
 @click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
 @click.option("--drop", is_flag=True, help="Take lost shards out of the dataset and its splits.")
 @click.option(
@@ -26,7 +32,7 @@ from energon.cli.verify import show_report
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @indexing_options
 def command(
-    path: Path,
+    path: AnyPath,
     content: bool,
     drop: bool,
     quarantine: str | None,
@@ -38,25 +44,28 @@ def command(
     Checks the dataset like `energon verify`. Indexes the shards again that have changed or
     whose index is wrong, and brings the list of shards and index.sqlite up to date. Shards and
     descriptions are not changed, splits only with --drop. What is lost in shards cannot be
-    repaired.
+    repaired. PATH may be a URL: what is new is uploaded.
 
-    Exits with 0 if nothing is wrong any more, 1 if something still is.
+    Exits with 0 if nothing is wrong any more, 1 if something still is, 2 if the dataset cannot
+    be checked or repaired.
 
     \b
     Example:
       energon repair ./coco
       energon repair ./coco --drop --quarantine lost.jsonl
+      energon repair s3://bucket/coco
     """
-    from energon.prepare.repair import repair_dataset
-
-    with open_indexing(**indexing) as how:
-        done = repair_dataset(
-            path,
-            depth="content" if content else "headers",
-            drop=drop,
-            quarantine=quarantine,
-            indexing=how,
-        )
+    try:
+        with open_indexing(doing="verifying shards", **indexing) as how:
+            done = _repair(
+                path,
+                depth="content" if content else "headers",
+                drop=drop,
+                quarantine=quarantine,
+                indexing=how,
+            )
+    except EnergonError as error:
+        raise NotCheckedError(str(error)) from error
     if as_json:
         about = {
             "before": done.before.to_json(),
@@ -72,3 +81,14 @@ def command(
             click.echo(f"dropped: {name}")
         show_report(done.after)
     sys.exit(0 if done.after.ok else 1)
+
+
+def _repair(path: AnyPath, *, indexing: Indexing, **what: Any) -> Repair:
+    if isinstance(path, Path):
+        from energon.prepare.repair import repair_dataset
+
+        return repair_dataset(path, indexing=indexing, **what)
+    from energon.prepare.repair_remote import repair_remote
+
+    check_engine(path, indexing.engine)
+    return repair_remote(path.url, indexing=indexing, **what)

@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import LOCAL
+from energon.cli.address import ADDRESS, check_engine
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.errors import EnergonError
+from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
+    from energon.prepare.dataset import Indexing
     from energon.prepare.verify import Report
+    from energon.prepare.verify_shard import Depth
 
 MAX_SHOWN = 50
 
 
-class _NotCheckedError(click.ClickException):
+class NotCheckedError(click.ClickException):
+    """Nothing can be said about the dataset: another exit code than that something is wrong."""
+
     exit_code = 2
 
 
 @click.command("verify")
-@click.argument("path", type=LOCAL)
+@click.argument("path", type=ADDRESS)
 @click.option("--quick", is_flag=True, help="Compare sizes and dates only; read no shard.")
 @click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -35,14 +40,20 @@ class _NotCheckedError(click.ClickException):
 )
 @reading_options
 def command(
-    path: Path, quick: bool, content: bool, as_json: bool, quarantine: str | None, **indexing: Any
+    path: AnyPath,
+    quick: bool,
+    content: bool,
+    as_json: bool,
+    quarantine: str | None,
+    **indexing: Any,
 ) -> None:
     """Check the prepared dataset at PATH, and say what is wrong with it. Changes nothing.
 
     Compares the size and date of every shard with its index, all headers with the places of
     samples and parts in the index, the index with its own checksums, and shards, splits and
     index.sqlite with each other. With --content, contents are compared with the checksums that
-    `energon pack`, ShardWriter and `energon prepare --checksum` keep.
+    `energon pack`, ShardWriter and `energon prepare --checksum` keep. PATH may be a URL: the
+    index is copied here, and of shards only what is compared is read.
 
     Exits with 0 if nothing is wrong, 1 if something is, 2 if the dataset cannot be checked.
 
@@ -50,25 +61,37 @@ def command(
     Example:
       energon verify ./coco
       energon verify ./coco --content --json | jq '.problems[].message'
+      energon verify s3://bucket/coco --quick
     """
     from energon.prepare.repair import write_lost
-    from energon.prepare.verify import verify_dataset
 
     if quick and content:
         raise click.UsageError("choose one of --quick and --content")
     depth: Any = "quick" if quick else "content" if content else "headers"
     try:
         with open_indexing(doing="verifying shards", **indexing) as how:
-            report = verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
+            report = _verify(path, depth, how)
         if quarantine is not None:
             write_lost(quarantine, report)
     except EnergonError as error:
-        raise _NotCheckedError(str(error)) from error
+        raise NotCheckedError(str(error)) from error
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
         show_report(report)
     sys.exit(0 if report.ok else 1)
+
+
+def _verify(path: AnyPath, depth: Depth, how: Indexing) -> Report:
+    if not isinstance(path, Path):
+        from energon.prepare.verify_remote import verify_remote
+
+        check_engine(path, how.engine)
+        workers = how.engine.num_workers
+        return verify_remote(path.url, depth=depth, num_workers=workers, progress=how.progress)
+    from energon.prepare.verify import verify_dataset
+
+    return verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
 
 
 def show_report(report: Report) -> None:

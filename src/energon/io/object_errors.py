@@ -24,7 +24,9 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _METADATA = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)[:/]")
 """Where machines of clouds are asked for the credentials of their role."""
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_BAD_LISTING = "InvalidListResponse"
 _CAUSES = {
+    _BAD_LISTING: "the listing is cut off or damaged",
     "dns error": "the host name cannot be resolved",
     "ConnectionRefused": "connection refused",
     "ConnectionReset": "connection reset",
@@ -129,6 +131,7 @@ def _connection_error(text: str, name: str, place: str) -> StorageError:
     causes = [words for sign, words in _CAUSES.items() if sign in text]
     cause = causes[0] if causes else (kind[1] if kind else name)
     transient = kind is not None and "InvalidCertificate" not in text
+    transient = transient or _BAD_LISTING in text
     return StorageError(f"{place}: {cause}", transient=transient)
 
 

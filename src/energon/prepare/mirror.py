@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -94,7 +94,7 @@ class Mirror:
         infos = {each.key: each for each in found}
         shards = [name for name in infos if name.endswith((".tar", *COMPRESSED))]
         known = self._known_versions()
-        versions = {name: _version(each) for name, each in infos.items()}
+        versions: dict[str, str | None] = {name: _version(each) for name, each in infos.items()}
         changed = {name for name in infos if known.get(name) != versions[name]}
         for name in self.present():
             if name not in infos:
@@ -113,8 +113,7 @@ class Mirror:
             elif name in known and name in changed:
                 # Size and date may be the same, the version is not.
                 part_table_path(self.folder / name).unlink(missing_ok=True)
-        noted = {name: version for name, version in versions.items() if version is not None}
-        write_atomic(self._notes, json.dumps(noted))
+        self._note({name: each for name, each in versions.items() if each is not None})
 
     def index(
         self,
@@ -156,7 +155,21 @@ class Mirror:
             write_atomic(target, content)
         self.stand_in(shard._replace(key=name))
 
-    def digests(self) -> dict[str, str]:
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Upload what the block has changed below `.nv-meta`, unless it fails.
+
+        What may differ from the store afterwards is fetched again by the next run.
+        """
+        before, notes = self._digests(), self._known_versions()
+        self._note({name: notes[name] for name in notes if not name.startswith(f"{META}/")})
+        yield
+        after = self._digests()
+        self._upload(before, after)
+        changed = {f"{META}/{name}" for name in after if before.get(name) != after[name]}
+        self._note({name: notes[name] for name in notes if name not in changed})
+
+    def _digests(self) -> dict[str, str]:
         """Return a digest of each file below `.nv-meta`."""
         meta = self.folder / META
         paths = list(meta.iterdir()) if meta.is_dir() else []
@@ -164,9 +177,7 @@ class Mirror:
             path.name: _digest(path) for path in paths if path.is_file() and path.name != ".lock"
         }
 
-    def upload(self, before: dict[str, str]) -> None:
-        """Upload the files of `.nv-meta` that differ from what was there `before`."""
-        after = self.digests()
+    def _upload(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
         for name in before.keys() - after.keys():
             delete_file(join_address(self.address, f"{META}/{name}"))
         changed = [name for name, digest in after.items() if before.get(name) != digest]
@@ -193,9 +204,12 @@ class Mirror:
             file.truncate(shard.size)
         os.utime(path, ns=(shard.mtime_ns, shard.mtime_ns))
 
-    def _known_versions(self) -> dict[str, str | None]:
+    def _note(self, versions: Mapping[str, str]) -> None:
+        write_atomic(self._notes, json.dumps(versions))
+
+    def _known_versions(self) -> dict[str, str]:
         try:
-            known: dict[str, str | None] = json.loads(self._notes.read_text())
+            known: dict[str, str] = json.loads(self._notes.read_text())
         except (FileNotFoundError, ValueError):
             return {}
         return known
@@ -238,7 +252,7 @@ def _unsaid(folder: Path) -> Iterator[None]:
         log.removeFilter(is_of_others)
 
 
-def _version(found: ObjectInfo) -> str | None:
+def _version(found: ObjectInfo) -> str:
     """Return what differs whenever a file does; size and date where listings do not say more."""
     return found.version or f"{found.size} bytes, {found.mtime_ns}"
 

@@ -55,7 +55,5 @@ def standing_in(
         shards = [name for name in mirror.present() if name.endswith(".tar")]
         wanted = [name for name in shards if not any(re.search(each, name) for each in exclude)]
         mirror.index(wanted, IndexOptions() if options is None else options, progress)
-        before = mirror.digests()
-        with mirror.hidden():
+        with mirror.changing(), mirror.hidden():
             yield mirror.folder
-        mirror.upload(before)

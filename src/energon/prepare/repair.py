@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, DatasetInfo, load_info
@@ -69,20 +69,76 @@ def repair_dataset(
         return _repair_jsonl(dataset, depth)
     load_info(dataset)
     with dataset_lock(dataset, wait=indexing.wait):
-        before = verify_dataset(dataset, depth=depth, engine=indexing.engine)
-        lost = _named(before, LOST)
-        if quarantine is not None:
-            write_lost(quarantine, before)
-        stale = [name for name in _repairable(before) if name not in lost]
-        dropped = lost if drop else []
-        if not before.ok and (drop or not lost):
-            bad_sqlite = any(problem.kind in BAD_SQLITE for problem in before.problems)
-            _index_all(dataset, stale, dropped, indexing, rewrite_sqlite=bad_sqlite)
-        else:
-            _index_some(dataset, stale, indexing)
-        changed = bool(stale or dropped or _repairable_kinds(before))
-        after = verify_dataset(dataset, depth=depth, engine=indexing.engine) if changed else before
-    return Repair(before, after, stale, dropped)
+        place = _Here(dataset, depth, indexing)
+        return repair_at(place, drop=drop, quarantine=quarantine, indexing=indexing)
+
+
+class Place(Protocol):
+    """Where the shards of a dataset are that is repaired."""
+
+    folder: Path
+    """Folder of the dataset, or one that stands for it."""
+
+    def verify(self) -> Report:
+        """Check the dataset."""
+
+    def index_some(self, stale: Sequence[str]) -> None:
+        """Index these shards, where the dataset as a whole cannot be indexed."""
+
+    def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        """See to it that what indexes all the shards indexes those anew that are stale."""
+
+
+def repair_at(
+    place: Place, *, drop: bool, quarantine: str | Path | None, indexing: Indexing
+) -> Repair:
+    """Check a dataset and write anew what of its index is wrong, see `repair_dataset`."""
+    dataset = place.folder
+    before = place.verify()
+    lost = _named(before, LOST)
+    if quarantine is not None:
+        write_lost(quarantine, before)
+    stale = [name for name in _repairable(before) if name not in lost]
+    dropped = lost if drop else []
+    if not before.ok and (drop or not lost):
+        shards = [name for name in load_info(dataset).shard_counts if name not in dropped]
+        if not shards:
+            raise ConfigError(
+                f"{dataset}: no shard would be left; restore the shards, or delete it all"
+            )
+        place.before_all(stale, shards)
+        bad_sqlite = any(problem.kind in BAD_SQLITE for problem in before.problems)
+        rewrite_sqlite = bad_sqlite or bool(stale)
+        _index_all(dataset, shards, dropped, indexing, rewrite_sqlite=rewrite_sqlite)
+    elif stale:
+        place.index_some(stale)
+    changed = bool(stale or dropped or _repairable_kinds(before))
+    return Repair(before, place.verify() if changed else before, stale, dropped)
+
+
+class _Here:
+    """A dataset on this machine."""
+
+    def __init__(self, dataset: Path, depth: Depth, indexing: Indexing) -> None:
+        self.folder = dataset
+        self._depth = depth
+        self._indexing = indexing
+
+    def verify(self) -> Report:
+        how = self._indexing
+        return verify_dataset(
+            self.folder, depth=self._depth, engine=how.engine, progress=how.progress
+        )
+
+    def index_some(self, stale: Sequence[str]) -> None:
+        options = IndexOptions(self._indexing.checksum, force=True)
+        index_batch(str(self.folder), stale, options)
+
+    def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        for name in stale:
+            # Without its table a shard is read again, whatever its date says.
+            with reporting(self.folder / name):
+                part_table_path(self.folder / name).unlink(missing_ok=True)
 
 
 def _repair_jsonl(path: Path, depth: Depth) -> Repair:
@@ -116,29 +172,14 @@ def write_lost(path: str | Path, report: Report) -> None:
     write_quarantine(path, entries)
 
 
-def _index_some(dataset: Path, stale: Sequence[str], indexing: Indexing) -> None:
-    """Index shards, where the dataset as a whole cannot be indexed since others are lost."""
-    if stale:
-        index_batch(str(dataset), stale, IndexOptions(indexing.checksum, force=True))
-
-
 def _index_all(
     dataset: Path,
-    stale: Sequence[str],
+    shards: Sequence[str],
     dropped: Sequence[str],
     indexing: Indexing,
     *,
     rewrite_sqlite: bool,
 ) -> None:
-    for name in stale:
-        # Without its table a shard is read again, whatever its date says.
-        with reporting(dataset / name):
-            part_table_path(dataset / name).unlink(missing_ok=True)
-    shards = [name for name in load_info(dataset).shard_counts if name not in dropped]
-    if not shards:
-        raise ConfigError(
-            f"{dataset}: no shard would be left; restore the shards, or delete it all"
-        )
     sqlite = indexing.sqlite and sqlite_path(dataset).exists()
 
     def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
@@ -146,7 +187,7 @@ def _index_all(
             yield from _splits_without(dataset, dropped)
 
     how = replace(indexing, sqlite=sqlite)
-    index_dataset(dataset, shards, how, documents, rewrite_sqlite=rewrite_sqlite or bool(stale))
+    index_dataset(dataset, shards, how, documents, rewrite_sqlite=rewrite_sqlite)
 
 
 def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str, str]]:

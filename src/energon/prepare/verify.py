@@ -19,6 +19,7 @@ from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_file import open_part_table, part_table_path
 from energon.formats.split import Split, load_split
+from energon.formats.tar_scan import scan_tar
 from energon.io.address import local_path
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.duplicates import check_unique
@@ -94,9 +95,17 @@ def verify_dataset(
     def compare(shards: list[str]) -> Iterator[ShardReport]:
         return _verify_shards(dataset, shards, depth, engine or Engine(), progress)
 
-    report = check_dataset(dataset, depth, compare, lambda name: open_part_table(dataset / name))
+    report = check_dataset(dataset, depth, compare, lambda name: _open_table(dataset / name))
     report.dataset = str(path)
     return report
+
+
+def _open_table(shard: Path) -> PartTable:
+    """Return the table of a shard; if it is damaged, what is in the shard."""
+    try:
+        return open_part_table(shard)
+    except FormatError:
+        return PartTable.from_scan(scan_tar(shard))
 
 
 def check_jsonl(path: Path, depth: Depth) -> Report:

@@ -104,11 +104,20 @@ class RemoteCheck:
             return None
         return self._scanned[name], PartTable.open(self._saved(name))
 
-    def forget(self, names: Sequence[str]) -> None:
-        """Have shards compared with their indexes again, without reading them again."""
-        for name in names:
+    def indexed_anew(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        """Note that shards have another index now, so that none of them is read again.
+
+        Args:
+            stale: Those whose index was wrong.
+            shards: All whose index says when they were written.
+        """
+        for name in stale:
             self._saved(name).unlink(missing_ok=True)
+        for name in shards:
             report = verify_shard(self.mirror.folder, name, "quick")
+            if name not in stale:
+                before = self._reports[name]
+                report = before._replace(indexed=report.indexed, has_other_date=False)
             self._reports[name] = report
 
     def _compare(self, shards: list[str]) -> Iterator[ShardReport]:
@@ -163,7 +172,8 @@ def _present(address: str) -> list[ObjectInfo]:
         infos = [f"{META}/{name}" for name in (".info.json", ".info.yaml")]
         for name in infos:
             if file_info(join_address(address, name)) is not None:
-                write_atomic(Path(folder, name), read_bytes(join_address(address, name)))
+                Path(folder, META).mkdir()
+                Path(folder, name).write_bytes(read_bytes(join_address(address, name)))
                 break
         else:
             return []

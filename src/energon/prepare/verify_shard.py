@@ -20,6 +20,8 @@ from energon.prepare.shard_file import LocalShard, ShardFile
 
 Depth = Literal["quick", "headers", "content"]
 DEPTHS: tuple[Depth, ...] = ("quick", "headers", "content")
+UNKNOWN_DATE = 0
+"""In reports: no index says when the shard was written."""
 MAX_NAMED = 100
 """Damaged samples of a shard that are named one by one."""
 
@@ -97,6 +99,8 @@ def verify_shard(
     if table is None:
         return ShardReport(problems, None)
     indexed = summarize(name, table, was_read=False)
+    if table is found:
+        indexed = indexed._replace(state=FileState(state.size, UNKNOWN_DATE))
     has_other_date = state.mtime_ns != table.shard_mtime_ns
     return ShardReport(problems, indexed, checksums, has_other_date, found)
 

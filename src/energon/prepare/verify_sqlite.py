@@ -16,6 +16,7 @@ from energon.formats.sqlite_file import check_size, open_readonly, table_names
 from energon.formats.sqlite_index import IndexedShard as SqlShard
 from energon.formats.sqlite_index import indexed_shards
 from energon.prepare.index import IndexedShard
+from energon.prepare.verify_shard import UNKNOWN_DATE
 
 _SAMPLES = """
 SELECT CAST(sample_key AS BLOB), byte_offset, byte_size FROM samples
@@ -38,7 +39,7 @@ def sqlite_difference(
     Args:
         path: The index.
         shards: All shards, in the order of their numbers.
-        indexed: Those that have a part table.
+        indexed: Those that have a part table, or whose headers could be read.
         open_table: Returns the table of a shard, to compare all rows with; None compares only
             of which shards it is, and whether it is whole.
 
@@ -47,10 +48,8 @@ def sqlite_difference(
         FormatError: If it is no SQLite file.
     """
     known = indexed_shards(path)
-    if known is not None:
-        present = [SqlShard(shard.name, *shard.state) for shard in indexed]
-        if [shard.name for shard in known] != list(shards) or not set(present) <= set(known):
-            return "it is not of the shards as they are now"
+    if known is not None and not _is_of(shards, indexed, known):
+        return "it is not of the shards as they are now"
     with closing(open_readonly(path)) as connection:
         _check_pages(connection, path, thorough=open_table is not None)
         if open_table is None:
@@ -62,6 +61,21 @@ def sqlite_difference(
             if difference is not None:
                 return f"it has {difference} of {shard.name}"
     return None
+
+
+def _is_of(
+    shards: Sequence[str], indexed: Sequence[IndexedShard], known: Sequence[SqlShard]
+) -> bool:
+    """Return whether the SQL index is of all shards, in these versions."""
+    by_name = {shard.name: shard for shard in known}
+    if list(by_name) != list(shards):
+        return False
+    for shard in indexed:
+        other = by_name[shard.name]
+        size, date = shard.state
+        if other.byte_size != size or date not in (other.mtime_ns, UNKNOWN_DATE):
+            return False
+    return True
 
 
 def _check_pages(connection: sqlite3.Connection, path: Path, *, thorough: bool) -> None:
