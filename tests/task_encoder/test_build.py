@@ -272,6 +272,70 @@ def test_an_augmented_encoder_builds_what_the_inner_one_does_with_its_own_hooks(
             assert hard["texts"] == [text.upper() for text in soft["texts"]]
 
 
+class PartsOfItsOwn(Texts):
+    """Builds parts of the pipeline, and leaves it to the library to join them."""
+
+    def _load_dataset(self, dataset, *args, **arguments):
+        samples = super()._load_dataset(dataset, *args, **arguments)
+        return self._marked(samples, "load")
+
+    def build_cook_crude_sample(self, dataset, *, worker_config, subflavors, aux, **others):
+        assert others["get_primary_aux"]() is not None
+        dataset = super().build_cook_crude_sample(
+            dataset, worker_config=worker_config, subflavors=subflavors, aux=aux, **others
+        )
+        return self._marked(dataset, "cook")
+
+    def build_encode_sample(self, dataset, *, worker_config):
+        dataset = super().build_encode_sample(dataset, worker_config=worker_config)
+        return self._marked(dataset, "encode")
+
+    def build_batch(self, dataset, **arguments):
+        worker_config = arguments["worker_config"]
+        batches = super().build_batch(dataset, **arguments)
+        return MapDataset(batches, lambda batch: batch["texts"], worker_config=worker_config)
+
+    @staticmethod
+    def _marked(dataset, mark):
+        return MapDataset(
+            dataset,
+            lambda sample: TextSample.derive_from(sample, text=f"{sample.text} {mark}"),
+            worker_config=dataset.worker_config,
+        )
+
+
+class ThroughAnother(AugmentTaskEncoder):
+    def build_batch(self, dataset, **arguments):
+        batches = super().build_batch(dataset, **arguments)
+        return MapDataset(
+            batches,
+            lambda texts: [text.upper() for text in texts],
+            worker_config=arguments["worker_config"],
+        )
+
+
+def test_parts_that_an_encoder_builds_itself_are_in_what_the_getters_return(blend):
+    with loader(blend, PartsOfItsOwn()) as batches:
+        trained = [text for batch in islice(batches, 9) for text in batch]
+    validated = [text for batch in val(blend, PartsOfItsOwn(), batch_size=3) for text in batch]
+    assert len(validated) == 30
+    for text in (*trained, *validated):
+        assert "cook load " in text
+        assert text.endswith(" encode")
+
+
+def test_an_augmented_encoder_keeps_the_parts_of_the_inner_one_and_can_change_them(blend):
+    inner = PartsOfItsOwn()
+    for encoder, change in (
+        (AugmentTaskEncoder(inner), str),
+        (ThroughAnother(inner), str.upper),
+        (AugmentTaskEncoder(ThroughAnother(inner)), str.upper),
+    ):
+        with loader(blend, inner) as plain, loader(blend, encoder) as changed:
+            for one, other in zip(islice(plain, 5), changed, strict=False):
+                assert other == [change(text) for text in one]
+
+
 def test_wrappers_go_around_what_the_getters_return(blend):
     worker_config = config()
     dataset = get_val_dataset(

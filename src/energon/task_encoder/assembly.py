@@ -8,7 +8,7 @@ from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
 from energon.sources.ahead import window_rows
 from energon.task_encoder.augment import overrides
-from energon.task_encoder.build import built
+from energon.task_encoder.build import BUILDERS, built
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaf_dataset import loaded_datasets, make_reader
@@ -34,7 +34,7 @@ def train_pipeline(
     """
     check_encoder(encoder, packing=bool(settings.packing_buffer_size))
     plan = train_plan(resolved, opened, settings, seed=worker_config.seed_offset)
-    if overrides(encoder, "build_train_datasets"):
+    if _builds(encoder, "build_train_datasets"):
         return built(
             encoder.build_train_datasets,
             datasets=loaded_datasets(opened, plan.leaves, encoder, worker_config, training=True),
@@ -70,7 +70,7 @@ def validation_pipeline(
         ConfigError: If the settings and the hooks do not fit together.
     """
     check_encoder(encoder, packing=bool(settings.packing_buffer_size))
-    if overrides(encoder, "build_val_datasets"):
+    if _builds(encoder, "build_val_datasets"):
         return built(
             encoder.build_val_datasets,
             datasets=loaded_datasets(opened, None, encoder, worker_config, training=False),
@@ -96,6 +96,11 @@ def validation_pipeline(
         epoch_length=settings.limit or 0,
         restart=True,
     )
+
+
+def _builds(encoder: AnyTaskEncoder, whole: str) -> bool:
+    """Return whether an encoder has a say in how its stages are put together."""
+    return any(overrides(encoder, name) for name in (whole, *BUILDERS))
 
 
 def _pipeline(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from copy import copy
 from typing import Any
 
+from energon.task_encoder.build import BUILDERS
 from energon.task_encoder.cooker import Cooker, is_generator_function
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.encoder import overrides as overrides_itself
@@ -14,6 +16,18 @@ _SETTINGS = (
     "decoder",
     "__default_failure_tolerance__",
     "__default_failure_rate__",
+)
+
+HOOKS = (
+    "cook_crude_sample",
+    "encode_sample",
+    "preencode_sample",
+    "postencode_sample",
+    "select_samples_to_pack",
+    "pack_selected_samples",
+    "batch_group_criterion",
+    "batch",
+    "encode_batch",
 )
 
 
@@ -72,17 +86,33 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
 
     def build_train_datasets(self, **arguments: Any) -> Any:
         # With the hooks of this encoder, also where the inner one says how they are joined.
-        return self._innermost.build_train_datasets(self, **arguments)
+        return self._build("build_train_datasets", **arguments)
 
     def build_val_datasets(self, **arguments: Any) -> Any:
-        return self._innermost.build_val_datasets(self, **arguments)
+        return self._build("build_val_datasets", **arguments)
 
-    @property
-    def _innermost(self) -> Any:
-        encoder = self.task_encoder
-        while isinstance(encoder, AugmentTaskEncoder):
-            encoder = encoder.task_encoder
-        return type(encoder)
+    def build_encode_sample(self, dataset: Any, **arguments: Any) -> Any:
+        return self._build("build_encode_sample", dataset, **arguments)
+
+    def build_cook_crude_sample(self, dataset: Any, **arguments: Any) -> Any:
+        return self._build("build_cook_crude_sample", dataset, **arguments)
+
+    def build_batch(self, dataset: Any, **arguments: Any) -> Any:
+        return self._build("build_batch", dataset, **arguments)
+
+    def _load_dataset(self, dataset: Any, *args: Any, **arguments: Any) -> Any:
+        return self._build("_load_dataset", dataset, *args, **arguments)
+
+    def _build(self, builder: str, *args: Any, **arguments: Any) -> Any:
+        """Let the inner encoder build something of the hooks and builders of this one."""
+        inner = copy(self.task_encoder)
+        for name in HOOKS:
+            setattr(inner, name, self._hook(name))
+        for name in BUILDERS:
+            if getattr(type(self), name) is not getattr(AugmentTaskEncoder, name):
+                setattr(inner, name, getattr(self, name))
+        vars(inner).update(_hook=self._hook, _overrides=self._overrides)
+        return getattr(type(inner), builder)(inner, *args, **arguments)
 
     def _hook(self, name: str) -> Any:
         return find_hook(self, name)[0]

@@ -57,7 +57,11 @@ class LoadedDataset:
 
 
 class PipelineBuilder:
-    """How the stages of a task encoder are put together; override `build_train_datasets`."""
+    """How the stages of a task encoder are put together.
+
+    Override `build_train_datasets` and `build_val_datasets`, or what they call. An encoder that
+    overrides none of them gets the same pipeline with fewer stages, see `recipe.py`.
+    """
 
     _hook: Callable[[str], Any]
     _overrides: Callable[[str], bool]
@@ -75,11 +79,9 @@ class PipelineBuilder:
         blend_mode: BlendMode = BlendMode.NONE,
         repeat: bool = True,
     ) -> Any:
-        """Return the training pipeline over `datasets`. Override it to build another one.
-
-        If it is not overridden it is not called: see `energon.task_encoder.recipe`.
-        """
-        samples = _blended(datasets, worker_config, blend_mode, repeat=repeat)
+        """Return the training pipeline over `datasets`. Override it to build another one."""
+        loaded = [self._load_dataset(dataset, worker_config=worker_config) for dataset in datasets]
+        samples = _blended(datasets, loaded, worker_config, blend_mode, repeat=repeat)
         if shuffle_buffer_size:
             samples = ShuffleBufferDataset(
                 samples, shuffle_buffer_size, worker_config=worker_config
@@ -107,12 +109,10 @@ class PipelineBuilder:
         packing_buffer_size: int | None = None,
         limit: int | None = None,
     ) -> Any:
-        """Return the validation pipeline over `datasets`. Override it to build another one.
-
-        If it is not overridden it is not called: see `energon.task_encoder.recipe`.
-        """
+        """Return the validation pipeline over `datasets`. Override it to build another one."""
         samples = ConcatDataset(
-            *(_load(dataset) for dataset in datasets), worker_config=worker_config
+            *(self._load_dataset(dataset, worker_config=worker_config) for dataset in datasets),
+            worker_config=worker_config,
         )
         batches = self.build_batch(
             self.build_encode_sample(samples, worker_config=worker_config),
@@ -145,7 +145,18 @@ class PipelineBuilder:
         get_primary_aux: Callable[[], Any] | None = None,
         aux: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return `dataset` as it is: the samples of `LoadedDataset.dataset` come cooked."""
+        """Return `dataset` as it is: the samples of `LoadedDataset.dataset` come cooked.
+
+        An override is called for each crude dataset, and may wrap what it gets. Those of an
+        encoder without cookers are crude samples.
+
+        Args:
+            dataset: The samples of one dataset.
+            worker_config: Who loads them.
+            subflavors: Of the dataset.
+            get_primary_aux: Returns its files by name.
+            aux: Its auxiliary data by name.
+        """
         return dataset
 
     def build_batch(
@@ -200,10 +211,27 @@ class PipelineBuilder:
         )
 
     def _load_dataset(
-        self, dataset: LoadedDataset, worker_rotation_offset: int = 0, **ignored: Any
+        self,
+        dataset: LoadedDataset,
+        worker_rotation_offset: int = 0,
+        worker_config: WorkerConfig | None = None,
     ) -> Any:
         """Return the samples of one of the `datasets`, each once."""
-        return _load(dataset)
+        leaf = dataset.dataset
+        samples = leaf.build()
+        if leaf.primary is None or not self._overrides("build_cook_crude_sample"):
+            return samples
+        return self.build_cook_crude_sample(
+            samples,
+            worker_config=worker_config or samples.worker_config,
+            subflavors=leaf.subflavors,
+            get_primary_aux=leaf.as_file_store,
+            aux=dataset.aux,
+        )
+
+
+BUILDERS = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")
+"""What `build_train_datasets` and `build_val_datasets` call to build parts of a pipeline."""
 
 
 def built(build: Callable[..., Any], **arguments: Any) -> WrapperDataset:
@@ -223,18 +251,23 @@ def built(build: Callable[..., Any], **arguments: Any) -> WrapperDataset:
     return pipeline
 
 
-def _load(dataset: LoadedDataset) -> Any:
-    return dataset.dataset.build()
-
-
 def _blended(
     datasets: Sequence[LoadedDataset],
+    loaded: Sequence[Any],
     worker_config: WorkerConfig,
     blend_mode: BlendMode,
     *,
     repeat: bool,
 ) -> Any:
-    """Return the samples of all datasets, repeated and blended as the document says."""
+    """Return the samples of all datasets, repeated and blended as the document says.
+
+    Args:
+        datasets: The datasets.
+        loaded: The samples of each, once.
+        worker_config: Who loads them.
+        blend_mode: What the document says.
+        repeat: Whether the blend has no end.
+    """
     if not datasets:
         raise ConfigError("there is no dataset to build a pipeline of")
     by_weight = blend_mode is BlendMode.DATASET_WEIGHT
@@ -242,13 +275,13 @@ def _blended(
         raise ConfigError("a blend by weights has no end, so repeat=False makes no sense")
     epochized = not by_weight and (blend_mode is BlendMode.SAMPLE_REPETITIONS or not repeat)
     branches = []
-    for dataset in datasets:
+    for dataset, samples in zip(datasets, loaded, strict=True):
         repetitions = dataset.repetitions or 1
         weight = repetitions * len(dataset.dataset) if epochized else dataset.weight
         branches.append(
             (
                 RepeatDataset(
-                    _load(dataset),
+                    samples,
                     repeats=repetitions if epochized else None,
                     worker_config=worker_config,
                 ),
