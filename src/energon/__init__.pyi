@@ -1,0 +1,135 @@
+"""What type checkers see: the public names, where they are at home."""
+
+# ruff: noqa: I001 - one statement for each home
+
+from energon.cache.file_pool import (
+    FileCacheLazy as FileCacheLazy,
+    FileStoreCachePool as FileStoreCachePool,
+)
+from energon.cache.lazy import DirectLazy as DirectLazy, Lazy as Lazy, MockLazy as MockLazy
+from energon.cache.pool import CachePool as CachePool, NoCachePool as NoCachePool
+from energon.decode.av import AVData as AVData, AVDecoder as AVDecoder
+from energon.decode.av_uniform import (
+    get_clips_uniform as get_clips_uniform,
+    get_single_frames_uniform as get_single_frames_uniform,
+)
+from energon.decode.sample_decoder import SampleDecoder as SampleDecoder
+from energon.errors import (
+    ConfigError as ConfigError,
+    DatasetBusyError as DatasetBusyError,
+    DatasetNotFoundError as DatasetNotFoundError,
+    DecodeError as DecodeError,
+    DuplicateSampleKeyError as DuplicateSampleKeyError,
+    EmptyDatasetError as EmptyDatasetError,
+    EnergonError as EnergonError,
+    FatalSampleError as FatalSampleError,
+    FieldAccessError as FieldAccessError,
+    FormatError as FormatError,
+    MissingExtraError as MissingExtraError,
+    NoSuchFileError as NoSuchFileError,
+    SampleError as SampleError,
+    SecurityError as SecurityError,
+    ShardChangedError as ShardChangedError,
+    SkipSample as SkipSample,
+    StateError as StateError,
+    TruncatedError as TruncatedError,
+    UnknownArgumentError as UnknownArgumentError,
+    WorkerError as WorkerError,
+)
+from energon.formats.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
+from energon.io.epath import EPath as EPath
+from energon.loader.getters import (
+    get_loader as get_loader,
+    get_savable_loader as get_savable_loader,
+)
+from energon.loader.loader import BasicDataLoader as BasicDataLoader
+from energon.loader.savable import SavableDataLoader as SavableDataLoader
+from energon.metadataset.resolve import traverse_metadataset as traverse_metadataset
+from energon.packing.packer import Packer as Packer
+from energon.packing.selection import Selection as Selection
+from energon.prepare.shard_writer import ShardWriter as ShardWriter
+from energon.prepare.tar_writer import TarWriter as TarWriter
+from energon.samples.collate import (
+    batch_list as batch_list,
+    batch_pad_stack as batch_pad_stack,
+    batch_stack as batch_stack,
+    concat_pad as concat_pad,
+    generic_batch as generic_batch,
+    generic_concat as generic_concat,
+    homogeneous_concat_mix as homogeneous_concat_mix,
+)
+from energon.samples.crude import CrudeSample as CrudeSample, basic_sample_keys as basic_sample_keys
+from energon.samples.sample import Batch as Batch, Sample as Sample, edataclass as edataclass
+from energon.samples.source_info import SourceInfo as SourceInfo
+from energon.samples.types import (
+    CaptioningSample as CaptioningSample,
+    ImageClassificationSample as ImageClassificationSample,
+    ImageSample as ImageSample,
+    InterleavedSample as InterleavedSample,
+    MultiChoiceVQASample as MultiChoiceVQASample,
+    OCRSample as OCRSample,
+    SimilarityInterleavedSample as SimilarityInterleavedSample,
+    TextSample as TextSample,
+    VidQASample as VidQASample,
+    VQAOCRSample as VQAOCRSample,
+    VQASample as VQASample,
+)
+from energon.sources.file_store import (
+    DecodeFileStore as DecodeFileStore,
+    FileStore as FileStore,
+    FileStoreDecoder as FileStoreDecoder,
+    PrimaryFileStore as PrimaryFileStore,
+)
+from energon.sources.file_store_folder import SystemFileStore as SystemFileStore
+from energon.stages.hook import (
+    log_exception as log_exception,
+    reraise_exception as reraise_exception,
+)
+from energon.stages.quarantine import Quarantine as Quarantine
+from energon.task_encoder.augment import AugmentTaskEncoder as AugmentTaskEncoder
+from energon.task_encoder.build import LoadedDataset as LoadedDataset
+from energon.task_encoder.cooker import Cooker as Cooker, cooker as cooker, stateless as stateless
+from energon.task_encoder.dataset import SavableDataset as SavableDataset
+from energon.task_encoder.encoder import (
+    DefaultTaskEncoder as DefaultTaskEncoder,
+    TaskEncoder as TaskEncoder,
+)
+from energon.task_encoder.getters import (
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
+from energon.task_encoder.load_dataset import (
+    DatasetLoader as DatasetLoader,
+    LoadedDatasetList as LoadedDatasetList,
+    load_dataset as load_dataset,
+    prepare_metadataset as prepare_metadataset,
+)
+from energon.version import __version__ as __version__
+from energon.worker import WorkerConfig as WorkerConfig
+from energon.wrappers.batches import (
+    BatchDataset as BatchDataset,
+    GroupBatchDataset as GroupBatchDataset,
+    MixBatchDataset as MixBatchDataset,
+    PackingDataset as PackingDataset,
+)
+from energon.wrappers.items import (
+    FilterDataset as FilterDataset,
+    IterMapDataset as IterMapDataset,
+    MapDataset as MapDataset,
+)
+from energon.wrappers.streams import (
+    BlendDataset as BlendDataset,
+    ConcatDataset as ConcatDataset,
+    EpochizeDataset as EpochizeDataset,
+    LimitDataset as LimitDataset,
+    RepeatDataset as RepeatDataset,
+    ShuffleBufferDataset as ShuffleBufferDataset,
+)
+from energon.wrappers.watching import (
+    GcDataset as GcDataset,
+    LogSampleDataset as LogSampleDataset,
+    WatchdogDataset as WatchdogDataset,
+)
+
+__all__: list[str]
