@@ -143,6 +143,7 @@ def test_the_length_of_a_virtual_epoch_is_what_was_asked_for(root):
 
 def test_the_length_of_endless_data_is_that_of_one_pass(root):
     assert len(train(root, batch_size=3)) == 7
+    assert len(train(root, batch_size=3, batch_drop_last=True)) == 6
     half = config(rank=1, world_size=2)
     assert len(train(root, batch_size=3, worker_config=half)) == 4
     assert len(train(root, batch_size=None)) == 20

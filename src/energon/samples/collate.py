@@ -116,6 +116,8 @@ def homogeneous_concat_mix(batches: Sequence[Any]) -> Any:
 
 def _field(name: Any, column: list[Any]) -> Any:
     # Names like __key__ are about samples, not of them: a batch keeps one for each.
+    if name == "__restore_key__":
+        return tuple(column)  # a key is a key of dicts, too
     return column if isinstance(name, str) and name.startswith("__") else generic_batch(column)
 
 

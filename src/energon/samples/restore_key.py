@@ -7,7 +7,7 @@ output. Keys are independent of ranks, workers and lanes.
     (0, 3, 4711)                             a sample
     (0, 3, 4711, 1)                          the second output of a generator
     ("pack", ((0, 3, 4711), (0, 3, 12)))     a pack of two samples
-    [(0, 3, 4711), (0, 3, 12)]               a batch, as a list of the keys of its samples
+    ((0, 3, 4711), (0, 3, 12))               a batch: the keys of its samples
 """
 
 from __future__ import annotations

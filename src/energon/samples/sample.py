@@ -95,7 +95,7 @@ class Batch(PinMemoryMixin):
     """What a loader yields, if the task encoder makes it so: a field holds one value a sample."""
 
     __key__: list[str]
-    __restore_key__: tuple[Any, ...] | list[Any] = ()
+    __restore_key__: tuple[Any, ...] = ()
     __subflavors__: list[Mapping[str, Any] | None] | None = None
     __sources__: tuple[SourceInfo, ...] | list[Any] | None = None
 
@@ -118,10 +118,11 @@ class Batch(PinMemoryMixin):
             for name in _field_names(samples[0])
             if name in wanted and not name.startswith("__")
         }
-        meta = {
+        meta: dict[str, Any] = {
             name: [getattr(sample, name) for sample in samples]
-            for name in ("__key__", "__restore_key__", "__subflavors__")
+            for name in ("__key__", "__subflavors__")
         }
+        meta["__restore_key__"] = tuple(sample.__restore_key__ for sample in samples)
         sources = [source for sample in samples for source in sample.__sources__ or ()]
         return cls(**{**meta, "__sources__": tuple(sources), **found, **values})
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,14 @@ class SourceInfo:
     file_names: tuple[str, ...]
 
 
-def add_source_info(sample: Any, *sources: SourceInfo) -> None:
-    """Note that `sources` went into `sample`, a dict or an object with `__sources__`."""
+def add_source_info(sample: T, *sources: SourceInfo) -> T:
+    """Note that `sources` went into `sample`, a dict or an object with `__sources__`; return it."""
     known = get_source_info(sample) or ()
     if isinstance(sample, dict):
         sample["__sources__"] = (*known, *sources)
     else:
-        sample.__sources__ = (*known, *sources)
+        sample.__sources__ = (*known, *sources)  # type: ignore[attr-defined]
+    return sample
 
 
 def get_source_info(sample: Any) -> tuple[SourceInfo, ...] | None:

@@ -127,4 +127,5 @@ def _pipeline(
         data={leaf.plan_leaf.uid: leaf.source.fingerprint() for leaf in opened},
         virtual_epoch_length=epoch_length,
         restart=restart,
+        batch_drop_last=settings.batch_drop_last,
     )

@@ -39,6 +39,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         data: For each leaf, what a saved state must find unchanged.
         virtual_epoch_length: Batches of each rank after which an epoch ends; 0 never ends it.
         restart: Whether each pass starts from the beginning (validation) or goes on.
+        batch_drop_last: Whether a batch that is not full does not count in the length.
     """
 
     stage: Dataset[Any]
@@ -50,6 +51,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     virtual_epoch_length: int = 0
     restart: bool = False
+    batch_drop_last: bool = False
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
@@ -77,7 +79,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         if self.virtual_epoch_length:
             return self.virtual_epoch_length
         samples = sum(leaf.num_samples for leaf in self.plan.leaves)
-        return -(-samples // (self.batch_size or 1) // config.world_size)
+        of_a_rank = (self.batch_size or 1) * config.world_size
+        return samples // of_a_rank if self.batch_drop_last else -(-samples // of_a_rank)
 
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane."""
