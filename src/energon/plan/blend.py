@@ -17,7 +17,7 @@ these are the first D, exactly.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,17 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import StateError
+from energon.plan.blend_stages import BlendStages
 from energon.plan.curve import Clock
 from energon.plan.find import find_draw
 from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
 from energon.plan.line import Line
 from energon.plan.mix import Mix
-from energon.plan.mixtures import Mixtures
-from energon.plan.pattern import Pattern
-from energon.plan.permutation import permute
 from energon.plan.rows import Rows
-from energon.plan.seeds import derive_seed
-from energon.plan.stage import Stage, begin_stage
 
 
 @dataclass(frozen=True)
@@ -73,15 +69,13 @@ class BlendPlan:
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None if there is no end."""
-        if not self._mix(lane, None).limits:
-            return None
-        return self._end(lane, None)
+        return self._stages.num_rows(lane)
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
         """Return rows `start` to `start + count` of a lane; fewer only at the end."""
         stop = start + count
         if self._ends:
-            end = self._end(lane, stop)
+            end = self._stages.end(lane, stop)
             stop = stop if end is None else max(start, min(stop, end))
         return self.at(lane, np.arange(start, stop, dtype=np.int64))
 
@@ -101,9 +95,9 @@ class BlendPlan:
 
     def draws(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
         """Return for each row the source, and how often the lane drew from it before."""
-        if len(self.sources) == len(self.mixes) == 1 and not self._ends:
+        if self._is_single:
             return np.zeros(len(rows), np.int32), rows
-        stages = self._stages(lane, int(rows.max(initial=0)) + 1)
+        stages = self._stages.until(lane, int(rows.max(initial=0)) + 1)
         starts = [stage.start for stage in stages]
         place = np.searchsorted(starts, rows, side="right") - 1
         source = np.empty(len(rows), np.int32)
@@ -134,27 +128,14 @@ class BlendPlan:
 
     def _row_of(self, lane: int, source: int, draw: int) -> int | None:
         """Return with which row a lane makes a draw from a source; None if it never does."""
-        if len(self.sources) == len(self.mixes) == 1 and not self._ends:
-            return draw
-        found, more = self._found.setdefault(lane, ([], self._walk(lane)))
-        number = 0
-        while True:
-            if number == len(found):
-                stage = next(more, None)
-                if stage is None:
-                    return None
-                found.append(stage)
-            stage = found[number]
-            if stage.stop is None or draw < stage.drawn_until(stage.stop)[source]:
-                return stage.row_of(source, draw)
-            number += 1
+        return draw if self._is_single else self._stages.row_of(lane, source, draw)
 
     def last_row(self, source: int) -> tuple[int, int] | None:
         """Return in which lane and row the last draw of a source comes; None if it has none."""
         limit = self.mixes[-1].limits.get(source)
         if limit is None:
             return None
-        draw, lane = divmod(self._limit(source, limit) - 1, self.lanes)
+        draw, lane = divmod(self._stages.limit(source, limit) - 1, self.lanes)
         row = self._row_of(lane, source, draw)
         return None if row is None else (lane, row)
 
@@ -166,111 +147,21 @@ class BlendPlan:
 
     def drawn(self, lane: int, row: int) -> Ints:
         """Return how often each source comes in the rows of a lane before `row`."""
-        stages = self._stages(lane, row)
+        stages = self._stages.until(lane, row)
         if not stages:
             return np.zeros(len(self.sources), np.int64)
         stage = stages[bisect_right([stage.start for stage in stages], row) - 1]
         stop = row if stage.stop is None else min(row, stage.stop)
         return stage.drawn_until(stop)
 
-    def _end(self, lane: int, until: int | None) -> int | None:
-        """Return where a lane ends, or a row at or behind `until`; None if there is no end."""
-        stages = self._stages(lane, until)
-        return stages[-1].stop if stages else 0
-
-    def _stages(self, lane: int, until: int | None) -> list[Stage]:
-        """Return the stages of a lane until some row, or all; the last one ends behind it."""
-        found, more = self._found.setdefault(lane, ([], self._walk(lane)))
-        while not found or (
-            (stop := found[-1].stop) is not None and (until is None or stop < until)
-        ):
-            stage = next(more, None)
-            if stage is None:
-                break
-            found.append(stage)
-        return found
-
-    def _walk(self, lane: int) -> Iterator[Stage]:
-        """Yield the stages of a lane; after the last one the lane ends, or it has no end."""
-        row: int | None = 0
-        drawn = np.zeros(len(self.sources), np.int64)
-        stage: Stage | None = None
-        while row is not None:
-            mix = self._mix(lane, row)
-            quotas = self._quotas(lane, mix)
-            used = [source for source, quota in quotas.items() if drawn[source] >= quota]
-            stop = self._next_change(lane, mix, row)
-            mixture = self._mixtures.of(mix, row, stop, used)
-            if mixture is None:
-                return
-            stage = self._stage(lane, row, *mixture, drawn, stage)
-            stage = stage._replace(stop=stage.first_end(quotas, stop))
-            yield stage
-            row = stage.stop
-            if row is not None:
-                drawn = stage.drawn_until(row)
-
-    def _stage(
-        self,
-        lane: int,
-        row: int,
-        pattern: Pattern,
-        columns: NDArray[np.int32],
-        drawn: Ints,
-        before: Stage | None,
-    ) -> Stage:
-        # Where the last pattern was left: one that always began at the same place would prefer
-        # what comes first in it, and the steps of a short ramp have few rows.
-        turn = self._phase(lane, pattern) if before is None else before.turn_at(row, pattern)
-        # Units begin at multiples of their size, as batches do.
-        entry = turn * self.unit + row % self.unit
-        return begin_stage(row, pattern, entry, columns, drawn, self.unit)
-
-    def _name(self, source: int) -> str:
-        return self.gone[-1 - source] if source < 0 else self._lines[source].order.uid
-
-    def _mix(self, lane: int, row: int | None) -> Mix:
-        """Return the mix at a row of a lane; None is the end of time."""
-        changes = self.changes.get(lane, ())
-        return self.mixes[len(changes) if row is None else bisect_right(changes, row)]
-
-    def _next_change(self, lane: int, mix: Mix, row: int) -> int | None:
-        """Return the first row behind `row` at which the schedule or the mix changes."""
-        knots = self._knots[id(mix)]
-        rows = [*knots[bisect_right(knots, row) :][:1], *self.changes.get(lane, ())]
-        return min((each for each in rows if each > row), default=None)
-
-    def _quotas(self, lane: int, mix: Mix) -> dict[int, int]:
-        """Return how many draws the lane has of each source with a limit."""
-        return {
-            source: self._order.quota(lane, source, self._limit(source, limit))
-            for source, limit in mix.limits.items()
-            if source >= 0
-        }
-
-    def _limit(self, source: int, epochs: float) -> int:
-        return max(1, round(epochs * self._lines[source].length))
-
-    def _phase(self, lane: int, pattern: Pattern) -> int:
-        lanes = np.array([self.lanes])
-        key = np.array([derive_seed(self.seed, "phase")], np.uint64)
-        return int(permute(np.array([lane]), lanes, key)[0]) * pattern.size // self.lanes
-
     @cached_property
     def _ends(self) -> bool:
         return any(mix.limits for mix in self.mixes)
 
     @cached_property
-    def _clock(self) -> Clock:
-        return Clock(self.lanes, self.batch_size)
-
-    @cached_property
-    def _knots(self) -> dict[int, list[int]]:
-        # No unit is cut by a change of weights.
-        return {
-            id(mix): sorted({-(-row // self.unit) * self.unit for row in mix.knots(self._clock)})
-            for mix in self.mixes
-        }
+    def _is_single(self) -> bool:
+        """Whether the draws of the only source are the rows."""
+        return len(self.sources) == len(self.mixes) == 1 and not self._ends
 
     @cached_property
     def _is_plain(self) -> bool:
@@ -295,17 +186,22 @@ class BlendPlan:
         return source, share
 
     @cached_property
-    def _mixtures(self) -> Mixtures:
-        return Mixtures(self._name, self._clock, self.seed)
+    def _stages(self) -> BlendStages:
+        return BlendStages(
+            mixes=self.mixes,
+            changes=self.changes,
+            lines=self._lines,
+            gone=self.gone,
+            order=self._order,
+            clock=Clock(self.lanes, self.batch_size),
+            seed=self.seed,
+            unit=self.unit,
+        )
 
     @cached_property
     def _order(self) -> LeafOrder:
         orders = [line.order for line in self._lines]
         return LeafOrder(orders, lanes=self.lanes, seed=self.seed)
-
-    @cached_property
-    def _found(self) -> dict[int, tuple[list[Stage], Iterator[Stage]]]:
-        return {}
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -1,0 +1,164 @@
+"""The stages of the lanes of a blend: where shares change, and what was drawn until then."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.plan.curve import Clock
+from energon.plan.leaf import Ints, LeafOrder
+from energon.plan.line import Line
+from energon.plan.mix import Mix
+from energon.plan.mixtures import Mixtures
+from energon.plan.pattern import Pattern
+from energon.plan.permutation import permute
+from energon.plan.seeds import derive_seed
+from energon.plan.stage import Stage, begin_stage
+
+
+@dataclass(frozen=True)
+class BlendStages:
+    """The stages of all lanes, each found when it is first asked for.
+
+    Args:
+        mixes: Shares over sources, one after the other.
+        changes: For each lane, the row at which each mix but the first began.
+        lines: The sources.
+        gone: Names of the sources -1, -2, …, which are no longer there.
+        order: Says how many draws of a source a lane has.
+        clock: Tells the rows of positions.
+        seed: Seed of the run.
+        unit: Consecutive rows of a lane that come from one source.
+    """
+
+    mixes: Sequence[Mix]
+    changes: Mapping[int, tuple[int, ...]]
+    lines: Sequence[Line]
+    gone: Sequence[str]
+    order: LeafOrder
+    clock: Clock
+    seed: int
+    unit: int
+    _found: dict[int, tuple[list[Stage], Iterator[Stage]]] = field(default_factory=dict)
+
+    def until(self, lane: int, row: int | None) -> list[Stage]:
+        """Return the stages of a lane until some row, or all; the last one ends behind it."""
+        found, more = self._of(lane)
+        while not found or ((stop := found[-1].stop) is not None and (row is None or stop < row)):
+            stage = next(more, None)
+            if stage is None:
+                break
+            found.append(stage)
+        return found
+
+    def end(self, lane: int, until: int | None) -> int | None:
+        """Return where a lane ends, or a row at or behind `until`; None if there is no end."""
+        stages = self.until(lane, until)
+        return stages[-1].stop if stages else 0
+
+    def num_rows(self, lane: int) -> int | None:
+        """Return how many rows a lane has; None if there is no end."""
+        return self.end(lane, None) if self._mix(lane, None).limits else None
+
+    def row_of(self, lane: int, source: int, draw: int) -> int | None:
+        """Return with which row a lane makes a draw from a source; None if it never does."""
+        found, more = self._of(lane)
+        number = 0
+        while True:
+            if number == len(found):
+                stage = next(more, None)
+                if stage is None:
+                    return None
+                found.append(stage)
+            stage = found[number]
+            if stage.stop is None or draw < stage.drawn_until(stage.stop)[source]:
+                return stage.row_of(source, draw)
+            number += 1
+
+    def limit(self, source: int, epochs: float) -> int:
+        """Return how many draws of a source so many epochs are."""
+        return max(1, round(epochs * self.lines[source].length))
+
+    def _of(self, lane: int) -> tuple[list[Stage], Iterator[Stage]]:
+        """Return the stages of a lane that are known, and what finds the others."""
+        return self._found.setdefault(lane, ([], self._walk(lane)))
+
+    def _walk(self, lane: int) -> Iterator[Stage]:
+        """Yield the stages of a lane; after the last one the lane ends, or it has no end."""
+        row: int | None = 0
+        drawn = np.zeros(len(self.lines), np.int64)
+        stage: Stage | None = None
+        while row is not None:
+            mix = self._mix(lane, row)
+            quotas = self._quotas(lane, mix)
+            used = [source for source, quota in quotas.items() if drawn[source] >= quota]
+            stop = self._next_change(lane, mix, row)
+            mixture = self._mixtures.of(mix, row, stop, used)
+            if mixture is None:
+                return
+            stage = self._begin(lane, row, *mixture, drawn, stage)
+            stage = stage._replace(stop=stage.first_end(quotas, stop))
+            yield stage
+            row = stage.stop
+            if row is not None:
+                drawn = stage.drawn_until(row)
+
+    def _begin(
+        self,
+        lane: int,
+        row: int,
+        pattern: Pattern,
+        columns: NDArray[np.int32],
+        drawn: Ints,
+        before: Stage | None,
+    ) -> Stage:
+        # Where the last pattern was left: one that always began at the same place would prefer
+        # what comes first in it, and the steps of a short ramp have few rows.
+        turn = self._phase(lane, pattern) if before is None else before.turn_at(row, pattern)
+        # Units begin at multiples of their size, as batches do.
+        entry = turn * self.unit + row % self.unit
+        return begin_stage(row, pattern, entry, columns, drawn, self.unit)
+
+    def _mix(self, lane: int, row: int | None) -> Mix:
+        """Return the mix at a row of a lane; None is the end of time."""
+        changes = self.changes.get(lane, ())
+        return self.mixes[len(changes) if row is None else bisect_right(changes, row)]
+
+    def _next_change(self, lane: int, mix: Mix, row: int) -> int | None:
+        """Return the first row behind `row` at which the schedule or the mix changes."""
+        knots = self._knots[id(mix)]
+        rows = [*knots[bisect_right(knots, row) :][:1], *self.changes.get(lane, ())]
+        return min((each for each in rows if each > row), default=None)
+
+    def _quotas(self, lane: int, mix: Mix) -> dict[int, int]:
+        """Return how many draws the lane has of each source with a limit."""
+        return {
+            source: self.order.quota(lane, source, self.limit(source, limit))
+            for source, limit in mix.limits.items()
+            if source >= 0
+        }
+
+    def _phase(self, lane: int, pattern: Pattern) -> int:
+        lanes = np.array([self.clock.lanes])
+        key = np.array([derive_seed(self.seed, "phase")], np.uint64)
+        return int(permute(np.array([lane]), lanes, key)[0]) * pattern.size // self.clock.lanes
+
+    def _name(self, source: int) -> str:
+        return self.gone[-1 - source] if source < 0 else self.lines[source].order.uid
+
+    @cached_property
+    def _knots(self) -> dict[int, list[int]]:
+        # No unit is cut by a change of weights.
+        return {
+            id(mix): sorted({-(-row // self.unit) * self.unit for row in mix.knots(self.clock)})
+            for mix in self.mixes
+        }
+
+    @cached_property
+    def _mixtures(self) -> Mixtures:
+        return Mixtures(self._name, self.clock, self.seed)
