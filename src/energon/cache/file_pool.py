@@ -14,7 +14,7 @@ from uuid import uuid4
 from energon.cache.catalog import Limits
 from energon.cache.codec import decode, encode
 from energon.cache.disk import DiskCache
-from energon.cache.form import DecodedForm, RawForm
+from energon.cache.form import DecodedForm, Form, RawForm
 from energon.cache.lazy import Lazy, ValueLazy
 from energon.cache.pool import CachePool
 from energon.cache.prefetch import Prefetcher, Ticket
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("energon")
 
-_FORMS: dict[str, type[RawForm] | type[DecodedForm]] = {
+_FORMS: dict[str, type[Form]] = {
     "raw": RawForm,
     "decoded": DecodedForm,
     "pickle": DecodedForm,

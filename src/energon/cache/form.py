@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Protocol
 
 from energon.cache.codec import decode, encode
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
+
+Content = tuple[bytes, SourceInfo]
+"""What is kept of a file, and where it came from."""
+
+
+class Form(Protocol):
+    """In which form contents are kept."""
+
+    def key(self, store: FileStore[Any], name: str) -> str:
+        """Return the key of a file."""
+
+    def fetch(self, store: FileStore[Any], name: str) -> Content:
+        """Return what to keep of a file, and where it came from."""
+
+    def value(self, store: FileStore[Any], name: str, data: bytes) -> Any:
+        """Return the value of a file of which `data` were kept."""
 
 
 class RawForm:
@@ -17,7 +33,7 @@ class RawForm:
         """Return the key of a file."""
         return _digest((store.identity, store.full_name(name)))
 
-    def fetch(self, store: FileStore[Any], name: str) -> tuple[bytes, SourceInfo]:
+    def fetch(self, store: FileStore[Any], name: str) -> Content:
         """Return the file, and where it came from."""
         return store.get_raw(name)
 
@@ -36,7 +52,7 @@ class DecodedForm:
         """Return the key of a value."""
         return _digest(("decoded", store.decoded_identity, store.full_name(name)))
 
-    def fetch(self, store: FileStore[Any], name: str) -> tuple[bytes, SourceInfo]:
+    def fetch(self, store: FileStore[Any], name: str) -> Content:
         """Return the value as bytes, and where its file came from."""
         raw, source = store.get_raw(name)
         try:

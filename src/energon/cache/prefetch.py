@@ -7,11 +7,12 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from energon.cache.disk import DiskCache
+from energon.cache.form import Content, Form
+from energon.cache.task import Step, Task
 from energon.errors import DatasetNotFoundError
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
@@ -21,44 +22,8 @@ CLOSE_SECONDS = 5.0
 ROOM_SECONDS = 0.05
 """How often a full cache is looked at again: other processes make room without a word."""
 
-Content = tuple[bytes, SourceInfo]
-
 _VALUE = "value-"
 _NOWHERE = SourceInfo("", "", None, ())
-
-
-class Form(Protocol):
-    """In which form contents are kept."""
-
-    def key(self, store: FileStore[Any], name: str) -> str:
-        """Return the key of a file."""
-
-    def fetch(self, store: FileStore[Any], name: str) -> Content:
-        """Return what to keep of a file, and where it came from."""
-
-
-class _Step(Enum):
-    QUEUED = 0
-    FETCHING = 1
-    FETCHED = 2  # in memory, on its way to the disk
-    KEPT = 3
-    ABSENT = 4  # not in the cache: to be read from the store
-
-
-class Task:
-    """A file that is wanted, and how far it is."""
-
-    __slots__ = ("content", "fetched", "key", "name", "source", "step", "store", "users")
-
-    def __init__(self, store: FileStore[Any] | None, name: str, key: str) -> None:
-        self.store = store
-        self.name = name
-        self.key = key
-        self.step = _Step.QUEUED
-        self.content: Content | None = None
-        self.source: SourceInfo | None = None
-        self.fetched = threading.Event()
-        self.users = 0
 
 
 class Ticket:
@@ -137,7 +102,7 @@ class Prefetcher:
         task = Task(None, "", _VALUE + uuid4().hex)
         task.content = data, _NOWHERE
         task.source = _NOWHERE
-        task.step = _Step.FETCHED
+        task.step = Step.FETCHED
         task.fetched.set()
         task.users = 1
         with self._changed:
@@ -153,14 +118,14 @@ class Prefetcher:
             return self._fetch_again(task)
         with self._changed:
             self._see_off()
-            if task.step is _Step.QUEUED and task.users == 1:
+            if task.step is Step.QUEUED and task.users == 1:
                 # Nobody else waits for it, so it is not worth a file any more.
-                task.step = _Step.ABSENT
+                task.step = Step.ABSENT
                 task.fetched.set()
-        if task.step is _Step.FETCHING:
+        if task.step is Step.FETCHING:
             task.fetched.wait()
         with self._changed:
-            kept, content = task.step is _Step.KEPT, task.content
+            kept, content = task.step is Step.KEPT, task.content
         if content is None and kept and task.source is not None:
             # It is pinned, so the catalog need not be asked.
             data = self.disk.read(task.key)
@@ -194,7 +159,7 @@ class Prefetcher:
         with self._changed:
             self._closed = True
             for task in self._tasks.values():
-                task.step = _Step.ABSENT
+                task.step = Step.ABSENT
                 if task.store is not None:
                     task.content = None
                 task.fetched.set()
@@ -214,8 +179,8 @@ class Prefetcher:
                 if self._closed:
                     return
                 task = self._queue.popleft() if self._queue else None
-                if task is not None and task.step is _Step.QUEUED:
-                    task.step = _Step.FETCHING
+                if task is not None and task.step is Step.QUEUED:
+                    task.step = Step.FETCHING
             if task is not None:
                 self._fetch(task)
                 self._write(task)
@@ -223,26 +188,26 @@ class Prefetcher:
 
     def _fetch(self, task: Task) -> None:
         """Bring the file of a task into memory, unless it is on disk."""
-        if task.step is not _Step.FETCHING or task.store is None:
+        if task.step is not Step.FETCHING or task.store is None:
             return
         try:
             about = self.disk.find(task.key, pin=True)
             if about is not None:
                 task.source = _source(about)
-                self._move(task, _Step.KEPT)
+                self._move(task, Step.KEPT)
                 return
             content = self.form.fetch(task.store, task.name)
         except Exception:
             # Whoever takes it reads it from the store, and fails there, where it can be told
             # which sample that concerns.
-            self._move(task, _Step.ABSENT)
+            self._move(task, Step.ABSENT)
             return
-        self._move(task, _Step.FETCHED, content)
+        self._move(task, Step.FETCHED, content)
 
     def _write(self, task: Task) -> None:
         """Bring a file in memory to disk, unless all who want it go away before."""
         content = task.content
-        if task.step is not _Step.FETCHED or content is None or not task.users:
+        if task.step is not Step.FETCHED or content is None or not task.users:
             return
         while (stored := self._keep(task.key, content)) == "full":
             with self._changed:
@@ -253,9 +218,9 @@ class Prefetcher:
                     self._changed.wait(ROOM_SECONDS)
             self._let_go()
         if stored in ("stored", "present"):
-            self._move(task, _Step.KEPT)
+            self._move(task, Step.KEPT)
         elif task.store is not None:
-            self._move(task, _Step.ABSENT)
+            self._move(task, Step.ABSENT)
 
     def _fetch_again(self, task: Task) -> Content:
         if task.store is None:
@@ -280,7 +245,7 @@ class Prefetcher:
             return None
         return data, _source(about)
 
-    def _move(self, task: Task, step: _Step, content: Content | None = None) -> None:
+    def _move(self, task: Task, step: Step, content: Content | None = None) -> None:
         with self._changed:
             if self._closed:
                 return
@@ -289,7 +254,7 @@ class Prefetcher:
             if content is not None:
                 task.source = content[1]
             task.fetched.set()
-            if not task.users and step is _Step.KEPT:
+            if not task.users and step is Step.KEPT:
                 self._released.append(task.key)
 
     def _see_off(self) -> None:
@@ -301,11 +266,11 @@ class Prefetcher:
                 continue
             if self._tasks.get(task.key) is task:
                 del self._tasks[task.key]
-            if task.step is _Step.KEPT:
+            if task.step is Step.KEPT:
                 self._released.append(task.key)
                 self._changed.notify()
-            elif task.step is _Step.QUEUED:
-                task.step = _Step.ABSENT
+            elif task.step is Step.QUEUED:
+                task.step = Step.ABSENT
 
     def _let_go(self) -> None:
         """Tell the cache what is not wanted any more."""
