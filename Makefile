@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fmt lint types layers doctests bench servers clean
+.PHONY: demo test check fmt lint types layers doctests bench servers api clean
 
 demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -46,6 +46,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
 	$(BIN)/python benchmarks/run.py
+
+api: $(STAMP)  ## regenerate docs/api.md of signatures and docstrings
+	$(BIN)/python -m tests.docs.reference
 
 clean:
 	rm -rf $(VENV) .servers build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

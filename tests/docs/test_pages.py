@@ -7,6 +7,9 @@ import re
 import pytest
 
 import energon
+import energon.packing
+import energon.transforms
+from tests.docs import reference
 from tests.docs.conftest import ROOT
 from tests.docs.markdown import anchors, links
 
@@ -51,6 +54,15 @@ def test_every_public_name_is_in_the_documentation():
     text = "\n".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     words = set(re.findall(r"\w+", text))
     assert not [name for name in energon.__all__ if name not in words]
+
+
+def test_every_public_name_has_an_entry_in_the_reference():
+    page = (ROOT / "docs/api.md").read_text()
+    entries = set(re.findall(r"^### (\w+)$", page, flags=re.MULTILINE))
+    public = {name for name in energon.__all__ if name != "__version__"}
+    public |= {*energon.packing.__all__, *energon.transforms.__all__}
+    assert not public - entries, "run `make api`, with the name in tests/docs/reference.py"
+    assert entries == reference.named(), "run `make api`"
 
 
 def test_names_that_are_said_to_be_missing_are_missing():

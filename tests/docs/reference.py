@@ -1,0 +1,269 @@
+"""Make docs/api.md of signatures and docstrings: `python -m tests.docs.reference`, `make api`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from tests.docs.conftest import ROOT
+
+PAGE = ROOT / "docs/api.md"
+WIDTH = 90
+
+HEAD = (
+    "# API reference\n\n"
+    "All public names, with their signatures and what their docstrings say. The "
+    "[cheat sheet](cheatsheet.md) has those for every day. Names are imported from `energon`, "
+    "unless the heading names another module. Commands explain themselves: "
+    "`energon COMMAND --help`.\n\n"
+    "This page is made of the code, by `make api`.\n"
+)
+
+MADE_BY_GETTERS = {"SavableDataset", "SavableDataLoader", "BasicDataLoader"}
+"""What users get, and do not make themselves."""
+
+FOR_USERS = {"SavableDataset": {"config", "restore_sample"}}
+"""Of these classes, what is not for loaders and stages only."""
+
+GROUPS: dict[str, tuple[str, str]] = {
+    "Datasets and loaders": (
+        "energon",
+        "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader "
+        "WorkerConfig SavableDataset BasicDataLoader SavableDataLoader",
+    ),
+    "Task encoders": (
+        "energon",
+        "TaskEncoder DefaultTaskEncoder AugmentTaskEncoder stateless Cooker cooker SampleDecoder "
+        "SkipSample Quarantine log_exception reraise_exception",
+    ),
+    "Samples and batches": (
+        "energon",
+        "Sample Batch edataclass CrudeSample basic_sample_keys SourceInfo CaptioningSample "
+        "ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample OCRSample "
+        "SimilarityInterleavedSample TextSample VQAOCRSample VQASample VidQASample generic_batch "
+        "batch_list batch_pad_stack batch_stack concat_pad generic_concat homogeneous_concat_mix",
+    ),
+    "Packing (`energon.packing`)": (
+        "energon.packing",
+        "Packer Selection pack_sequences PackedSequence cu_seqlens merge_cu_seqlens position_ids "
+        "fill_exactly first_fit_decreasing",
+    ),
+    "Metadatasets": (
+        "energon",
+        "load_dataset prepare_metadataset traverse_metadataset DatasetLoader LoadedDataset "
+        "LoadedDatasetList",
+    ),
+    "Writing and storage": ("energon", "ShardWriter TarWriter EPath"),
+    "Auxiliary data and caches": (
+        "energon",
+        "FileStore SystemFileStore DecodeFileStore PrimaryFileStore FileStoreDecoder CachePool "
+        "FileStoreCachePool NoCachePool Lazy DirectLazy FileCacheLazy MockLazy",
+    ),
+    "Audio and video": (
+        "energon",
+        "AVDecoder AVData AVMetadata ImageMetadata get_clips_uniform get_single_frames_uniform",
+    ),
+    "Pipelines of wrappers": (
+        "energon",
+        "MapDataset FilterDataset IterMapDataset BatchDataset GroupBatchDataset MixBatchDataset "
+        "PackingDataset BlendDataset ConcatDataset RepeatDataset ShuffleBufferDataset LimitDataset "
+        "EpochizeDataset LogSampleDataset GcDataset WatchdogDataset",
+    ),
+    "Geometric transforms (`energon.transforms`)": (
+        "energon.transforms",
+        "MergeTransform CustomTransform TransformMapper ResizeMapper RandomResizedCropMapper "
+        "RandomCropMapper CenterCropMapper RandomHorizontalFlipMapper RandomVerticalFlipMapper "
+        "RandomPerspectiveMapper RandomRotationMapper",
+    ),
+    "Errors": (
+        "energon.errors",
+        "EnergonError ConfigError UnknownArgumentError EmptyDatasetError MissingExtraError "
+        "FormatError TruncatedError ShardChangedError DuplicateSampleKeyError DatasetNotFoundError "
+        "StorageError StorageAccessError StorageTimeoutError RangesNotSupportedError "
+        "ObjectChangedError DatasetBusyError SecurityError StateError SampleError DecodeError "
+        "FieldAccessError NoSuchFileError FatalSampleError WorkerError",
+    ),
+}
+
+STREAMS = "energon.webdataset"
+_SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Example|Examples):\s*$")
+_ENTRY = re.compile(r"(\S[^:]*): (.*)")
+
+
+def page() -> str:
+    """Return the text of the page."""
+    parts = [HEAD]
+    for title, (module, names) in GROUPS.items():
+        parts.append(f"## {title}\n")
+        found = import_module(module)
+        parts += [describe(name, getattr(found, name)) for name in names.split()]
+    parts.append(_streams())
+    return "\n".join(parts)
+
+
+def named() -> set[str]:
+    """Return the names that have an entry."""
+    return {name for _, names in GROUPS.values() for name in names.split()}
+
+
+def describe(name: str, value: Any) -> str:
+    """Return the entry of a function or class."""
+    lines = [f"### {name}\n"]
+    docstring = inspect.getdoc(value) or ""
+    if name in MADE_BY_GETTERS:
+        docstring = docstring.partition("\nArgs:")[0]
+    elif not (inspect.isclass(value) and issubclass(value, BaseException)):
+        lines.append(f"```\n{_signature(name, value)}\n```\n")
+    lines += _prose(docstring)
+    if above := _public_base(value):
+        lines.append(f"Has all that `{above.__name__}` has.\n")
+    members = list(_members(value)) if inspect.isclass(value) else []
+    if members:
+        lines += [*members, ""]
+    return "\n".join(lines)
+
+
+def _signature(name: str, value: Any) -> str:
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return name
+    parameters = list(_parameters(signature))
+    result = "" if inspect.isclass(value) else _annotation(signature.return_annotation, " -> ")
+    line = f"{name}({', '.join(parameters)}){result}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in parameters), f"){result}"])
+
+
+def _parameters(signature: inspect.Signature) -> Iterator[str]:
+    starred = False
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            starred = True
+            yield "*"
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        starred = starred or star == "*"
+        text = star + parameter.name + _annotation(parameter.annotation, ": ")
+        if parameter.default is not parameter.empty:
+            text += f" = {_default(parameter.default)}"
+        yield text
+
+
+def _annotation(annotation: Any, before: str) -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    return before + (
+        annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    )
+
+
+def _default(value: Any) -> str:
+    text = repr(value)
+    return getattr(value, "__name__", "…") if text.startswith("<") else text
+
+
+def _prose(docstring: str) -> Iterator[str]:
+    """Yield the lines of a docstring as Markdown: sections become lists, examples code."""
+    section = ""
+    for block in re.split(r"\n\s*\n", docstring):
+        lines = block.splitlines()
+        if lines and (heading := _SECTION.match(lines[0])):
+            section, lines = heading[1], inspect.cleandoc("\n".join(["", *lines[1:]])).splitlines()
+            if section in ("Raises", "Returns", "Yields"):
+                yield f"{section}:\n"
+        elif not block.startswith(" "):
+            section = ""
+        if not lines:
+            continue
+        is_code = section in ("Example", "Examples") or lines[0].lstrip().startswith(">>>")
+        if is_code or (section == "" and block.startswith("    ")):
+            yield "```\n" + inspect.cleandoc("\n".join(["", *lines])) + "\n```\n"
+        elif section in ("Args", "Attributes", "Raises"):
+            yield "\n".join(_entries(lines)) + "\n"
+        else:
+            yield " ".join(line.strip() for line in lines) + "\n"
+
+
+def _entries(lines: list[str]) -> Iterator[str]:
+    entry = ""
+    for line in lines:
+        if not line.startswith(" ") and (found := _ENTRY.match(line)):
+            if entry:
+                yield entry
+            entry = f"- `{found[1]}`: {found[2]}"
+        else:
+            entry += f" {line.strip()}"
+    yield entry
+
+
+def _public_base(value: Any) -> type | None:
+    """Return the nearest base that has an entry of its own."""
+    bases = value.__mro__[1:] if inspect.isclass(value) else ()
+    return next((base for base in bases if base.__name__ in named()), None)
+
+
+def _members(kind: type) -> Iterator[str]:
+    fields = (
+        {field.name for field in dataclasses.fields(kind)}
+        if dataclasses.is_dataclass(kind)
+        else set()
+    )
+    for name in sorted(dir(kind)):
+        hidden = name not in FOR_USERS.get(kind.__name__, {name})
+        if name.startswith("_") or name in fields or hidden or _is_inherited(kind, name):
+            continue
+        value = inspect.getattr_static(kind, name)
+        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if isinstance(value, property):
+            function = value.fget
+        module = getattr(function, "__module__", None) or ""
+        doc = inspect.getdoc(getattr(kind, name))
+        if not module.startswith("energon") or not doc or not callable(function):
+            continue
+        first = re.split(r"\n\s*\n", doc)[0].replace("\n", " ")
+        shown = name if isinstance(value, property) else f"{name}({_short(function)})"
+        yield f"- `{shown}`: {first}"
+
+
+def _is_inherited(kind: type, name: str) -> bool:
+    base = _public_base(kind)
+    return base is not None and name not in kind.__dict__ and hasattr(base, name)
+
+
+def _short(function: Any) -> str:
+    names = inspect.signature(function).parameters.values()
+    return ", ".join(
+        {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name
+        for p in names
+        if p.name not in ("self", "cls")
+    )
+
+
+def _streams() -> str:
+    module = import_module(STREAMS)
+    rows = [
+        f"| `{name}` | {_first(getattr(module, name))} |"
+        for name in sorted(module.__all__, key=str.lower)
+        if inspect.isroutine(getattr(module, name)) or inspect.isclass(getattr(module, name))
+    ]
+    head = (
+        f"## Streams (`{STREAMS}`)\n\nArguments are those of webdataset; "
+        "[WebDataset pipelines](webdataset.md) shows them in use.\n\n| name | |\n|---|---|"
+    )
+    return "\n".join([head, *rows, ""])
+
+
+def _first(value: Any) -> str:
+    doc = inspect.getdoc(value) or ""
+    return re.split(r"\n\s*\n", doc)[0].replace("\n", " ").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
