@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 
 import pytest
@@ -209,3 +210,26 @@ def test_links_and_folders_are_no_parts():
 )
 def test_keys_end_at_the_first_dot_of_the_base_name(name, sample):
     assert read(tar_bytes([(name, b"")])) == ([sample] if sample else [])
+
+
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+@pytest.mark.parametrize("step", [1, 512, 1 << 30])
+def test_sparse_files_are_passed_over_and_counted(tmp_path, format, step):
+    for name in ("a", "c"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    with open(tmp_path / "b.bin", "wb") as file:
+        for hole in range(40):  # more than the first header has room for
+            file.seek(hole << 16)
+            file.write(b"x" * 4096)
+    names = ["a.txt", "b.bin", "c.txt"]
+    command = ["tar", "--sparse", f"--format={format}", "-cf", "x.tar", *names]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    data = (tmp_path / "x.tar").read_bytes()
+    assert len(data) < 400_000
+    parser = TarParser("x.tar")
+    reader = TarReader(Trickle(data, step), parser)
+    found = []
+    while (block := reader.next_block()) is not None:
+        found += block
+    assert found == [{"__key__": "a", "txt": b"a"}, {"__key__": "c", "txt": b"c"}]
+    assert parser.num_passed_over == 1

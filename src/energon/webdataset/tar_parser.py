@@ -19,13 +19,12 @@ from typing import Any
 from energon.errors import FormatError, TruncatedError
 from energon.formats.tar import (
     BLOCK,
-    MAX_EXTENSION_BYTES,
     member_name,
     member_size,
-    pax_records,
     split_name,
     verify_checksum,
 )
+from energon.webdataset.tar_extensions import check_extension, pax_overrides, sparse_bytes
 
 LARGE_BYTES = 1 << 20
 """Content from here on is read straight into its own bytes instead of through a window."""
@@ -41,7 +40,6 @@ _PLAIN = re.compile(
 )
 _ZEROS = bytes(BLOCK)
 _NO_CONTENT = b"123456"
-_OVERRIDES = re.compile(rb"(?:path|size|GNU\.sparse[^=]*)=")
 
 
 class TarParser:
@@ -196,19 +194,19 @@ class TarParser:
             return self._take_extension(window, at, kind, size)
         if kind in b"0\x007":
             return self._take_regular(window, at, header, size)
+        taken = BLOCK + (0 if kind in _NO_CONTENT else size + -size % BLOCK)
+        if kind == b"S":
+            taken, headers = sparse_bytes(window, at, header, size)
+            if at + headers > len(window):
+                self.wanted_bytes = headers
+                return 0
         self._forget_extension()
         self.num_passed_over += kind != b"5"
-        if kind == b"S":
-            return self._sparse_headers(window, at, header, size)
-        return BLOCK + (0 if kind in _NO_CONTENT else size + -size % BLOCK)
+        return taken
 
     def _take_extension(self, window: bytes, at: int, kind: bytes, size: int) -> int:
         """Note what an extended header says of the member after it."""
-        if size > MAX_EXTENSION_BYTES:
-            raise FormatError(
-                f"{self.origin}: an extended header of {size} bytes at byte {self.position}; the "
-                "file is damaged or no plain tar archive"
-            )
+        check_extension(size, self.origin, self.position)
         stop = at + BLOCK + size
         if stop > len(window):
             self.wanted_bytes = BLOCK + size
@@ -218,11 +216,11 @@ class TarParser:
             self._header_position = self.position
         if kind == b"L":
             self._path = payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
-        elif kind in b"xX" and _OVERRIDES.search(payload):
-            records = pax_records(payload, self.origin, self.position + stop - at)
-            self._path = records.get("path", self._path)
-            self._size = int(records["size"]) if "size" in records else self._size
-            if any(name.startswith("GNU.sparse") for name in records):
+        elif kind in b"xX":
+            overrides = pax_overrides(payload, self.origin, self.position + stop - at)
+            self._path = self._path if overrides.path is None else overrides.path
+            self._size = self._size if overrides.size is None else overrides.size
+            if overrides.is_sparse:
                 # A sparse file has no name that is wanted: the next header is passed over.
                 self._path = ""
                 self.num_passed_over += 1
@@ -290,17 +288,6 @@ class TarParser:
         field = field.lower() if self._lowercase else field
         self._fields[suffix] = field
         return field
-
-    def _sparse_headers(self, window: bytes, at: int, header: bytes, size: int) -> int:
-        """Return where the content of an old GNU sparse file ends, headers of it included."""
-        more, taken = header[482], BLOCK
-        while more:
-            if at + taken + BLOCK > len(window):
-                self.wanted_bytes = taken + BLOCK
-                return 0
-            more = window[at + taken + 504]
-            taken += BLOCK
-        return taken + size + -size % BLOCK
 
     def _refuse_duplicate(self, key: str, field: str) -> None:
         error = FormatError(
