@@ -344,7 +344,7 @@ def test_a_program_that_groups_by_shape(tmp_path):
     shapes = [(8, 12), (12, 8), (16, 4)]
     samples = [(f"s{n}", {"jpg": jpeg(n, size=shapes[n % 3]), "txt": b"text"}) for n in range(12)]
     write_shard(tmp_path / "0.tar", samples)
-    parts, _ = BaseWebdatasetFactory.prepare_dataset(
+    parts = BaseWebdatasetFactory.prepare_dataset(
         tmp_path, ["0.tar"], split_parts_ratio=[("train", 1), ("val", 0)], workers=1
     )
     assert parts == {"jpg", "txt"}

@@ -121,9 +121,9 @@ def test_preparing_returns_the_names_of_parts(root, tmp_path):
             yield shard
         shown.append("end")
 
-    parts, duplicates = WebdatasetFactory.prepare_dataset(
+    parts = WebdatasetFactory.prepare_dataset(
         tmp_path / "ds",
-        ["0.tar", "1.tar"],
+        ["{0..1}.tar"],
         split_parts_ratio=[("train", 1), ("val", 1), ("test", 0)],
         split_parts_patterns=None,
         progress_fn=progress,
@@ -132,7 +132,6 @@ def test_preparing_returns_the_names_of_parts(root, tmp_path):
         workers=1,
     )
     assert parts == {"jpg", "txt", "json"}
-    assert duplicates == []
     assert shown == [0, 1, "end"]
     media = MediaFilter("EXTENSION")
     assert WebdatasetFactory.add_media_metadata(tmp_path / "ds", media_filter=media) == 11

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.formats.braces import expand_braces
+from energon.formats.part_table_file import open_part_table
 from energon.formats.tar import iter_members, split_name
-from energon.formats.tar_scan import scan_tar
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.media import prepare_media
@@ -18,6 +19,8 @@ from energon.prepare.shards import find_shards
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
 """Hands on what it gets, and shows how far that is; also called with the number of all."""
+
+MAX_PART_NAMES = 50
 
 
 class PreparesShards:
@@ -39,12 +42,12 @@ class PreparesShards:
         media_filter: MediaFilter | None = None,
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
-    ) -> tuple[set[str], list[tuple[str, int]]]:
+    ) -> set[str]:
         """Prepare a folder of tar shards; no `dataset.yaml` is written.
 
         Args:
             parent_path: The folder.
-            paths: The shards; all below the folder have to be among them.
+            paths: The shards, or patterns with braces; all below the folder have to be among them.
             split_parts_ratio: Names of splits and their shares.
             split_parts_patterns: Instead of it, names of splits and regular expressions.
             split_config: Only "split.yaml".
@@ -58,8 +61,7 @@ class PreparesShards:
             index_sqlite_tmp_path: Has no effect: indexes are written where they belong.
 
         Returns:
-            The names of the parts of the samples in the first shard, and keys that are there
-            several times; the latter are an error, so there are none.
+            The names of the parts of samples, 50 at most.
 
         Raises:
             ConfigError: If the arguments make no sense.
@@ -85,8 +87,7 @@ class PreparesShards:
         )
         if media_filter is not None:
             prepare_media(folder, media_filter, engine=Engine(num_workers=workers))
-        first = find_shards(folder)[0]
-        return set(scan_tar(folder / first).part_names), []
+        return _part_names(folder)
 
     @classmethod
     def add_media_metadata(
@@ -164,10 +165,20 @@ class _Shown:
         self.done = done
 
 
+def _part_names(folder: Path) -> set[str]:
+    names: set[str] = set()
+    for shard in find_shards(folder):
+        names.update(open_part_table(folder / shard).part_names)
+        if len(names) > MAX_PART_NAMES:
+            break
+    return set(sorted(names)[:MAX_PART_NAMES])
+
+
 def _check_paths(folder: Path, paths: Sequence[str] | None) -> None:
     if paths is None:
         return
-    left_out = sorted(set(map(str, find_shards(folder))) - set(map(str, paths)))
+    named = {each for path in paths for each in expand_braces(str(path))}
+    left_out = sorted(set(map(str, find_shards(folder))) - named)
     if left_out:
         raise ConfigError(
             f"{folder} has shards that are not among paths, like {left_out[0]}; a dataset is all "
