@@ -6,8 +6,7 @@ Each function here makes a stage. Stages are used in pipelines, or called with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from energon.errors import ConfigError
@@ -32,13 +31,15 @@ from energon.webdataset.fields import (
     alternatives,
     getfirst,
 )
+from energon.webdataset.filter_function import pipelinefilter
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.keeping import Cached, LMDBCached
 from energon.webdataset.looking import Info, LogKeys
 from energon.webdataset.mapping import Apply, Map, RandomSample, Select, Slice
 from energon.webdataset.reexport import reexport
 from energon.webdataset.shuffling import Shuffle
-from energon.webdataset.stage import Context, Stage, UnsavableIterator, describe
+from energon.webdataset.stage import Stage
+from energon.webdataset.utils import transform_with
 
 __all__ = [
     "Cached",
@@ -94,17 +95,6 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
         epoch: Accepted for compatibility: the pipeline counts its epochs.
     """
     return Shuffle(bufsize, initial, None, seed)
-
-
-def _shuffle(
-    data: Iterable[Any],
-    bufsize: int = 1000,
-    initial: int = 100,
-    rng: Any = None,
-    handler: Any = None,
-) -> Iterator[Any]:
-    """Shuffle any iterable through a buffer."""
-    return Shuffle(bufsize, initial, rng)(data)
 
 
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
@@ -282,44 +272,6 @@ def log_keys(logfile: Any = None) -> Stage:
     return LogKeys(None if logfile is None else str(logfile))
 
 
-@dataclass(frozen=True)
-class FilterFunction(Stage):
-    """A function of an iterator and further arguments, with these arguments."""
-
-    f: Callable[..., Iterable[Any]]
-    args: tuple[Any, ...]
-    kw: dict[str, Any]
-
-    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        items = self.f(source, *self.args, **self.kw)
-        return UnsavableIterator(items, describe(self.f), source)
-
-
-@dataclass(frozen=True)
-class RestCurried:
-    """Makes stages of a function: call it with all arguments but the first."""
-
-    f: Callable[..., Iterable[Any]]
-
-    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
-        return FilterFunction(self.f, args, kw)
-
-
-def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
-    """Return what makes stages of a function whose first argument is an iterator."""
-    return RestCurried(f)
-
-
-def transform_with(
-    sample: Any, transformers: Iterable[Callable[[Any], Any] | None] | None
-) -> list[Any]:
-    """Return a list of values changed by functions; None, or none left, keeps one as it is."""
-    changed = list(sample)
-    for place, (function, value) in enumerate(zip(transformers or (), sample, strict=False)):
-        changed[place] = value if function is None else function(value)
-    return changed
-
-
 def _read_text(stream: Any) -> str:
     return str(stream.read(), "utf-8")
 
@@ -332,4 +284,13 @@ def _read_bytes(stream: Any) -> bytes:
 _XDECODE_DEFAULTS = (("*.bin", _read_bytes), ("*.txt", _read_text))
 
 
-__getattr__ = reexport(__name__, {"PipelineStage": "stages", "identity": "utils"})
+__getattr__ = reexport(
+    __name__,
+    {
+        "FilterFunction": "filter_function",
+        "PipelineStage": "stages",
+        "RestCurried": "filter_function",
+        "_shuffle": "shuffling:shuffled",
+        "identity": "utils",
+    },
+)

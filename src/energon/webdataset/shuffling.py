@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
@@ -154,3 +154,14 @@ def _remove(buffer: list[Any], numbers: list[int], pick: int) -> Any:
     buffer[pick] = buffer[-1]
     buffer.pop()
     return item
+
+
+def shuffled(
+    data: Iterable[Any],
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: Any = None,
+    handler: Any = None,
+) -> Iterator[Any]:
+    """Shuffle any iterable through a buffer."""
+    return Shuffle(bufsize, initial, rng)(data)

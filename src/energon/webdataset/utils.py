@@ -34,6 +34,16 @@ def identity(x: T) -> T:
     return x
 
 
+def transform_with(
+    sample: Any, transformers: Iterable[Callable[[Any], Any] | None] | None
+) -> list[Any]:
+    """Return a list of values changed by functions; None, or none left, keeps one as it is."""
+    changed = list(sample)
+    for place, (function, value) in enumerate(zip(transformers or (), sample, strict=False)):
+        changed[place] = value if function is None else function(value)
+    return changed
+
+
 def is_iterable(obj: Any) -> bool:
     """Return whether `obj` can be iterated over as a collection: text and bytes do not count."""
     return hasattr(obj, "__iter__") and not isinstance(obj, str | bytes)
