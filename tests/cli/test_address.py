@@ -123,13 +123,6 @@ def test_writers_of_shards_refuse_a_url_and_say_how_to_upload(writer):
         writer("s3://bucket/x.tar")
 
 
-def test_packing_goes_to_a_folder_of_this_machine(tmp_path):
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    done = run("pack", tmp_path / "t.csv", "s3://bucket/t")
-    assert done.exit_code != 0
-    assert "s3://bucket/t: wanted is a path on this machine; pack here" in done.output
-
-
 def test_what_is_said_is_said_of_the_address(address, caplog):
     caplog.set_level("INFO")
     run("prepare", address, *PREPARE)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon.cli.indexing_options import open_indexing
 from energon.errors import ConfigError
-from energon.io.address import is_remote, local_path, redact
 from energon.io.epath import AnyPath, EPath, any_path
 
 if TYPE_CHECKING:
@@ -39,31 +37,6 @@ class AddressType(click.ParamType):  # type: ignore[type-arg]
 
 
 ADDRESS = AddressType()
-
-
-class LocalType(click.ParamType):  # type: ignore[type-arg]
-    """A path on this machine.
-
-    Args:
-        advice: What can be done with a URL instead.
-    """
-
-    name = "path"
-
-    def __init__(self, advice: str) -> None:
-        self.advice = advice
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        """Return the path, or refuse a URL and say what can be done with one."""
-        if is_remote(value):
-            self.fail(f"{redact(value)}: wanted is a path on this machine; {self.advice}")
-        return Path(local_path(value))
-
-
-LOCAL = LocalType(
-    "for datasets in stores, `energon lint URL` reads every sample, and `energon prepare URL "
-    "--force-overwrite --reindex` makes the index anew"
-)
 
 
 def check_engine(path: EPath, engine: Engine) -> None:

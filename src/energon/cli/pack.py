@@ -6,20 +6,25 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import LocalType
+from energon.cli.address import ADDRESS
 from energon.cli.field_map import parse_field_map
 from energon.errors import ConfigError
+from energon.io.address import redact
+from energon.io.epath import AnyPath, any_path
+
+if TYPE_CHECKING:
+    from energon.formats.info import DatasetInfo
 
 MAX_SHOWN = 10
 
 
 @click.command("pack")
 @click.argument("source", metavar="SOURCE")
-@click.argument("target", type=LocalType("pack here, and upload the folder when it is done"))
+@click.argument("target", type=ADDRESS)
 @click.option(
     "--kind",
     type=click.Choice(["folder", "table", "shards", "huggingface", "mds", "litdata"]),
@@ -31,9 +36,7 @@ MAX_SHOWN = 10
 )
 @click.option("--leave-out", metavar="COLUMN", multiple=True, help="Column that is not wanted.")
 @click.option("--key-column", metavar="COLUMN", help="Column with keys; else rows are numbered.")
-@click.option(
-    "--root", type=click.Path(path_type=Path), help="What paths in columns are relative to."
-)
+@click.option("--root", type=ADDRESS, help="What paths in columns are relative to.")
 @click.option("--skip-missing", is_flag=True, help="Leave out rows whose files are missing.")
 @click.option("--prefix-keys", is_flag=True, help="Begin keys with the name of their old shard.")
 @click.option("--maxcount", default=100_000, show_default=True, help="Most samples of a shard.")
@@ -47,13 +50,13 @@ MAX_SHOWN = 10
 @click.option("--progress/--no-progress", default=True, help="Show how far it is.")
 def command(
     source: str,
-    target: Path,
+    target: AnyPath,
     kind: Any,
     file_column: tuple[str, ...],
     part: tuple[str, ...],
     leave_out: tuple[str, ...],
     key_column: str | None,
-    root: Path | None,
+    root: AnyPath | None,
     skip_missing: bool,
     prefix_keys: bool,
     maxcount: int,
@@ -66,7 +69,7 @@ def command(
     no_sqlite: bool,
     progress: bool,
 ) -> None:
-    """Make SOURCE a prepared dataset in the folder TARGET.
+    """Make SOURCE a prepared dataset in the folder TARGET. Both may be URLs.
 
     SOURCE is a folder of files, of which those with equal names up to the first dot are a
     sample; a table (CSV, TSV, JSON lines, Parquet), whose rows are samples; a folder of tar
@@ -76,6 +79,9 @@ def command(
     Columns of tables become fields of a part `json`. Those with pictures, other bytes or arrays
     become parts of their own, and with --file-column the files that they name.
 
+    If TARGET is a URL, each shard is uploaded as soon as it is complete, and takes space on this
+    machine until then.
+
     A run that was interrupted is taken up where it was when the same command is given again.
 
     \b
@@ -83,6 +89,7 @@ def command(
       energon pack ./photos ./photos_packed
       energon pack ./captions.csv ./coco --file-column image --part caption:txt
       energon pack ./old_shards ./new_shards --maxcount 10000
+      energon pack s3://bucket/photos s3://bucket/photos_packed
     """
     from energon.prepare.dataset import Indexing
     from energon.prepare.pack import ShardSizes, pack_dataset
@@ -96,15 +103,19 @@ def command(
         file_columns=file_column,
         parts=_parse_parts(part),
         leave_out=leave_out,
-        root=root or Path(source).parent,
+        root=root or _folder_of(source, kind),
         skip_missing=skip_missing,
     )
     opened = open_source(source, kind, rules, prefix_keys=prefix_keys)
+    about = {"source": redact(source), "kind": kind, "rules": rules.__dict__, "prefix": prefix_keys}
+    pack: Callable[..., DatasetInfo] = pack_dataset
+    if not isinstance(target, Path):
+        from energon.prepare.pack_remote import pack_remote as pack
     with _counting(progress) as advance:
-        info = pack_dataset(
+        info = pack(
             opened,
-            target,
-            about={"source": source, "kind": kind, "rules": rules.__dict__, "prefix": prefix_keys},
+            target if isinstance(target, Path) else target.url,
+            about=about,
             sizes=ShardSizes(maxcount, maxsize),
             overwrite=overwrite,
             checksum=not no_checksum,
@@ -120,6 +131,11 @@ def command(
     if len(left_out) > MAX_SHOWN:
         click.echo(f"left out: {len(left_out)} in all", err=True)
     click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
+
+
+def _folder_of(source: str, kind: str) -> AnyPath:
+    """Return what paths in a table are relative to; of other sources nothing is."""
+    return any_path(source).parent if kind == "table" else Path()
 
 
 def _parse_parts(entries: tuple[str, ...]) -> dict[str, str]:

@@ -167,16 +167,24 @@ class Store:
         Raises:
             StorageError: If the place cannot say what it has, as web servers cannot.
         """
+        self._check_lists(prefix)
+        return self._try(lambda: sorted(self.backend.list(prefix)), prefix)
+
+    def has_any(self, prefix: str = "") -> bool:
+        """Return whether there is an object below the folder `prefix`.
+
+        Raises:
+            StorageError: If the place cannot say what it has, as web servers cannot.
+        """
+        self._check_lists(prefix)
+        return self._try(lambda: any(True for _ in self.backend.list(prefix)), prefix)
+
+    def _check_lists(self, prefix: str) -> None:
         if not self.backend.can_list:
             raise StorageError(
                 f"{self.place(prefix)}: web servers do not list what they have; name the files, "
                 "or use the address of the object store behind it"
             )
-        return self._try(lambda: sorted(self.backend.list(prefix)), prefix)
-
-    def has_any(self, prefix: str = "") -> bool:
-        """Return whether there is an object below the folder `prefix`."""
-        return self._try(lambda: any(True for _ in self.backend.list(prefix)), prefix)
 
     def write(self, key: str, content: bytes | os.PathLike[str]) -> None:
         """Write an object. Until all of it is there, readers see the old one or none.

@@ -14,7 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
+from energon.errors import (
+    DatasetNotFoundError,
+    EnergonError,
+    StorageAccessError,
+    StorageError,
+)
 from energon.formats.info import META
 
 MIN_FLUSH_TOGETHER = 8
@@ -164,6 +169,8 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     try:
         yield
+    except EnergonError:
+        raise  # says all that there is to say
     except FileNotFoundError as error:
         raise DatasetNotFoundError(
             f"{path}: no such file; if it was deleted meanwhile, run `energon prepare` again"
@@ -171,8 +178,6 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     except PermissionError as error:
         raise _not_allowed(path, error) from error
     except OSError as error:
-        if isinstance(error, StorageError):
-            raise
         if error.errno == errno.EROFS:
             raise _not_allowed(path, error) from error
         hint = {

@@ -200,7 +200,7 @@ class Mirror:
         """Make a file of the size and date of a shard."""
         path = self.folder / shard.key
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab") as file:
+        with open(path, "wb") as file:  # without the content that it may have
             file.truncate(shard.size)
         os.utime(path, ns=(shard.mtime_ns, shard.mtime_ns))
 

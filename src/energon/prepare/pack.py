@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from energon.errors import ConfigError
 from energon.formats.info import META, DatasetInfo
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.files import write_files
+from energon.prepare.packing.fetch import fetched
 from energon.prepare.packing.source import PackSource
 from energon.prepare.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
 
@@ -28,9 +29,45 @@ class ShardSizes:
     maxsize: float = MAX_SIZE
 
 
+class Target(Protocol):
+    """Where shards are packed to."""
+
+    folder: Path
+    """Folder of the dataset, or one that stands for it."""
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Called when it is clear what is packed; `overwrite` says to delete what is there."""
+
+    def take(self, shard: str) -> None:
+        """Called with the path of each shard that is complete."""
+
+    def finish(self) -> None:
+        """Called when the last shard is complete, before the dataset is prepared."""
+
+
+class Folder:
+    """A folder on this machine.
+
+    Args:
+        folder: Where it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Do nothing: what is deleted, writers of shards delete."""
+
+    def take(self, shard: str) -> None:
+        """Do nothing: the shard is where it belongs."""
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+
 def pack_dataset(
     source: PackSource,
-    target: str | Path,
+    target: str | Path | Target,
     *,
     about: Mapping[str, Any],
     sizes: ShardSizes = ShardSizes(),
@@ -48,7 +85,7 @@ def pack_dataset(
 
     Args:
         source: What to pack.
-        target: Folder for the dataset.
+        target: Folder for the dataset; `energon.prepare.pack_remote` has those in stores.
         about: What tells the source and how it is read; a run goes on only if it is the same.
         sizes: How large shards become.
         overwrite: Whether to delete a dataset that is there.
@@ -63,13 +100,26 @@ def pack_dataset(
         ConfigError: If there is another dataset already, or a sample cannot be written.
         DuplicateSampleKeyError: If two samples have the same key.
     """
-    folder = Path(target)
+    place = Folder(Path(target)) if isinstance(target, (str, Path)) else target
+    folder = place.folder
     record = {**about, "maxcount": sizes.maxcount, "maxsize": int(sizes.maxsize)}
     _begin(folder, record, overwrite=overwrite)
+    place.begin(overwrite=overwrite)
     splits = source.split_names()
     for split in splits:
         pattern = folder / "shards" / split / "%05d.tar"
-        _write(source, split, pattern, sizes, overwrite, checksum, progress)
+        writer = ShardWriter(
+            pattern,
+            sizes.maxcount,
+            sizes.maxsize,
+            resume=not overwrite,
+            overwrite=overwrite,
+            checksum=checksum,
+            post=place.take,
+        )
+        with writer:
+            _write(source, split, writer, progress)
+    place.finish()
     named = splits != [""]
     return prepare_dataset(
         folder,
@@ -82,36 +132,22 @@ def pack_dataset(
 
 
 def _write(
-    source: PackSource,
-    split: str,
-    pattern: Path,
-    sizes: ShardSizes,
-    overwrite: bool,
-    checksum: bool,
-    progress: Callable[[int], None],
+    source: PackSource, split: str, writer: ShardWriter, progress: Callable[[int], None]
 ) -> None:
-    with ShardWriter(
-        pattern,
-        sizes.maxcount,
-        sizes.maxsize,
-        resume=not overwrite,
-        overwrite=overwrite,
-        checksum=checksum,
-    ) as writer:
-        done = writer.num_samples
-        samples = source.samples(split, max(0, done - 1))
-        if done:
-            last = next(iter(islice(samples, 1)), None)
-            if last is None or last["__key__"] != writer.last_key:
-                raise ConfigError(
-                    f"{pattern.parent}: sample {done} is {writer.last_key!r} in the shards, and no "
-                    "longer in the source; pass --overwrite to write all shards anew"
-                )
-        for sample in samples:
-            writer.write(sample)
-            if writer.num_samples % 100 == 0:
-                progress(writer.num_samples)
-        progress(writer.num_samples)
+    done = writer.num_samples
+    samples = source.samples(split, max(0, done - 1))
+    if done:
+        last = next(iter(islice(samples, 1)), None)
+        if last is None or last["__key__"] != writer.last_key:
+            raise ConfigError(
+                f"{Path(writer.pattern).parent}: sample {done} is {writer.last_key!r} in the "
+                "shards, and no longer in the source; pass --overwrite to write all shards anew"
+            )
+    for sample in fetched(samples):
+        writer.write(sample)
+        if writer.num_samples % 100 == 0:
+            progress(writer.num_samples)
+    progress(writer.num_samples)
 
 
 def _begin(folder: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:

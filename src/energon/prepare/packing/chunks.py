@@ -6,19 +6,18 @@ record with the sizes of its fields, where these differ, followed by their conte
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon.errors import FormatError
 from energon.extra import needs_extra
+from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 
 
-def read_chunk(path: Path, *, compression: str | None) -> bytes:
+def read_chunk(path: AnyPath, *, compression: str | None) -> bytes:
     """Return the content of a chunk, unpacked.
 
     Raises:
@@ -32,7 +31,7 @@ def read_chunk(path: Path, *, compression: str | None) -> bytes:
     return unpack(data, path, compression)
 
 
-def unpack(data: bytes | memoryview, path: Path, compression: str) -> bytes:
+def unpack(data: bytes | memoryview, path: AnyPath, compression: str) -> bytes:
     """Return what was compressed.
 
     Raises:
@@ -50,7 +49,7 @@ def unpack(data: bytes | memoryview, path: Path, compression: str) -> bytes:
         raise FormatError(f"{path}: {error}") from error
 
 
-def records(data: bytes, origin: str | os.PathLike[str], start: int = 0) -> Iterator[memoryview]:
+def records(data: bytes, origin: object, start: int = 0) -> Iterator[memoryview]:
     """Yield the records of a chunk from number `start` on.
 
     Raises:
@@ -67,9 +66,7 @@ def records(data: bytes, origin: str | os.PathLike[str], start: int = 0) -> Iter
         yield view[edges[number] : edges[number + 1]]
 
 
-def fields(
-    record: memoryview, sizes: Sequence[int | None], origin: str | os.PathLike[str]
-) -> list[bytes]:
+def fields(record: memoryview, sizes: Sequence[int | None], origin: object) -> list[bytes]:
     """Return the contents of the fields of a record.
 
     Args:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Literal
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.prepare.files import list_files
+from energon.io.epath import AnyPath, any_path
 from energon.prepare.packing import shards, table
 from energon.prepare.packing.huggingface import SCHEME
+from energon.prepare.packing.place import names_below
 from energon.prepare.packing.row import RowRules
 from energon.prepare.packing.source import PackSource
 
@@ -24,22 +24,22 @@ def detect_kind(address: str) -> Kind:
         DatasetNotFoundError: If there is nothing.
         ConfigError: If it is a file of an unknown kind.
     """
-    path = Path(address)
     if address.startswith(SCHEME):
         return "huggingface"
+    path = any_path(address)
     if path.is_file():
         if path.suffix.lower() in table.SUFFIXES:
             return "table"
-        raise ConfigError(f"{address}: wanted is a folder, or a table: {', '.join(table.SUFFIXES)}")
-    if not path.is_dir():
-        raise DatasetNotFoundError(f"{address}: no such file or folder")
+        raise ConfigError(f"{path}: wanted is a folder, or a table: {', '.join(table.SUFFIXES)}")
     if (path / "index.json").is_file():
         kind = _kind_of_index(path / "index.json")
         if kind is not None:
             return kind
+    if not path.is_dir():
+        raise DatasetNotFoundError(f"{path}: no such file or folder")
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return "huggingface"
-    if any(name.endswith(shards.SUFFIXES) for name in list_files(path)):
+    if any(name.endswith(shards.SUFFIXES) for name in names_below(path)):
         return "shards"
     return "folder"
 
@@ -50,12 +50,16 @@ def open_source(
     """Open what is to be packed.
 
     Args:
-        address: A path, or `hf://NAME`.
+        address: A path, a URL, or `hf://NAME`.
         kind: What it is, see `detect_kind`.
         rules: How rows become samples, where it has rows.
         prefix_keys: Whether keys begin with the name of the shard that they were in.
     """
-    path = Path(address)
+    if kind == "huggingface":
+        from energon.prepare.packing.huggingface import HuggingFaceSource
+
+        return HuggingFaceSource(address, rules)
+    path = any_path(address)
     if kind == "folder":
         from energon.prepare.packing.folder import FolderSource
 
@@ -68,16 +72,12 @@ def open_source(
         from energon.prepare.packing.mds import MdsSource
 
         return MdsSource(path, rules)
-    if kind == "litdata":
-        from energon.prepare.packing.litdata import LitDataSource
+    from energon.prepare.packing.litdata import LitDataSource
 
-        return LitDataSource(path, rules)
-    from energon.prepare.packing.huggingface import HuggingFaceSource
-
-    return HuggingFaceSource(address, rules)
+    return LitDataSource(path, rules)
 
 
-def _kind_of_index(path: Path) -> Kind | None:
+def _kind_of_index(path: AnyPath) -> Kind | None:
     try:
         index = json.loads(path.read_text())
     except ValueError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Any
 
 from energon.errors import DatasetNotFoundError
 from energon.formats.tar import split_name
-from energon.prepare.files import list_files
+from energon.io.epath import AnyPath
+from energon.prepare.packing.place import names_below
 
 
 class FolderSource:
@@ -22,9 +22,9 @@ class FolderSource:
         DatasetNotFoundError: If there is no such folder, or nothing in it is a sample.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
-        names = list_files(folder)
+        names = names_below(folder)
         pairs = [(split, name) for name in names if (split := split_name(name)) is not None]
         self._files = sorted(pairs)
         chosen = {name for _, name in pairs}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
 from energon.extra import needs_extra
+from energon.io.address import redact
+from energon.io.epath import EPath, any_path
+from energon.io.files import list_files
 from energon.prepare.packing.row import RowRules
 
 SCHEME = "hf://"
@@ -26,13 +32,26 @@ class HuggingFaceSource:
     """
 
     def __init__(self, address: str, rules: RowRules) -> None:
-        self.address = address
+        self.address = redact(address)
         self.rules = rules
         self._left_out: list[str] = []
-        opened = _open(address)
+        opened = _open(self._here(address))
         self._splits: dict[str, Any] = (
             dict(opened.items()) if hasattr(opened, "items") else {"": opened}
         )
+
+    def _here(self, address: str) -> str:
+        """Return where a saved folder is on this machine: its files are mapped into memory."""
+        folder = any_path(address) if not address.startswith(SCHEME) else None
+        if not isinstance(folder, EPath):
+            return address if folder is None else str(folder)
+        copy = tempfile.mkdtemp(prefix="energon-pack-")
+        weakref.finalize(self, shutil.rmtree, copy, ignore_errors=True)
+        for found in list_files(folder):
+            target = Path(copy, found.key)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (folder / found.key).copy(EPath(target))
+        return copy
 
     def split_names(self) -> list[str]:
         return list(self._splits)
@@ -61,7 +80,7 @@ def _open(address: str) -> Any:
         import datasets
     try:
         if not address.startswith(SCHEME):
-            return datasets.load_from_disk(str(Path(address)))
+            return datasets.load_from_disk(address)
         name, _, config = address.removeprefix(SCHEME).removeprefix("datasets/").partition(":")
         return datasets.load_dataset(name, config or None, streaming=True)
     except (OSError, ValueError, RuntimeError) as error:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from energon.errors import FormatError
+from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.utf8 import decode_utf8
 
 NAME = "index.json"
 
 
-def read_json_index(folder: Path) -> Any:
+def read_json_index(folder: AnyPath) -> Any:
     """Return what the index of a folder says.
 
     Raises:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon.errors import ConfigError, FormatError, MissingExtraError
+from energon.io.epath import AnyPath
 from energon.prepare.packing.chunks import fields, stored_picture
 from energon.prepare.packing.json_index import NAME, read_json_index
 from energon.prepare.packing.litdata_chunks import litdata_items
@@ -32,7 +32,7 @@ class LitDataSource:
         ConfigError: If items hold something that is not known.
     """
 
-    def __init__(self, folder: Path, rules: RowRules) -> None:
+    def __init__(self, folder: AnyPath, rules: RowRules) -> None:
         self.folder = folder
         self.rules = rules
         path = folder / NAME
@@ -71,7 +71,7 @@ class LitDataSource:
     def skipped(self) -> list[str]:
         return []
 
-    def _row(self, record: memoryview, path: Path) -> dict[str, Any]:
+    def _row(self, record: memoryview, path: AnyPath) -> dict[str, Any]:
         contents = fields(record, [None] * len(self._decoders), path)
         leaves = iter(
             decode(content) for decode, content in zip(self._decoders, contents, strict=True)
@@ -99,7 +99,7 @@ def _shape(spec: Any) -> Callable[[Iterator[Any]], Any]:
     return lambda leaves: [child(leaves) for child in children]
 
 
-def _decoder(kind: str, folder: Path) -> Callable[[bytes], Any]:
+def _decoder(kind: str, folder: AnyPath) -> Callable[[bytes], Any]:
     name = kind.partition(":")[0]
     if name in _DECODERS:
         return _DECODERS[name]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from energon.errors import FormatError
+from energon.io.epath import AnyPath
 from energon.prepare.packing.chunks import read_chunk, records, unpack
 
 _MAGIC = b"LDFZ01\0\0"
@@ -18,7 +18,7 @@ _VERSION = 1
 
 
 def litdata_items(
-    path: Path, *, compression: str | None, level: str | None, start: int
+    path: AnyPath, *, compression: str | None, level: str | None, start: int
 ) -> Iterator[memoryview]:
     """Yield the items of a chunk from number `start` on.
 
@@ -43,7 +43,7 @@ def litdata_items(
             yield record
 
 
-def _of_frames(path: Path, compression: str, start: int) -> Iterator[memoryview]:
+def _of_frames(path: AnyPath, compression: str, start: int) -> Iterator[memoryview]:
     data = read_chunk(path, compression=None)
     try:
         magic, version, _, num_items, _, num_frames = _HEAD.unpack_from(data)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon.errors import ConfigError, FormatError
+from energon.io.epath import AnyPath
 from energon.prepare.packing.chunks import fields, read_chunk, records, stored_picture
 from energon.prepare.packing.json_index import NAME, read_json_index
 from energon.prepare.packing.row import RowRules
@@ -34,7 +34,7 @@ class MdsSource:
         ConfigError: If a column has an encoding that is not known.
     """
 
-    def __init__(self, folder: Path, rules: RowRules) -> None:
+    def __init__(self, folder: AnyPath, rules: RowRules) -> None:
         self.folder = folder
         self.rules = rules
         path = folder / NAME
@@ -65,7 +65,7 @@ class MdsSource:
 
 
 class _Shard:
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: AnyPath, about: Mapping[str, Any]) -> None:
         if about["format"] != "mds":
             raise ConfigError(f"{folder}: has {about['format']} shards; only MDS is known here")
         self.num_samples = int(about["samples"])
@@ -89,7 +89,7 @@ class _Shard:
             }
 
 
-def _decoder(encoding: str, name: str, folder: Path) -> Callable[[bytes], Any]:
+def _decoder(encoding: str, name: str, folder: AnyPath) -> Callable[[bytes], Any]:
     if encoding in _SCALARS:
         dtype = _SCALARS[encoding]
         return lambda content: np.frombuffer(content, dtype)[0].item()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.io.epath import AnyPath, EPath
 
 _MAGIC = {
     b"\xff\xd8\xff": "jpg",
@@ -47,7 +48,7 @@ class RowRules:
     file_columns: tuple[str, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
-    root: Path = Path()
+    root: AnyPath = Path()
     skip_missing: bool = False
 
     def sample(self, row: Mapping[str, Any], number: int, origin: str) -> dict[str, Any] | None:
@@ -114,7 +115,9 @@ class RowRules:
             raise ConfigError(f"{where}: column {self.key_column!r} has no key")
         return str(key)
 
-    def _path(self, value: Any, where: str) -> Path | None:
+    def _path(self, value: Any, where: str) -> AnyPath | None:
+        if isinstance(self.root, EPath):
+            return self._remote_path(self.root, str(value), where)
         root = self.root.resolve()
         path = (root / str(value)).resolve()
         if not path.is_relative_to(root):
@@ -129,6 +132,23 @@ class RowRules:
             f"{where}: {path}: no such file; say with --root what paths are relative to, or leave "
             "such rows out with --skip-missing"
         )
+
+    def _remote_path(self, root: EPath, value: str, where: str) -> EPath | None:
+        path = root / value
+        if not _is_below(path, root):
+            raise ConfigError(
+                f"{where}: {value!r} is not below {root}; say with --root where files may be"
+            )
+        # Whether it is there turns out when it is fetched, some samples ahead.
+        return None if self.skip_missing and not path.is_file() else path
+
+
+def _is_below(path: EPath, root: EPath) -> bool:
+    try:
+        path.relative_to(root)
+    except ValueError:
+        return False
+    return True
 
 
 def extension_of(value: Any) -> str | None:

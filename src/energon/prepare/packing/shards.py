@@ -7,13 +7,14 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, Self
 
 from energon.errors import FormatError, TruncatedError
 from energon.extra import needs_extra
 from energon.formats.tar import split_name
-from energon.prepare.files import list_files, reporting
+from energon.io.epath import AnyPath
+from energon.prepare.files import reporting
+from energon.prepare.packing.place import names_below, open_ascending
 from energon.prepare.shards import COMPRESSED
 
 SUFFIXES = (".tar", *COMPRESSED)
@@ -27,28 +28,29 @@ class ShardSource:
         prefix_keys: Whether the key of each sample begins with the name of its archive.
     """
 
-    def __init__(self, folder: Path, *, prefix_keys: bool = False) -> None:
+    def __init__(self, folder: AnyPath, *, prefix_keys: bool = False) -> None:
         self.folder = folder
         self.prefix_keys = prefix_keys
-        self.archives = [name for name in list_files(folder) if name.endswith(SUFFIXES)]
+        self.archives = [name for name in names_below(folder) if name.endswith(SUFFIXES)]
 
     def split_names(self) -> list[str]:
         return [""]
 
     def samples(self, split: str, start: int) -> Iterator[Mapping[str, Any]]:
-        number = 0
         for name in self.archives:
-            for sample in self._of(name):
-                if number >= start:
+            for sample in self._of(name, start):
+                start -= 1
+                if sample is not None:
                     yield sample
-                number += 1
 
     def skipped(self) -> list[str]:
         return []
 
-    def _of(self, name: str) -> Iterator[Mapping[str, Any]]:
+    def _of(self, name: str, start: int) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the samples of an archive; None for those before `start`, which are not read."""
         path = self.folder / name
         prefix = f"{_stem(name)}/" if self.prefix_keys else ""
+        current: str | None = None
         sample: dict[str, Any] = {}
         try:
             with reporting(path), _open(path) as tar:
@@ -57,15 +59,18 @@ class ShardSource:
                     if names is None:
                         continue
                     key, part = names
-                    if sample and sample["__key__"] != prefix + key:
-                        yield sample
-                        sample = {}
-                    sample["__key__"] = prefix + key
-                    sample[part] = _content(tar, member)
+                    if key != current:
+                        if current is not None:
+                            yield sample or None
+                        current, sample = key, {}
+                        start -= 1
+                    if start < 0:
+                        sample["__key__"] = prefix + key
+                        sample[part] = _content(tar, member)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise FormatError(f"{path}: {error}; restore the archive or write it again") from error
-        if sample:
-            yield sample
+        if current is not None:
+            yield sample or None
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -77,20 +82,37 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tarfile.TarFile]:
+def _open(path: AnyPath) -> Iterator[tarfile.TarFile]:
     if not path.name.endswith((".tar.zst", ".tzst")):
-        with tarfile.open(path, "r:*") as tar:
+        with open_ascending(path) as file, _read_tar(file, "r:*") as tar:
             yield tar
         return
     with needs_extra("formats", f"{path}: zst needs zstandard"):
         import zstandard
-    with open(path, "rb") as file:
+    with open_ascending(path) as file:
         stream: BinaryIO = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
         try:
-            with tarfile.open(fileobj=stream, mode="r|", name=str(path)) as tar:
+            with _read_tar(stream, "r|") as tar:
                 yield tar
         except zstandard.ZstdError as error:
             raise FormatError(f"{path}: {error}; restore the archive") from error
+
+
+def _read_tar(file: BinaryIO, mode: Literal["r:*", "r|"]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
+
+
+class _Member(tarfile.TarInfo):
+    """A member of an archive that has to have an end marker."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.EmptyHeaderError as error:  # type: ignore[attr-defined]
+            raise EOFError(
+                "ends without the end marker of a tar archive; members may be missing"
+            ) from error
 
 
 def _stem(name: str) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from energon.errors import FormatError
 from energon.extra import needs_extra
+from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
+from energon.prepare.packing.place import open_ascending
 from energon.prepare.packing.row import RowRules
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -26,7 +28,7 @@ class TableSource:
         rules: How rows become samples.
     """
 
-    def __init__(self, path: Path, rules: RowRules) -> None:
+    def __init__(self, path: AnyPath, rules: RowRules) -> None:
         self.path = path
         self.rules = rules
         self._left_out: list[str] = []
@@ -59,9 +61,12 @@ class TableSource:
                 yield from _json_rows(self.path)
 
 
-def _csv_rows(path: Path, delimiter: str) -> Iterator[Mapping[str, Any]]:
+def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
     csv.field_size_limit(MAX_FIELD_BYTES)
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with (
+        open_ascending(path) as binary,
+        io.TextIOWrapper(binary, newline="", encoding="utf-8-sig") as file,
+    ):
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
             for row in reader:
@@ -75,8 +80,8 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[Mapping[str, Any]]:
             raise FormatError(f"{path}:{reader.line_num}: {error}") from error
 
 
-def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with open(path, "rb") as file:
+def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
+    with open_ascending(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -89,14 +94,15 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
     with needs_extra("parquet", f"{path}: Parquet needs pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"{path}: {error}") from error
-    with file:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS):
-            yield from batch.to_pylist()
+    with path.open("rb") as binary:
+        try:
+            file = pq.ParquetFile(binary)
+        except pa.ArrowInvalid as error:
+            raise FormatError(f"{path}: {error}") from error
+        with file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                yield from batch.to_pylist()
