@@ -23,7 +23,6 @@ _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _MAGIC = np.frombuffer(b"ustar", np.uint8)
 _MTIME = np.frombuffer(b" mtime=", np.uint8)
 _LOW_BYTES = np.uint64(0x00FF00FF00FF00FF)
-_LANE_SUM = np.uint64(0x0001000100010001)
 _REGULAR, _OLD_REGULAR, _CONTIGUOUS, _FOLDER, _EXTENDED = b"0\x0075x"
 
 

@@ -28,7 +28,6 @@ class LeafReads(NamedTuple):
     requests: float
     bytes_read: float
     """With the gaps that are read along."""
-    bytes_used: float
 
 
 def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
@@ -43,8 +42,8 @@ def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
             sums.setdefault(leaf, []).append(_read(run, leaf, rows.ordinal[rows.leaf == leaf]))
     found = {}
     for leaf, parts in sums.items():
-        samples, requests, read, used = np.sum(parts, axis=0).tolist()
-        found[leaf] = LeafReads(requests / samples, read / samples, used / samples)
+        samples, requests, read = np.sum(parts, axis=0).tolist()
+        found[leaf] = LeafReads(requests / samples, read / samples)
     return found
 
 
@@ -55,8 +54,8 @@ def _block_rows(run: PlannedRun) -> int:
 
 
 def _read(run: PlannedRun, leaf: int, ordinals: Ints) -> Ints:
-    """Return how many samples, requests, bytes read and bytes used a block of a leaf takes."""
-    requests = read = used = 0
+    """Return how many samples, requests and bytes a block of a leaf takes."""
+    requests = read = 0
     for file, _, low, high in run.leaves[leaf].source.extents(ordinals):
         order = np.argsort(low, kind="stable")
         low, high = low[order], high[order]
@@ -67,5 +66,4 @@ def _read(run: PlannedRun, leaf: int, ordinals: Ints) -> Ints:
             start, stop = low[edges], np.maximum.reduceat(high, edges)
         requests += len(start)
         read += int((stop - start).sum())
-        used += int((high - low).sum())
-    return np.array([len(ordinals), requests, read, used])
+    return np.array([len(ordinals), requests, read])

@@ -82,11 +82,6 @@ class Curve:
         """Whether it never changes."""
         return len({point.value for point in self.points}) == 1
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether it is 0 all the time."""
-        return not any(point.value for point in self.points)
-
     def knots(self, clock: Clock) -> Iterator[int]:
         """Yield the rows at which a stage begins, the steps of ramps included."""
         for before, after in pairwise(self.points):

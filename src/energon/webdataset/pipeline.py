@@ -125,10 +125,6 @@ class DataPipeline(TorchLookalike):
         sized: Self = with_length(self, n)
         return sized
 
-    def with_seed(self, seed: int) -> Self:
-        """Return this pipeline with another seed."""
-        return self._changed(seed=default_seed(seed))
-
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be number `epoch`, here and in workers that start with it."""
         self._epochs.set(epoch)

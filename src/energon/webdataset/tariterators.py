@@ -63,9 +63,6 @@ def tarfile_samples(
     return tarfile_to_samples(handler, select_files, rename_files)(src)
 
 
-tarfile_to_samples_stage = tarfile_to_samples
-
-
 def url_opener(
     data: Iterable[Shard],
     handler: Handler = reraise_exception,
