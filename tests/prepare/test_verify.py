@@ -167,6 +167,9 @@ def test_a_copy_with_another_date_is_only_noted(dataset, tmp_path):
     report = verify_dataset(dataset, engine=ALONE)
     assert report.ok
     assert "3 shards have another date" in report.notes[0]
+    os.truncate(dataset / "1.tar", 5000)
+    damaged = verify_dataset(dataset, engine=ALONE)
+    assert "2 shards have another date" in damaged.notes[0]
 
 
 def replace_by_text(path):

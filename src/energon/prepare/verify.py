@@ -147,7 +147,7 @@ def check_dataset(
     indexed: list[IndexedShard] = []
     other_dates = 0
     for found in compare(shards):
-        other_dates += found.has_other_date
+        other_dates += found.has_other_date and not found.problems
         report.problems += found.problems
         report.num_checksums += found.num_checksums
         if found.indexed is not None:
