@@ -169,6 +169,7 @@ def test_weights_are_shares_of_the_samples(pair):
 def test_an_epochized_blend_has_every_sample_as_often_as_it_says(pair, repeat):
     twice = document({**pair[0], "repetitions": 2}, pair[1], kind="blend_epochized")
     dataset = train(twice, Keys(), batch_size=11, repeat=repeat)
+    assert len(dataset) == 2
     drawn = keys(dataset, 2)
     expected = {**{f"a{n}": 2 for n in range(6)}, **{f"b{n}": 1 for n in range(10)}}
     assert Counter(drawn) == expected

@@ -63,6 +63,10 @@ def join_crude(*samples):
     return merged
 
 
+def shout(sample):
+    return TextSample.derive_from(sample, text=sample.text.upper())
+
+
 def make_texts(root: Path, numbers, *, per_shard=4, kind="TextSample") -> Path:
     """A dataset of texts; sample n has the key `s<n>` and the text `text <n>`."""
     numbers = list(numbers)
@@ -172,6 +176,11 @@ def test_samples_without_a_match_are_skipped_or_none(root, nonmatch, wanted):
     make_texts(root / "some", [n for n in range(30) if n % 3])
     path = document(root, f"[{{path: captions}}, {{path: some, nonmatch: {nonmatch}}}]")
     assert pairs(val(path)) == wanted
+
+
+def test_a_join_of_one_dataset_gives_its_samples_to_the_joiner(root):
+    texts = val(document(root, "[{path: texts}]", function="shout"))
+    assert [sample.text for sample in texts[:2]] == ["TEXT 19", "TEXT 18"]
 
 
 def test_samples_without_a_match_are_an_error_with_place_and_advice(root):
@@ -360,7 +369,7 @@ def test_validation_per_dataset_names_the_join(root):
 @pytest.mark.parametrize(
     ("joined", "extra", "kind", "message"),
     [
-        ("[{path: captions}]", "", ConfigError, r"join.yaml:9:5: joins 1 datasets; wanted are two"),
+        ("[]", "", ConfigError, r"join.yaml:9:5: joins no datasets; wanted is one or more"),
         ("[{path: captions, nonmatch: skip}, {path: texts}]", "", ConfigError, "the first dataset"),
         ("[{path: captions}, {path: inner.yaml}]", "", ConfigError, "inner.yaml is a metadataset"),
         ("[{path: captions}, {path: none}]", "", FileNotFoundError, r"join.yaml:9:31: .*none"),

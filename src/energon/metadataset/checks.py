@@ -49,11 +49,8 @@ def _token_problems(entries: Sequence[Weighted], *, is_derived: bool) -> Iterato
 
 def join_problems(node: Node, members: Sequence[JoinReference], joiner: Joiner) -> Iterator[str]:
     """Yield why a join makes no sense."""
-    if len(members) < 2:
-        yield (
-            f"{node.where('join')}: joins {len(members)} datasets; wanted are two or more, and a "
-            "single one is just a `path`"
-        )
+    if not members:
+        yield f"{node.where('join')}: joins no datasets; wanted is one or more"
     if (joiner.class_ is None) == (joiner.function is None):
         yield (
             f"{node.where('joiner')}: wanted is a __module__, and a __class__ (a sample type) or "

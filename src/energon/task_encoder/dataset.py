@@ -78,7 +78,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             return min(total, self.virtual_epoch_length or total)
         if self.virtual_epoch_length:
             return self.virtual_epoch_length
-        samples = sum(leaf.num_samples for leaf in self.plan.leaves)
+        samples = sum(round(leaf.num_samples * leaf.repetitions) for leaf in self.plan.leaves)
         of_a_rank = (self.batch_size or 1) * config.world_size
         return samples // of_a_rank if self.batch_drop_last else -(-samples // of_a_rank)
 
