@@ -13,7 +13,7 @@ from typing import Any
 
 from energon.errors import StateError
 from energon.samples.restore_key import RestoreKey, stamp
-from energon.stages.base import DatasetIterator, Place, State, unpack
+from energon.stages.base import DatasetIterator, Place, State, unpack, unpack_one
 from energon.stages.hook import SKIPPED, Address, Hook, HookRunner, reraise_exception
 from energon.stages.lane import Lane
 
@@ -62,8 +62,7 @@ class ApplyIterator(DatasetIterator[Any]):
         return {**self._position(), "given": 0}
 
     def load_state_dict(self, state: State) -> None:
-        position = dict(state)
-        (given,) = unpack({"given": position.pop("given", None)}, "given")
+        given, position = unpack_one(state, "given")
         self._go_to(position)
         if given:
             self.before = self._position()

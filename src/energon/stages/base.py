@@ -143,3 +143,10 @@ def unpack(state: State, *names: str) -> tuple[Any, ...]:
                 "or was edited"
             )
     return tuple(state[name] for name in names)
+
+
+def unpack_one(state: State, name: str) -> tuple[Any, State]:
+    """Return the value of `name` and the rest of a state, or say what does not fit."""
+    rest = dict(state) if isinstance(state, Mapping) else {}
+    (value,) = unpack({name: rest.pop(name)} if name in rest else state, name)
+    return value, rest
