@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from energon.prepare.dataset import Indexing
+    from energon.prepare.engines import EngineName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -62,7 +63,7 @@ def reading_options(command: Command) -> Command:
 def open_indexing(
     *,
     num_workers: int,
-    engine: str,
+    engine: EngineName,
     address: str | None,
     progress: bool,
     checksum: bool = False,
@@ -76,10 +77,9 @@ def open_indexing(
     from energon.prepare.dataset import Indexing
     from energon.prepare.engines import Engine
 
-    place = Engine(engine, address, num_workers)  # type: ignore[arg-type]
     with logging_to_terminal(), _Bar(progress, doing) as advance:
         yield Indexing(
-            engine=place,
+            engine=Engine(engine, address, num_workers),
             sqlite=sqlite,
             checksum=checksum,
             force=reindex,

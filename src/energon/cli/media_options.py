@@ -10,6 +10,7 @@ import click
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon.formats.media_table import Strategy
     from energon.prepare.media import MediaReport
     from energon.prepare.media_filter import MediaFilter
 
@@ -53,20 +54,18 @@ def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> Me
     """
     from energon.prepare.media_filter import MediaFilter
 
-    chosen = [
-        filter_
-        for filter_, wanted in (
-            (("EXTENSION", None), by_extension),
-            (("HEADER", None), by_header),
-            (("GLOB", by_glob), by_glob is not None),
-        )
-        if wanted
-    ]
+    chosen: list[Strategy] = []
+    if by_extension:
+        chosen.append("EXTENSION")
+    if by_header:
+        chosen.append("HEADER")
+    if by_glob is not None:
+        chosen.append("GLOB")
     if len(chosen) > 1:
         raise ConfigError(
             "--media-metadata-by-extension, -by-header and -by-glob exclude one another"
         )
-    return MediaFilter(*chosen[0]) if chosen else None  # type: ignore[arg-type]
+    return MediaFilter(chosen[0], by_glob) if chosen else None
 
 
 def show_report(report: MediaReport) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from energon.cli import tar_options as options
+
+if TYPE_CHECKING:
+    from energon.prepare.engines import EngineName
+    from energon.webdataset.tools.process import OnError
 
 
 @click.command("proc")
@@ -79,10 +83,10 @@ def command(
     function: str | None,
     fields: str | None,
     output: str,
-    on_error: Any,
+    on_error: OnError,
     jobs: int,
     num_workers: int,
-    engine: Any,
+    engine: EngineName,
     address: str | None,
     overwrite: bool,
     index: bool,

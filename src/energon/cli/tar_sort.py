@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from energon.cli import tar_options as options
+
+if TYPE_CHECKING:
+    from energon.webdataset.tools.sort import Kind
 
 
 @click.command("sort")
@@ -44,7 +49,7 @@ from energon.cli import tar_options as options
 def command(
     inputs: tuple[str, ...],
     by: str,
-    kind: str,
+    kind: Kind,
     reverse: bool,
     seed: int,
     fields: str | None,
@@ -69,8 +74,6 @@ def command(
       energon tar sort in.tar --by cls --as int -o by-class-%06d.tar
       energon tar sort 'train-{000..127}.tar' --by __random__ -o shuffled-%06d.tar
     """
-    from typing import cast
-
     from energon.webdataset.tools import choose, sort
     from energon.webdataset.tools.streams import Output, expand_inputs, read_samples, write_all
 
@@ -81,7 +84,7 @@ def command(
     if by == "__random__":
         value = sort.random_value(seed)
     else:
-        value = sort.sort_value(by, cast(sort.Kind, kind))
+        value = sort.sort_value(by, kind)
     with options.progress_bar(progress, "sorting", "samples") as advance:
         ordered = sort.sorted_samples(
             options.counted(samples, advance),

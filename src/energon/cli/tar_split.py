@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from energon.cli import tar_options as options
@@ -97,7 +95,7 @@ def _run_post(post: str | None, name: str, delete: bool) -> None:
 
     if post is not None:
         quoted = shlex.quote(name)
-        done: Any = subprocess.run(post.replace("%s", quoted).replace("{}", quoted), shell=True)
+        done = subprocess.run(post.replace("%s", quoted).replace("{}", quoted), shell=True)
         if done.returncode:
             raise ConfigError(f"{post!r} ended with status {done.returncode} for {name}")
     if delete:
