@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from energon.errors import ConfigError
 from energon.formats.yaml import plain
 from energon.io.address import is_remote, join_address, local_path
-from energon.metadataset.leaf import Leaf
+from energon.metadataset.leaf import Leaf, Subset
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Join
@@ -45,13 +45,18 @@ def repeated(leaf: Leaf, times: float) -> Leaf:
 
 def inherit(leaf: Leaf, node: Inner) -> Leaf:
     """Return `leaf` with what a node above it says."""
-    subset = node.subset
+    bounds = None if node.subset is None else node.subset.bounds
+    leaf = replace(leaf, subflavors={**leaf.subflavors, **plain(node.subflavors)})
+    return narrow(leaf, bounds, node.shuffle_over_epochs_multiplier)
+
+
+def narrow(leaf: Leaf, subset: Subset | None, multiplier: int | None) -> Leaf:
+    """Return `leaf` below a subset (None for all) and a multiplier of shuffling over epochs."""
     return replace(
         leaf,
-        subflavors={**leaf.subflavors, **plain(node.subflavors)},
-        subsets=leaf.subsets if subset is None else (*leaf.subsets, subset.bounds),
+        subsets=leaf.subsets if subset is None else (*leaf.subsets, subset),
         shuffle_over_epochs_multiplier=multiply_shuffle(
-            leaf.shuffle_over_epochs_multiplier, node.shuffle_over_epochs_multiplier
+            leaf.shuffle_over_epochs_multiplier, multiplier
         ),
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
 from energon.metadataset.document import read_mapping, read_metadataset
-from energon.metadataset.inherit import multiply_shuffle
+from energon.metadataset.inherit import narrow
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import BlendMode, Subset, TraversedDatasetReference
 from energon.metadataset.resolve import DatasetPath, resolve, traverse_metadataset
@@ -101,20 +101,10 @@ class DatasetLoader:
             dataset_config=self.dataset_config,
             split_config=self.split_config,
         )
-        leaves = found.leaves
         if subset is not None:
             resolve_range(0, [subset])
-            leaves = tuple(replace(leaf, subsets=(*leaf.subsets, subset)) for leaf in leaves)
         multiplier = shuffle_over_epochs_multiplier
-        leaves = tuple(
-            replace(
-                leaf,
-                shuffle_over_epochs_multiplier=multiply_shuffle(
-                    leaf.shuffle_over_epochs_multiplier, multiplier
-                ),
-            )
-            for leaf in leaves
-        )
+        leaves = [narrow(leaf, subset, multiplier) for leaf in found.leaves]
         mode = found.blend_mode
         opened_leaves = open_leaves(leaves, subflavors)
         datasets: Sequence[Any] = opened_leaves
