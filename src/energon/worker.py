@@ -34,8 +34,9 @@ class WorkerConfig:
         data_parallel_group: Process group of torch.distributed over which global states are
             gathered; None means the default group.
         seed_offset: The seed of the run.
-        worker_debug_path: Has no effect: workers log to the logger "energon".
-        worker_log_level: Has no effect, see `worker_debug_path`.
+        worker_debug_path: File to which `LogSampleDataset` writes; None for the logger "energon".
+        worker_log_level: From 1 on, `TaskEncoder.build_train_datasets` ends pipelines with a
+            `LogSampleDataset`; from 2 on, `build_val_datasets` does, too. No effect elsewhere.
         global_error_handler: Called as `handler(exception, sample, sources)` for every sample
             that fails and is tolerated; None logs it.
         restore_error_handler: Has no effect: after a restore failures are handled as ever.
