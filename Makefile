@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fmt lint types layers doctests bench servers api clean
+.PHONY: demo test lowest check fmt lint types layers doctests bench servers api clean
 
 demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -14,7 +14,10 @@ test: $(STAMP)  ## run the whole test suite; after `make servers`, none of it is
 	@if command -v npm > /dev/null; then .ci/azurite || true; fi
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-check: lint types layers doctests test  ## what CI runs
+lowest:  ## run tests with the oldest versions of other packages that pyproject.toml admits
+	.ci/lowest
+
+check: lint types layers doctests test lowest  ## what CI runs
 
 fmt: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples
@@ -51,4 +54,4 @@ api: $(STAMP)  ## regenerate docs/api.md of signatures and docstrings
 	$(BIN)/python -m tests.docs.reference
 
 clean:
-	rm -rf $(VENV) .servers build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .servers build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
