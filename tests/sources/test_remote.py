@@ -194,7 +194,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_read_on_if_it_is_the_same(
         if same:
             assert found + [next(batches) for _ in range(BATCHES - 5)] == expected
         else:
-            with pytest.raises(ShardChangedError, match=r"\.tar: .*written anew.*energon prepare"):
+            with pytest.raises(ShardChangedError, match=r"\.tar: .*written anew.*energon index"):
                 list(zip(range(BATCHES), batches, strict=False))
 
 
@@ -203,7 +203,7 @@ def test_a_shard_that_was_written_anew_is_refused(s3, distant, tmp_path):
     content = [(f"s{n}", {"txt": f"text {n + 1000}".encode() * 3}) for n in range(40)]
     write_shard(tmp_path / "new/000.tar", content)
     write_bytes(f"{distant}/000.tar", tmp_path / "new/000.tar")
-    with pytest.raises(ShardChangedError, match=r"000\.tar: .*energon prepare"):
+    with pytest.raises(ShardChangedError, match=r"000\.tar: .*energon index"):
         train(distant, batches=BATCHES)
 
 

@@ -410,7 +410,7 @@ def test_a_shard_with_other_samples_than_were_indexed_is_refused(tmp_path, gone)
     root = make_crude(tmp_path / "ds", [4, 3])
     strip(root, *gone)
     write_shard(root / "000.tar", [(f"x{n}", {"txt": b"x" * 900}) for n in range(30)])
-    with pytest.raises(ShardChangedError, match=r"000\.tar: has .*, had .* when.*energon prepare"):
+    with pytest.raises(ShardChangedError, match=r"000\.tar: has .*, had .* when.*energon index"):
         read(WebdatasetSource(root))
 
 
@@ -432,7 +432,7 @@ def test_a_shard_of_the_same_size_with_other_samples_is_refused(tmp_path, sample
     write_shard(root / "000.tar", samples)
     assert os.stat(root / "000.tar").st_size == before.st_size
     os.utime(root / "000.tar", ns=(0, before.st_mtime_ns + 1))
-    with pytest.raises(ShardChangedError, match=r"000\.tar.*energon prepare"):
+    with pytest.raises(ShardChangedError, match=r"000\.tar.*energon index"):
         read(WebdatasetSource(root))
 
 

@@ -125,8 +125,8 @@ class ShardPool:
         indexed = _indexed_size(path) if scanned else shard.table.shard_size
         if size < indexed:
             raise TruncatedError(
-                f"{path}: has {size} bytes, had {indexed} when it was indexed; restore the file, "
-                f"or {_again(dataset)}"
+                f"{path}: has {size} bytes, had {indexed} when it was indexed; restore the file; "
+                f"`energon verify {dataset}` lists what else is lost"
             )
         if scanned:
             return shard
@@ -187,9 +187,9 @@ def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
         raise ShardChangedError(
             f"{file.path}: sample {table.key_of(index)!r} does not lie at byte "
             f"{table.sample_extent(index)[0]}, as it did when the shard was indexed; the shard "
-            f"was written anew, {_again(dataset)}"
+            f"was written anew; {_again(dataset)}"
         )
 
 
 def _again(dataset: AnyPath) -> str:
-    return f"run `energon prepare {dataset}` again"
+    return f"if that is wanted, run `energon index {dataset}`, or else restore the file"
