@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.errors import EnergonError
 
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from energon.inspect.lint import LintReport
 
 MAX_SHOWN = 50
-
-
-class _NotCheckedError(click.ClickException):
-    exit_code = 2
 
 
 @click.command("lint")
@@ -84,7 +81,7 @@ def command(
         if quarantine is not None:
             lint.quarantine(report, quarantine)
     except EnergonError as error:
-        raise _NotCheckedError(str(error)) from error
+        raise NotCheckedError(str(error)) from error
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:

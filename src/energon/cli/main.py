@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from energon.cli.exit_codes import InterruptedCommandError
 from energon.cli.lazy_group import LazyGroup
 from energon.errors import EnergonError
 from energon.version import __version__
@@ -30,13 +31,15 @@ COMMANDS = {
 
 
 class _Main(LazyGroup):
-    """Shows errors of ours as messages."""
+    """Shows errors of ours as messages, and that it was interrupted."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except EnergonError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt as error:
+            raise InterruptedCommandError(ctx.invoked_subcommand) from error
 
 
 @click.group(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS, check_engine
+from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import indexing_options, open_indexing
-from energon.cli.verify import NotCheckedError, show_report
+from energon.cli.verify import show_report
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS, check_engine
+from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from energon.prepare.verify_shard import Depth
 
 MAX_SHOWN = 50
-
-
-class NotCheckedError(click.ClickException):
-    """Nothing can be said about the dataset: another exit code than that something is wrong."""
-
-    exit_code = 2
 
 
 @click.command("verify")

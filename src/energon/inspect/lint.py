@@ -15,11 +15,11 @@ from energon.inspect.leaves import FoundLeaves, find_leaves
 from energon.inspect.lint_batch import BatchReport, Finding, lint_batch, mean_bytes, report_death
 from energon.inspect.lint_folder import SPLIT, folder_jobs, lint_files, report_file_death
 from energon.inspect.lint_mix import mix_problems
-from energon.inspect.surviving import Death, Job, run_surviving
 from energon.io.address import is_remote, local_path
 from energon.metadataset.kind import dataset_kind
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.quarantine import write_quarantine
+from energon.prepare.surviving import Death, Job, run_surviving
 from energon.sources.file_store_open import folder_of
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.leaves import open_leaves

@@ -13,9 +13,9 @@ import numpy as np
 from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError, SecurityError
-from energon.inspect.surviving import note
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaf import choose_slice_samples
+from energon.prepare.surviving import note
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import OpenedLeaf, Source, open_leaves
 from energon.task_encoder.load import LoadSample

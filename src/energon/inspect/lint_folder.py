@@ -8,9 +8,9 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError, SecurityError
 from energon.formats.info import META
 from energon.inspect.lint_batch import DIED, BatchReport, Finding, decode_wholly
-from energon.inspect.surviving import Job, note
 from energon.io.address import redact
 from energon.io.files import list_files
+from energon.prepare.surviving import Job, note
 from energon.sources.file_store_folder import SystemFileStore
 
 SPLIT = "files"

@@ -171,17 +171,51 @@ def _local(engine: Engine) -> Iterator[Workers]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["energon.prepare.index"])
     pool = ProcessPoolExecutor(
-        engine.num_local, mp_context=context, initializer=_leave_quietly_when_interrupted
+        engine.num_local, mp_context=context, initializer=leave_quietly_when_interrupted
     )
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return pool.submit(run_unless_interrupted, function, *arguments)
+
     try:
-        yield Workers(pool.submit, engine.num_local)
+        yield Workers(submit, engine.num_local)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _leave_quietly_when_interrupted() -> None:
-    """Let Ctrl-C end this process, tidily, and without a traceback: the main one tells."""
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+class _Interrupt:
+    """What this process, a worker, does about Ctrl-C: it ends what it is at, tidily.
+
+    It is left to the pool to end the process: as soon as one dies, the pool kills all others.
+    """
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.at_work = False
+
+    def __call__(self, *_: object) -> None:
+        self.happened = True
+        if self.at_work:
+            sys.exit(130)
+
+
+_interrupt = _Interrupt()
+
+
+def leave_quietly_when_interrupted() -> None:
+    """Let Ctrl-C end the calls of this process, without a traceback: the main one tells."""
+    signal.signal(signal.SIGINT, _interrupt)
+
+
+def run_unless_interrupted(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function, or raise SystemExit at Ctrl-C, and from then on."""
+    _interrupt.at_work = True
+    try:
+        if _interrupt.happened:
+            sys.exit(130)
+        return function(*arguments)
+    finally:
+        _interrupt.at_work = False
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Future[Any]:

@@ -46,6 +46,8 @@ def open_ascending(path: AnyPath) -> BinaryIO:
 
     def read(start: int, stop: int) -> bytes:
         data = bytearray(stop - start)
-        return bytes(data[: reader.read_into(start, memoryview(data))])
+        # Requests do not end at Ctrl-C, waiting for those of other threads does.
+        count = file.object.store.submit(reader.read_into, start, memoryview(data)).result()
+        return bytes(data[:count])
 
     return io.BufferedReader(RawReader(read, file.info.size, file.path), BUFFER_BYTES)

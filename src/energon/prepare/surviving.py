@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from energon.errors import WorkerError
+from energon.prepare.engines import leave_quietly_when_interrupted, run_unless_interrupted
 
 T = TypeVar("T")
 AHEAD = 2
@@ -119,6 +120,7 @@ _noted: Any = None
 
 def _share(noted: Any, environment: dict[str, str]) -> None:
     global _noted
+    leave_quietly_when_interrupted()
     _noted = noted
     # The server that processes are forked from may be older than settings of this program.
     os.environ.clear()
@@ -128,7 +130,7 @@ def _share(noted: Any, environment: dict[str, str]) -> None:
 def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     # What another call has noted is no news of this one.
     note(None)
-    return function(*arguments)
+    return run_unless_interrupted(function, *arguments)
 
 
 def _place(job: Job, ordinal: int) -> int | None:
