@@ -111,6 +111,14 @@ def test_state_dict_of_all_ranks_is_a_global_state():
     assert list(islice(resumed, 6)) == in_order(4, 3)[6:]
 
 
+def test_a_rank_without_a_state_begins_at_the_beginning():
+    (loader,) = loaders(1)
+    loader.restore_state_rank(None)
+    assert take([loader], 3) == take(loaders(1), 3)
+    with pytest.raises(StateError, match="before the first batch"):
+        loader.restore_state_rank(None)
+
+
 def test_restores_only_before_the_first_batch():
     (loader,) = loaders(1)
     state = loader.save_state_rank()

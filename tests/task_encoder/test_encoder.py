@@ -260,6 +260,8 @@ def test_typed_samples_know_where_they_came_from(captions):
     assert all(type(sample) is CaptioningSample for sample in samples)
     assert [sample.__key__ for sample in samples] == [f"s{n}" for n in range(11)]
     assert samples[7].__restore_key__ == (0, 0, 7)
+    (batch, *_) = one_lane(val(captions, batch_size=2))[0]
+    assert batch.__restore_key__ == ((0, 0, 0), (0, 0, 1))
     assert samples[7].__subflavors__ == {"a": 1}
     (source,) = samples[7].__sources__
     assert (source.dataset_path, source.index) == (str(captions), 7)

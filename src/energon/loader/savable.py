@@ -37,16 +37,20 @@ class SavableDataLoader(BasicDataLoader):
         )
 
     def restore_state_rank(
-        self, state: State | Sequence[State], *, strict: bool | Collection[str] = True
+        self, state: State | Sequence[State] | None, *, strict: bool | Collection[str] = True
     ) -> None:
         """Go to where `state` was saved; it has to cover the lanes of this rank.
 
         Args:
-            state: State of this rank, of all ranks, or a list of rank states.
+            state: State of this rank, of all ranks, or a list of rank states. None, where there
+                is none yet, stays at the beginning.
             strict: Which differences between saved and present configuration are errors; see
                 `restore_state_global`.
         """
-        self._restore(merge_states(state), strict)
+        if state is None:
+            self._check_fresh()
+        else:
+            self._restore(merge_states(state), strict)
 
     def save_state_global(
         self, global_dst_rank: int = 0, *, dst_rank: int | None = None
@@ -120,7 +124,7 @@ class SavableDataLoader(BasicDataLoader):
         Takes what `state_dict`, `save_state_rank` or `save_state_global` returned, or a list of
         these from all ranks.
         """
-        self.restore_state_rank(state, strict=strict)
+        self._restore(merge_states(state), strict)
 
     def _restore(self, state: State, strict: bool | Collection[str]) -> None:
         """Go to the merged `state`."""

@@ -180,6 +180,8 @@ class TaskEncoder(PipelineBuilder, Generic[T_sample, T_encoded_sample, T_raw_bat
             else (actions or {}).get(name, default_action)(column)
             for name, column in columns.items()
         }
+        if "__restore_key__" in values:
+            values["__restore_key__"] = tuple(columns["__restore_key__"])
         if result_type is dict or (result_type is None and isinstance(first, dict)):
             return values
         return (result_type or type(first))(**values)
