@@ -114,7 +114,7 @@ def test_another_size_is_told_with_both_sizes(root, change, error):
     size = path.stat().st_size
     os.truncate(path, size + change)
     with pytest.raises(
-        error, match=rf"has {size + change} bytes, had {size} when .*prepare {root}"
+        error, match=rf"has {size + change} bytes, had {size} when .*energon (verify|index) {root}"
     ):
         open_shard(ShardPool(), root, 0)
 
