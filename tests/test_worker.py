@@ -17,3 +17,10 @@ def test_ranks_that_would_all_read_the_same_are_warned(monkeypatch, caplog, worl
         monkeypatch.setenv("WORLD_SIZE", world_size)
     assert WorkerConfig.default_worker_config(0).world_size == 1
     assert ("init_process_group" in caplog.text) is warned
+
+
+def test_a_configuration_says_where_it_is():
+    config = WorkerConfig(rank=1, world_size=4, num_workers=3, worker_log_level=1)
+    assert config.global_rank() == 1
+    assert (config.should_log(1), config.should_log(2)) == (True, False)
+    assert config.config() == {"rank": 1, "world_size": 4, "num_workers": 3, "lanes": None}

@@ -34,9 +34,10 @@ class WorkerConfig:
         data_parallel_group: Process group of torch.distributed over which global states are
             gathered; None means the default group.
         seed_offset: The seed of the run.
-        worker_debug_path: File to which `LogSampleDataset` writes; None for the logger "energon".
-        worker_log_level: From 1 on, `TaskEncoder.build_train_datasets` ends pipelines with a
-            `LogSampleDataset`; from 2 on, `build_val_datasets` does, too. No effect elsewhere.
+        worker_debug_path: File to which the keys of batches are written, with {worker_id} (the
+            lane) and {pid} in it replaced; None for the logger "energon".
+        worker_log_level: From 1 on, the keys of all training batches are written; from 2 on, of
+            those for validation, too. `energon analyze-debug` counts them.
         global_error_handler: Called as `handler(exception, sample, sources)` for every sample
             that fails and is tolerated; None logs it.
         restore_error_handler: Has no effect: after a restore failures are handled as ever.
@@ -76,6 +77,28 @@ class WorkerConfig:
         """Return the lanes that this rank delivers, of `lanes` in all, in order of delivery."""
         check_lanes(lanes, self.world_size)
         return range(self.rank, lanes, self.world_size)
+
+    def global_rank(self) -> int:
+        """Return the rank of this process in the whole job, all groups together."""
+        if self.data_parallel_group is None:
+            return self.rank
+        import torch
+
+        rank: int = torch.distributed.get_global_rank(self.data_parallel_group, self.rank)
+        return rank
+
+    def should_log(self, level: int) -> bool:
+        """Return whether what belongs to `level` is written, see `worker_log_level`."""
+        return self.worker_log_level >= level
+
+    def config(self) -> dict[str, Any]:
+        """Return what decides who loads what, as plain data."""
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+            "lanes": self.lanes,
+        }
 
     @staticmethod
     def default_worker_config(

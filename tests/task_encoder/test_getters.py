@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import islice, pairwise
 
@@ -188,6 +189,35 @@ def test_the_same_dataset_twice_is_drawn_from_independently(pair):
     first, second = ([key for at, key in drawn if at == number] for number in (0, 1))
     assert first != second
     assert sorted(set(first)) == sorted(set(second))
+
+
+@pytest.mark.parametrize(("level", "modes"), [(0, []), (1, ["train"]), (2, ["train", "val"])])
+def test_the_keys_of_batches_are_logged_from_the_level_on_that_was_asked_for(
+    root, tmp_path, level, modes
+):
+    quiet = config(lanes=2)
+    logging = config(
+        lanes=2,
+        worker_log_level=level,
+        worker_debug_path=str(tmp_path / "log-{worker_id}.jsonl"),
+    )
+    states, keys = [], {}
+    for mode, make in (("train", train), ("val", val)):
+        loaders = [get_savable_loader(make(root, worker_config=each)) for each in (quiet, logging)]
+        plain, keys[mode] = ([batch["__key__"] for batch in islice(each, 4)] for each in loaders)
+        assert plain == keys[mode]
+        states += [each.save_state_rank() for each in loaders]
+    assert states[0] == states[1]
+    assert states[2] == states[3]
+    lines = [
+        json.loads(line)
+        for path in sorted(tmp_path.glob("log-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert sorted({line["m"] for line in lines}) == modes
+    for mode in modes:
+        written = [line["keys"] for line in lines if line["m"] == mode]
+        assert all(batch in written for batch in keys[mode])
 
 
 def test_a_virtual_epoch_ends_a_loop_and_the_next_one_goes_on(root):

@@ -18,6 +18,7 @@ from energon.task_encoder.settings import BatchSettings, TrainSettings, Validati
 from energon.task_encoder.train_plan import train_plan
 from energon.worker import WorkerConfig
 from energon.wrappers.base import WrapperDataset
+from energon.wrappers.watching import LogSampleDataset
 
 
 def train_pipeline(
@@ -115,10 +116,15 @@ def _pipeline(
 ) -> SavableDataset:
     reader = make_reader(opened, window_rows(plan.leaves, shuffle_window=plan.shuffle_window))
     leaves = [leaf.leaf for leaf in opened]
+    stage = build_pipeline(
+        leaves, reader, plan, encoder, settings, worker_config.global_error_handler
+    )
+    # As in `PipelineBuilder`: validation says less.
+    mode, level = ("val", 2) if restart else ("train", 1)
+    if worker_config.should_log(level):
+        stage = LogSampleDataset(stage, mode, worker_config).stage
     return SavableDataset(
-        stage=build_pipeline(
-            leaves, reader, plan, encoder, settings, worker_config.global_error_handler
-        ),
+        stage=stage,
         plan=plan,
         worker_config=worker_config,
         batch_size=settings.batch_size,

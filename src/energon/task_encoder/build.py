@@ -95,7 +95,7 @@ class PipelineBuilder:
         )
         if virtual_epoch_length:
             batches = EpochizeDataset(batches, virtual_epoch_length, worker_config)
-        if worker_config.worker_log_level >= 1:
+        if worker_config.should_log(1):
             batches = LogSampleDataset(batches, "train", worker_config)
         return batches
 
@@ -125,7 +125,7 @@ class PipelineBuilder:
             batches = LimitDataset(
                 batches, limit, reset_after_epoch=True, worker_config=worker_config
             )
-        if worker_config.worker_log_level >= 2:
+        if worker_config.should_log(2):
             batches = LogSampleDataset(batches, "val", worker_config)
         return batches
 
