@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from energon.samples.crude import CrudeSample, basic_sample_keys
@@ -112,6 +113,16 @@ def test_cooked_samples_take_over_what_names_them():
     assert basic_sample_keys(crude) == META
     assert basic_sample_keys(crude, [other])["__sources__"] == (SOURCE, other)
     assert basic_sample_keys({"__key__": "a"})["__restore_key__"] == ()
+
+
+def test_a_crude_sample_says_how_its_parts_are_taken():
+    crude = CrudeSample({**META, "jpg": b"x", "txt": b"y"})
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'image'; its parts are jpg, txt.*\[part"
+    ):
+        _ = crude.image
+    assert not hasattr(crude, "pin_memory")
+    assert pickle.loads(pickle.dumps(crude)) == crude
 
 
 def test_sources_are_noted_on_dicts_and_objects():

@@ -5,13 +5,14 @@ import random
 
 import pytest
 
-from energon.errors import ConfigError, DecodeError, FatalSampleError, SkipSample
+from energon.errors import ConfigError, DecodeError, FatalSampleError
 from energon.stages.batch import BatchDataset
 from energon.stages.hook import Hook, log_exception
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.seed import SeedDataset
 from energon.testing import check_resume
+from tests.stages.hooks import drop_threes, fail_fives, repeat_by_rest
 from tests.stages.numbers import numbers
 
 
@@ -22,23 +23,6 @@ def mapped(dataset, *functions, **settings):
 
 def double(sample):
     return {**sample, "n": sample["n"] * 2}
-
-
-def drop_threes(sample):
-    if sample["n"] % 3 == 0:
-        raise SkipSample
-    return sample
-
-
-def fail_fives(sample):
-    if sample["n"] % 5 == 0:
-        raise ValueError(f"no fives, got {sample['n']}")
-    return sample
-
-
-def repeat_by_rest(sample):
-    for copy in range(sample["n"] % 3):
-        yield {**sample, "copy": copy}
 
 
 def tail(sample):
@@ -86,6 +70,13 @@ def test_failed_samples_are_logged_with_the_cause_and_counted(caplog):
     assert [item["n"] for item in items] == [1, 2, 3, 4, 6, 7, 8, 9]
     assert lane.counts["failed"] == 2
     assert "no fives, got 5" in caplog.text
+
+
+def test_a_bug_is_logged_with_one_traceback_and_then_a_line_for_each_sample(caplog):
+    list(mapped(numbers(20), fail_fives).open(Lane(0, 1)))
+    messages = [record.getMessage() for record in caplog.records]
+    assert ["Traceback" in message for message in messages] == [True, False, False, False]
+    assert ["got" in message for message in messages] == [True] * 4
 
 
 def test_a_generator_gives_several_samples_and_resumes_between_them():

@@ -13,6 +13,15 @@ class CrudeSample(dict[str, Any]):
 
     __slots__ = ()
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        parts = ", ".join(part for part in self if not part.startswith("__"))
+        raise AttributeError(
+            f"a crude sample is a dict and has no attribute {name!r}; its parts are {parts}: take "
+            "them as sample[part], or give the dataset a sample type or the task encoder a cooker"
+        )
+
 
 def basic_sample_keys(
     crude_sample: dict[str, Any], additional_source_info: Sequence[SourceInfo] = ()

@@ -84,6 +84,7 @@ class HookRunner:
         self.failed_in_a_row = 0
         self.failed = 0
         self.succeeded = 0
+        self._shown: set[tuple[Any, ...]] = set()
 
     def __call__(self, argument: Any, address: Address) -> Any:
         """Return the output, an iterator of outputs, or SKIPPED.
@@ -149,7 +150,13 @@ class HookRunner:
         if intolerable:
             raise FatalSampleError(f"{where}: {cause}; {intolerable}") from error
         error.add_note(f"in the hook {hook.name}")
-        (hook.handler or log_exception)(error, argument, sources)
+        if hook.handler is not None:
+            hook.handler(error, argument, sources)
+        else:
+            # A bug in a hook fails for sample after sample: one traceback says it all.
+            place = _raised_at(error)
+            log_exception(error, argument, sources, brief=place in self._shown)
+            self._shown.add(place)
         return SKIPPED
 
     def _count(self, what: str, argument: Any) -> None:
@@ -179,18 +186,21 @@ class HookRunner:
         return None
 
 
-def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
+def log_exception(
+    error: Exception, sample: Any, sources: Any = None, *, brief: bool = False
+) -> None:
     """Log that a sample failed and is left out: where it came from, and the traceback.
 
-    Of damaged data, whose messages say all, the traceback is only logged at level DEBUG.
+    Of damaged data, whose messages say all, the traceback is only logged at level DEBUG, and so
+    it is if the message shall be `brief`.
     """
-    told = isinstance(error, SampleError) and not logger.isEnabledFor(logging.DEBUG)
+    brief = (brief or isinstance(error, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
     logger.warning(
         "left out a sample: %s: %s (%s)%s",
         type(error).__name__,
         error,
         describe_sources(sources),
-        "" if told else "\n" + "".join(traceback.format_exception(error)),
+        "" if brief else "\n" + "".join(traceback.format_exception(error)),
     )
 
 
@@ -204,6 +214,16 @@ def describe_sources(sources: Any) -> str:
     if not sources:
         return "a sample of unknown origin"
     return ", ".join(str(source) for source in sources[:4]) + (", …" if len(sources) > 4 else "")
+
+
+def _raised_at(error: Exception) -> tuple[Any, ...]:
+    """Return what tells failures of one cause from others: the kind, and the line that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return (type(error),)
+    return type(error), trace.tb_frame.f_code.co_filename, trace.tb_lineno
 
 
 def _is_ours_and_fatal(error: Exception) -> bool:
