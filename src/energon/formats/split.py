@@ -41,7 +41,8 @@ class Split:
         """
         if split_part not in self.split_parts:
             near = get_close_matches(split_part, self.split_parts, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            more = "; name one with split_part, or make others with `energon prepare --split-ratio`"
+            hint = f"; did you mean {near[0]!r}?" if near else more
             raise ConfigError(
                 f"{self.origin}: there is no split {split_part!r}, only "
                 f"{', '.join(map(repr, self.split_parts)) or 'none at all'}{hint}"
