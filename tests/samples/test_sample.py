@@ -82,6 +82,15 @@ def test_falsy_metadata_stays_aligned():
     assert batch.__subflavors__ == [None, {"a": 1}]
 
 
+def test_hooks_may_leave_attributes_on_samples_and_batches():
+    sample, batch = captioning(0), Pair.from_samples([captioning(0)])
+    for made in (sample, batch):
+        made.tokens = torch.ones(2)
+        assert made.to_device("meta").tokens.device.type == "meta"
+        assert pickle.loads(pickle.dumps(made)).tokens.tolist() == [1, 1]
+    assert not hasattr(captioning(0), "tokens")
+
+
 def test_batches_move_with_their_structure():
     batch = Pair.from_samples([captioning(0)]).to_device("cpu")
     assert type(batch) is Pair

@@ -30,9 +30,10 @@ def edataclass(cls: type[T] | None = None) -> Any:
 
 
 class PinMemoryMixin:
-    """Gives dataclasses with tensors the methods `pin_memory`, `to_device` and `to`."""
+    """Gives dataclasses with tensors the methods `pin_memory`, `to_device` and `to`.
 
-    __slots__ = ()
+    Objects may have attributes beside the fields: hooks leave things there for one another.
+    """
 
     def pin_memory(self) -> Self:
         """Return a copy with its tensors in page-locked memory."""
@@ -139,7 +140,9 @@ def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T
 
 def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {name: _map(getattr(value, name), function) for name in _field_names(value)}
+        found = {name: getattr(value, name) for name in _field_names(value)}
+        found |= getattr(value, "__dict__", {})
+        changed = {name: _map(item, function) for name, item in found.items()}
         copy = object.__new__(type(value))
         for name, item in changed.items():
             object.__setattr__(copy, name, item)
