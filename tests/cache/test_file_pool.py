@@ -23,15 +23,9 @@ from energon.samples.crude import CrudeSample
 from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
 from energon.sources.file_store_folder import SystemFileStore
 from tests.cache.stores import CountingStore
+from tests.waiting import wait_until
 
 GIB = 1 << 30
-
-
-def wait_until(condition, seconds=100):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.005)
 
 
 def folders(parent: Path) -> list[Path]:

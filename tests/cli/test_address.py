@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from energon.cli.main import main
 from energon.errors import ConfigError
 from energon.io.files import delete_file, list_files, write_text
 from energon.prepare.shard_writer import ShardWriter
 from energon.prepare.tar_writer import TarWriter
 from energon.stages.quarantine import Quarantine
+from tests.commands import run
 from tests.datasets import write_shard
 from tests.sources.distant import train, upload
 
@@ -23,10 +22,6 @@ def address(s3, tmp_path):
         samples = [(f"{shard}{n:03}", {"txt": f"text {n}".encode()}) for n in range(20)]
         write_shard(tmp_path / f"ds/{shard}.tar", samples)
     return upload(tmp_path / "ds", s3.address)
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 PREPARE = ["--split-parts", "train:.*", "--non-interactive", "--no-progress"]

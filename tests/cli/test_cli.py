@@ -5,14 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from energon.cli.main import COMMANDS, main
+from energon.cli.main import COMMANDS
+from tests.commands import run
 from tests.datasets import make_captions, make_crude, write_shard
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_help_comes_without_torch_or_anything_heavy():

@@ -20,6 +20,7 @@ from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import MAX_TRIES, Engine, run_batches
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
+from tests.waiting import wait_until
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
@@ -159,12 +160,6 @@ def start(tmp_path):
         process.wait()
 
 
-def wait_for(condition):
-    """Wait as long as it takes; the time limit of the test ends what never comes."""
-    while not condition():
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def dask_address(start, tmp_path):
     """A scheduler and two workers, each a process of its own."""
@@ -174,7 +169,7 @@ def dask_address(start, tmp_path):
     start("distributed.cli.dask_scheduler", *place, "--port", "0")
     for _ in range(2):
         start("distributed.cli.dask_worker", *place, "--nthreads", "1", "--no-nanny")
-    wait_for(lambda: file.exists() and file.stat().st_size)
+    wait_until(lambda: file.exists() and file.stat().st_size)
     address = json.loads(file.read_text())["address"]
     from distributed import Client
 
@@ -225,5 +220,5 @@ def test_a_ray_cluster_prepares_the_same(start, tmp_path, monkeypatch):
     place = ("--port", str(port), "--node-ip-address", "127.0.0.1")
     # It ends the processes that it has started when it is asked to end.
     start("ray.scripts.scripts", *head, *place, stop=signal.SIGTERM)
-    wait_for(lambda: "Ray runtime started" in (tmp_path / "0.log").read_text())
+    wait_until(lambda: "Ray runtime started" in (tmp_path / "0.log").read_text())
     check_prepared(make_shards(tmp_path / "ds"), Engine("ray", f"127.0.0.1:{port}"))

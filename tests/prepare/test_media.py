@@ -1,22 +1,24 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import soundfile
 from PIL import Image
 
-from energon.cli.main import main
 from energon.errors import ConfigError, FormatError, NoSuchFileError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.media_table import copy_media
 from energon.io.files import write_bytes
+from energon.prepare import media_surviving
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.media import WORK_NAME, prepare_media
@@ -24,6 +26,7 @@ from energon.prepare.media_filter import MediaFilter
 from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
 from energon.sources.file_store_folder import SystemFileStore
 from energon.sources.file_store_webdataset import WebdatasetFileStore
+from tests.commands import run
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.servers.places import open_place
@@ -219,18 +222,16 @@ def test_damaged_metadata_are_an_error_that_says_so():
 
 _SLOW = """
 import sys, time
-from energon.prepare import media, media_probe
+from energon.prepare import media
 from energon.prepare.engines import Engine
 from energon.prepare.media_filter import MediaFilter
-done = []
-def slow(dataset, shards, chosen, contents):
-    if len(done) == 6:
+def progress(done, total):
+    if done == 6:
         print("six are done", flush=True)
         time.sleep(60)
-    done.append(shards)
-    return media_probe.probe_shards(dataset, shards, chosen, contents)
-media.probe_shards = slow
-media.prepare_media(sys.argv[1], MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
+media.prepare_media(
+    sys.argv[1], MediaFilter("EXTENSION"), engine=Engine(num_workers=1), progress=progress
+)
 """
 
 
@@ -262,6 +263,41 @@ def test_what_a_killed_run_left_counts_only_for_the_same_index(dataset):
     assert prepare_media(dataset, BY_EXTENSION, engine=INLINE).stored == 4
 
 
+@dataclass(frozen=True)
+class Deadly(MediaFilter):
+    """Stands for a codec that crashes at some files."""
+
+    deadly: tuple[str, ...] = ()
+
+    def kind(self, name, head):
+        if name.rpartition("/")[2] in self.deadly:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().kind(name, head)
+
+
+def test_files_that_crash_a_codec_are_left_out_and_named(place):
+    chosen = Deadly("EXTENSION", deadly=("2.left.png", "3.flac"))
+    path, _ = place
+    report = prepare_media(path, chosen, engine=Engine(num_workers=2))
+    assert report.stored == 2
+    failed = {name.rpartition("/")[2]: reason for name, reason in report.failed}
+    assert failed.keys() == {"2.left.png", "3.flac", "5.jpg"}
+    assert "a codec has crashed" in failed["3.flac"]
+    assert "a codec has crashed" in failed["2.left.png"]
+    assert prepare_media(path, chosen).looked_at == 0
+
+
+def test_shards_may_have_more_samples_than_processes_look_at_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(media_surviving, "SAMPLES_PER_JOB", 3)
+    samples = [(f"{n}", {"jpg": jpeg(n), "txt": b"x"}) for n in range(10)]
+    write_shard(tmp_path / "0.tar", samples)
+    write_shard(tmp_path / "1.tar", [("t", {"txt": b"x"})])
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    report = prepare_media(tmp_path, Deadly("EXTENSION", deadly=("4.jpg",)))
+    assert (report.stored, report.looked_at) == (9, 2)
+    assert [name for name, _ in report.failed] == ["4.jpg"]
+
+
 def test_processes_find_the_same(dataset):
     assert prepare_media(dataset, BY_EXTENSION, engine=Engine(num_workers=2)).stored == 4
     assert len(known(WebdatasetFileStore(dataset))) == 4
@@ -290,23 +326,15 @@ def test_a_dataset_in_an_object_store_gets_its_metadata_there(
         for path in dataset.rglob("*"):
             if path.is_file():
                 write_bytes(f"{address}/{path.relative_to(dataset)}", path)
-        result = run_command(
-            "prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1
-        )
+        result = run("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1)
         assert result.exit_code == 0, result.output
         assert "media metadata of 4 files" in result.output
         assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
 
 
-def run_command(*arguments):
-    from click.testing import CliRunner
-
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def test_the_command_tells_what_it_did(place):
     path, open_store = place
-    result = run_command("prepare-media", path, "--media-metadata-by-extension", "--num-workers", 1)
+    result = run("prepare-media", path, "--media-metadata-by-extension", "--num-workers", 1)
     assert result.exit_code == 0
     assert "media metadata of 4 files" in result.output
     assert "left out b/5.jpg" in result.output
@@ -314,22 +342,21 @@ def test_the_command_tells_what_it_did(place):
 
 
 def test_the_command_wants_one_filter(folder):
-    result = run_command("prepare-media", folder)
+    result = run("prepare-media", folder)
     assert result.exit_code == 1
     assert "say which files" in result.output
-    result = run_command(
+    result = run(
         "prepare-media", folder, "--media-metadata-by-header", "--media-metadata-by-glob", "*"
     )
     assert "exclude one another" in result.output
     assert (
-        "no such folder"
-        in run_command("prepare-media", folder / "x", "--media-metadata-by-header").output
+        "no such folder" in run("prepare-media", folder / "x", "--media-metadata-by-header").output
     )
 
 
 def test_a_dataset_is_prepared_with_its_media_metadata(tmp_path):
     make_shards(tmp_path)
-    result = run_command(
+    result = run(
         *("prepare", tmp_path, "--split-ratio", "1,0,0", "--non-interactive"),
         *("--media-metadata-by-glob", "*.jpg", "--num-workers", 1),
     )

@@ -19,7 +19,6 @@ from energon import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon.cli.main import main
 from energon.errors import NoSuchFileError, ShardChangedError
 from energon.formats.jsonl import jsonl_split_path
 from energon.prepare.dataset import prepare_dataset
@@ -28,6 +27,7 @@ from energon.sources.file_store_open import open_file_store
 from energon.sources.jsonl import JsonlFileStore, JsonlSource
 from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume
+from tests.commands import run
 from tests.datasets import write_shard
 from tests.task_encoder.runs import config
 
@@ -208,20 +208,14 @@ def test_a_jsonl_file_is_auxiliary_data_and_its_own(path, tmp_path):
     assert [sample.text for sample in get_savable_loader(dataset)] == [f"{n} 5 2" for n in range(N)]
 
 
-def run_command(*arguments):
-    from click.testing import CliRunner
-
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def test_the_command_prepares_describes_and_checks_it(path):
-    result = run_command("prepare", path, "--split-ratio", "train:3,val:1")
+    result = run("prepare", path, "--split-ratio", "train:3,val:1")
     assert (result.exit_code, result.output) == (0, "40 samples\n")
-    about = json.loads(run_command("info", path, "--json").output)
+    about = json.loads(run("info", path, "--json").output)
     assert about["samples"] == 40
     assert about["splits"]["val"]["samples"] == 10
-    assert run_command("info", path).exit_code == 0
-    result = run_command("lint", path, "--num-workers", 1)
+    assert run("info", path).exit_code == 0
+    result = run("lint", path, "--num-workers", 1)
     assert (result.exit_code, result.output) == (0, "40 samples: no problems\n")
 
 
@@ -229,7 +223,7 @@ def test_the_command_prepares_describes_and_checks_it(path):
 def test_compressed_files_are_refused_with_the_command_that_unpacks_them(tmp_path, suffix, advice):
     path = tmp_path / f"x.jsonl{suffix}"
     path.write_bytes(b"")
-    result = run_command("prepare", path)
+    result = run("prepare", path)
     assert result.exit_code == 1
     assert f"{advice} {path}" in result.output
 

@@ -15,6 +15,7 @@ from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.testing import check_resume
 from tests.stages.counts import check_counts
+from tests.stages.hooks import ids, repeat_by_rest
 from tests.stages.numbers import numbers
 
 
@@ -38,18 +39,9 @@ def grouped(dataset, criterion=by_rest, batch_size=4, *functions, **options):
     return GroupDataset(dataset, Hook(criterion.__name__, criterion), batch_size, hooks, **options)
 
 
-def ids(samples):
-    return [sample["n"] for sample in samples]
-
-
 def halves(samples):
     yield ids(samples)[: len(samples) // 2]
     yield ids(samples)[len(samples) // 2 :]
-
-
-def repeat_by_rest(sample):
-    for copy in range(sample["n"] % 3):
-        yield {**sample, "copy": copy}
 
 
 @settings(deadline=None, max_examples=25)

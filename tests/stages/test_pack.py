@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.errors import ConfigError, FatalSampleError, SkipSample
+from energon.errors import ConfigError, FatalSampleError
 from energon.packing.selection import Selection
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane
@@ -17,6 +17,7 @@ from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset
 from energon.testing import check_resume
 from tests.stages.counts import check_counts
+from tests.stages.hooks import drop_threes, fail_fives, ids, repeat_by_rest
 from tests.stages.numbers import numbers
 
 
@@ -46,10 +47,6 @@ def carry_every_third(samples):
     return Selection(next_fit([s for s in samples if id(s) not in known]), carried)
 
 
-def ids(samples):
-    return [sample["n"] for sample in samples]
-
-
 def two_halves(samples):
     yield ids(samples)[::2]
     yield ids(samples)[1::2]
@@ -68,17 +65,6 @@ def packed(dataset, *, size=10, select=next_fit, pack=ids, postencode=(), **opti
 def mapped(dataset, function):
     hooks = (Hook(function.__name__, function),)
     return MapDataset(dataset, lambda _: hooks)
-
-
-def drop_threes(sample):
-    if sample["n"] % 3 == 0:
-        raise SkipSample
-    return sample
-
-
-def repeat_by_rest(sample):
-    for copy in range(sample["n"] % 3):
-        yield {**sample, "copy": copy}
 
 
 def jitter(sample):
@@ -167,11 +153,6 @@ def test_packs_leave_evenly():
 
 
 def test_a_sample_that_fails_before_packing_is_left_out_of_its_pack(caplog):
-    def fail_fives(sample):
-        if sample["n"] % 5 == 0:
-            raise ValueError(f"no fives, got {sample['n']}")
-        return sample
-
     lane = Lane(0, 1)
     dataset = packed(numbers(12), size=4, select=lambda s: [s[:1], s[1:]], postencode=[fail_fives])
     assert list(dataset.open(lane)) == [[1, 2, 3], [4], [6, 7], [8], [9, 11]]

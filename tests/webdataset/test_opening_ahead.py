@@ -1,24 +1,19 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
 import energon.webdataset as wds
 from energon.errors import StorageError
 from tests.servers.web import web_server
+from tests.waiting import wait_until
 from tests.webdataset.shards import keys, make_shards
 
 
 @pytest.fixture
 def urls(tmp_path):
     return make_shards(tmp_path, [3, 4, 2])
-
-
-def wait_until(condition):
-    while not condition():
-        time.sleep(0.02)
 
 
 def test_the_next_command_begins_while_the_output_of_the_present_one_is_read(urls, tmp_path):

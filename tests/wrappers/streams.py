@@ -5,13 +5,10 @@ from __future__ import annotations
 from energon import WorkerConfig
 from energon.stages.lane import Lane
 from energon.testing import check_resume
+from tests.stages.hooks import ids as ids
 from tests.stages.numbers import numbers
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-def ids(samples):
-    return [sample["n"] for sample in samples]
 
 
 def items(wrapper, *, lane=None):
