@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import AbstractContextManager, contextmanager
@@ -170,9 +171,7 @@ def _local(engine: Engine) -> Iterator[Workers]:
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["energon.prepare.index"])
-    pool = ProcessPoolExecutor(
-        engine.num_local, mp_context=context, initializer=leave_quietly_when_interrupted
-    )
+    pool = ProcessPoolExecutor(engine.num_local, mp_context=context, initializer=begin_worker)
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         return pool.submit(run_unless_interrupted, function, *arguments)
@@ -202,9 +201,19 @@ class _Interrupt:
 _interrupt = _Interrupt()
 
 
-def leave_quietly_when_interrupted() -> None:
-    """Let Ctrl-C end the calls of this process, without a traceback: the main one tells."""
+def begin_worker() -> None:
+    """Let Ctrl-C end the calls of this process, without a traceback, and let it not stay alone."""
     signal.signal(signal.SIGINT, _interrupt)
+    threading.Thread(target=_leave_with_the_main_process, daemon=True).start()
+
+
+def _leave_with_the_main_process() -> None:
+    from multiprocessing import parent_process
+
+    main = parent_process()
+    if main is not None:
+        main.join()
+        os._exit(1)
 
 
 def run_unless_interrupted(function: Callable[..., T], *arguments: Any) -> T:

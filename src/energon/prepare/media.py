@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, load_info
@@ -25,12 +24,12 @@ from energon.prepare.files import file_state, list_files, reporting
 from energon.prepare.lock import dataset_lock
 from energon.prepare.media_filter import MediaFilter
 from energon.prepare.media_probe import Probed, probe_files, probe_shards
+from energon.prepare.media_surviving import FILES_PER_JOB, surviving_files, surviving_shards
 from energon.prepare.name_index import sqlite_path
 from energon.prepare.remote import standing_in
 
 log = logging.getLogger("energon")
 
-FILES_PER_BATCH = 200
 WORK_NAME = "media.partial.sqlite"
 
 Progress = Callable[[int, int], None]
@@ -78,18 +77,14 @@ def prepare_media(
         MissingExtraError: If there is audio or video, and PyAV is not installed.
     """
     folder = Path(path)
-    probe, names, batch_size = _plan(folder, chosen)
+    is_dataset, names = _plan(folder, chosen)
     engine = Engine() if engine is None else engine
     with dataset_lock(folder, wait=wait), _work_copy(folder) as work:
         writer = MediaWriter(work, chosen.strategy, chosen.patterns)
         try:
             todo, report = _start(folder, writer, names)
             progress(len(names) - len(todo), len(names))
-            batches = (
-                (str(folder), todo[start : start + batch_size], chosen, contents)
-                for start in range(0, len(todo), batch_size)
-            )
-            for _, probed in run_batches(engine, probe, batches):
+            for probed in _probe(engine, folder, todo, chosen, contents, is_dataset):
                 writer.write((result.job, result.found) for result in probed)
                 report.looked_at += len(probed)
                 report.failed += [failure for result in probed for failure in result.failed]
@@ -131,22 +126,41 @@ def prepare_remote_media(
         )
 
 
-Probe = Callable[[str, Sequence[str], MediaFilter, Any], list[Probed]]
+def _probe(
+    engine: Engine,
+    folder: Path,
+    todo: Sequence[str],
+    chosen: MediaFilter,
+    contents: str | None,
+    is_dataset: bool,
+) -> Iterator[list[Probed]]:
+    """Yield what is found in shards or files, as it becomes ready."""
+    if engine.name != "local":
+        look: Callable[..., list[Probed]] = probe_shards if is_dataset else probe_files
+        size = 1 if is_dataset else FILES_PER_JOB
+        some = ((str(folder), todo[at : at + size]) for at in range(0, len(todo), size))
+        batches = ((*each, chosen, contents) for each in some)
+        for _, probed in run_batches(engine, look, batches):
+            yield probed
+    elif is_dataset:
+        yield from surviving_shards(folder, todo, chosen, contents, engine.num_local)
+    else:
+        yield from surviving_files(folder, todo, chosen, engine.num_local)
 
 
-def _plan(folder: Path, chosen: MediaFilter) -> tuple[Probe, list[str], int]:
-    """Return how files are looked at, the names of all jobs, and how many go together."""
+def _plan(folder: Path, chosen: MediaFilter) -> tuple[bool, list[str]]:
+    """Return whether it is a dataset, and the names of its shards, or of files."""
     try:
         shards = list(load_info(folder).shard_counts)
     except EnergonError:
         names = [name for name in list_files(folder) if chosen.may_match(name)]
-        return probe_files, names, FILES_PER_BATCH
+        return False, names
     if not sqlite_path(folder).is_file():
         raise ConfigError(
             f"{folder}: media metadata are kept in {META}/index.sqlite, which this dataset was "
             f"prepared without; run `energon index {folder}` first"
         )
-    return probe_shards, shards, 1
+    return True, shards
 
 
 def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[str], MediaReport]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
-
-import numpy as np
 
 from energon.decode.av import AVDecoder
 from energon.errors import DecodeError, MissingExtraError
 from energon.formats.media import ImageMetadata, MediaMetadata
 from energon.formats.media_table import Job
+from energon.formats.part_table import PartTable
 from energon.formats.part_table_file import open_part_table
 from energon.formats.signature import SIGNATURE_BYTES
 from energon.io.address import join_address
@@ -21,6 +20,7 @@ from energon.io.range_file import RangeFile, RemoteFile
 from energon.io.range_stream import open_range
 from energon.prepare.files import file_state, reporting
 from energon.prepare.media_filter import MediaFilter
+from energon.prepare.surviving import note
 
 
 class Probed(NamedTuple):
@@ -71,23 +71,107 @@ def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMeta
     return None if kind is None else _METADATA[kind](stream)
 
 
+def probe_samples(
+    dataset: str,
+    shard: str,
+    count: int,
+    chosen: MediaFilter,
+    contents: str | None,
+    samples: range,
+) -> tuple[Probed, int]:
+    """Return the metadata of the media files in some samples of a shard, and how many these are.
+
+    Notes at which sample it is, see `energon.prepare.surviving.note`.
+
+    Args:
+        dataset: The folder that has the part table.
+        shard: Path below it.
+        count: How many samples it is said to have. Whoever looks at the last, looks at all
+            behind it, too.
+        chosen: Which files.
+        contents: Where the shard is, if the folder only stands for a remote one.
+        samples: Numbers of the samples.
+    """
+    path = Path(dataset, shard)
+    table = _open_table(path)
+    stop = table.num_samples if samples.stop == count else min(samples.stop, table.num_samples)
+    file = _open(path, shard, contents)
+    found, failed = [], []
+    for sample in range(samples.start, stop):
+        note(sample)
+        parts = _parts(table, chosen, sample)
+        some = _probe_all(_streams(file, parts), chosen)
+        found += some[0]
+        failed += some[1]
+    return Probed(Job(shard, *file_state(path)), found, failed), len(samples)
+
+
+def probe_parts(
+    dataset: str, shard: str, chosen: MediaFilter, contents: str | None, sample: int, parts: range
+) -> Probed:
+    """Return the metadata of some of the media files of a sample, see `probe_samples`."""
+    path = Path(dataset, shard)
+    file = _open(path, shard, contents)
+    known = _parts(_open_table(path), chosen, sample)
+    found, failed = [], []
+    for number in parts:
+        note(number)
+        some = _probe_all(_streams(file, [known[number]]), chosen)
+        found += some[0]
+        failed += some[1]
+    return Probed(Job(shard, *file_state(path)), found, failed)
+
+
+def probe_some_files(
+    folder: str, names: Sequence[str], chosen: MediaFilter, numbers: range
+) -> list[Probed]:
+    """Return the metadata of some files in a folder; see `probe_samples`."""
+    probed = []
+    for number in numbers:
+        note(number)
+        probed.append(_probe_file(Path(folder), names[number], chosen))
+    return probed
+
+
+def media_parts(
+    dataset: Path, shard: str, chosen: MediaFilter, samples: range
+) -> list[tuple[str, int, int]]:
+    """Return name, offset and size of the parts of some samples that may be media files."""
+    table = _open_table(dataset / shard)
+    return [part for sample in samples for part in _parts(table, chosen, sample)]
+
+
 def _probe_shard(dataset: Path, shard: str, chosen: MediaFilter, contents: str | None) -> Probed:
     path = dataset / shard
     state = file_state(path)
+    table = _open_table(path)
+    file = _open(path, shard, contents)
+    parts = [p for sample in range(table.num_samples) for p in _parts(table, chosen, sample)]
+    return Probed(Job(shard, *state), *_probe_all(_streams(file, parts), chosen))
+
+
+def _open_table(path: Path) -> PartTable:
     with reporting(path):
-        table = open_part_table(path)
-        file: RangeFile = (
-            OpenFile(str(path)) if contents is None else RemoteFile(join_address(contents, shard))
-        )
-    streams = []
-    for sample, key in enumerate(table.keys(np.arange(table.num_samples))):
-        for part, offset, size in table.sample_parts(sample):
-            if chosen.may_match(f"{key}.{part}"):
-                streams.append((f"{key}.{part}", offset, size))
-    found, failed = _probe_all(
-        ((name, open_range(file, offset, size)) for name, offset, size in streams), chosen
-    )
-    return Probed(Job(shard, *state), found, failed)
+        return open_part_table(path)
+
+
+def _open(path: Path, shard: str, contents: str | None) -> RangeFile:
+    with reporting(path):
+        if contents is None:
+            return OpenFile(str(path))
+        return RemoteFile(join_address(contents, shard))
+
+
+def _parts(table: PartTable, chosen: MediaFilter, sample: int) -> list[tuple[str, int, int]]:
+    key = table.key_of(sample)
+    named = ((f"{key}.{part}", start, size) for part, start, size in table.sample_parts(sample))
+    return [part for part in named if chosen.may_match(part[0])]
+
+
+def _streams(
+    file: RangeFile, parts: Sequence[tuple[str, int, int]]
+) -> Iterator[tuple[str, IO[bytes]]]:
+    return ((name, open_range(file, offset, size)) for name, offset, size in parts)
 
 
 def _probe_file(folder: Path, name: str, chosen: MediaFilter) -> Probed:

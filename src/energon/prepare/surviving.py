@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from energon.errors import WorkerError
-from energon.prepare.engines import leave_quietly_when_interrupted, run_unless_interrupted
+from energon.prepare.engines import begin_worker, run_unless_interrupted
 
 T = TypeVar("T")
 AHEAD = 2
@@ -120,7 +120,7 @@ _noted: Any = None
 
 def _share(noted: Any, environment: dict[str, str]) -> None:
     global _noted
-    leave_quietly_when_interrupted()
+    begin_worker()
     _noted = noted
     # The server that processes are forked from may be older than settings of this program.
     os.environ.clear()

@@ -1,10 +1,11 @@
-"""Pack a table: CSV, TSV, JSON lines or Parquet, with columns of values and of files."""
+"""Pack a table: CSV, TSV, JSON or Parquet, with columns of values and of files."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,11 @@ from energon.prepare.files import reporting
 from energon.prepare.packing.place import open_ascending
 from energon.prepare.packing.row import RowRules
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
 BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30
+ARRAY_CHARACTERS = 1 << 20
+_BETWEEN = re.compile(r"[\s,]*")
 
 
 class TableSource:
@@ -57,6 +60,8 @@ class TableSource:
                 yield from _parquet_rows(self.path)
             elif suffix in (".csv", ".tsv"):
                 yield from _csv_rows(self.path, "," if suffix == ".csv" else "\t")
+            elif suffix == ".json":
+                yield from _array_rows(self.path)
             else:
                 yield from _json_rows(self.path)
 
@@ -92,6 +97,43 @@ def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
             if not isinstance(row, dict):
                 raise FormatError(f"{path}:{number}: wanted are JSON objects")
             yield row
+
+
+def _array_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a JSON array, of which only a part is in memory."""
+    decode = json.JSONDecoder().raw_decode
+    with open_ascending(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
+        text = _read_text(file, path, ARRAY_CHARACTERS).lstrip()
+        if not text.startswith("["):
+            raise FormatError(
+                f"{path}: begins with {text[:20]!r}; wanted is an array with an object for each "
+                "sample. Write the samples as JSON lines, into a .jsonl file"
+            )
+        number, position = 0, 1
+        while True:
+            position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+            if text.startswith("]", position):
+                return
+            try:
+                row, position = decode(text, position)
+            except ValueError as error:
+                # The object goes on in what was not read yet, of which ever more is taken.
+                more = _read_text(file, path, max(ARRAY_CHARACTERS, len(text)))
+                if not more or len(text) - position > MAX_FIELD_BYTES:
+                    raise FormatError(f"{path}: element {number}: {error}") from error
+                text, position = text[position:] + more, 0
+                continue
+            if not isinstance(row, dict):
+                raise FormatError(f"{path}: element {number}: wanted are JSON objects")
+            number += 1
+            yield row
+
+
+def _read_text(file: io.TextIOWrapper, path: AnyPath, size: int) -> str:
+    try:
+        return file.read(size)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: {error}") from error
 
 
 def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
