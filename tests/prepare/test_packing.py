@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, MissingExtraError
@@ -22,6 +24,7 @@ from energon.formats.split import load_split
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.pack import ShardSizes, pack_dataset
+from energon.prepare.packing import table
 from energon.prepare.packing.detect import detect_kind, open_source
 from energon.prepare.packing.row import RowRules
 from energon.sources.webdataset import WebdatasetSource
@@ -75,14 +78,16 @@ def test_files_with_equal_names_are_a_sample(tmp_path):
         "cats/1": {"jpg": b"1", "seg.png": b"s", "txt": b"one"},
         "cats/2": {"jpg": b"2"},
     }
-    table = PartTable.open(part_table_path(tmp_path / "out/shards/00000.tar"))
-    assert table.part_crc32 is not None
+    parts = PartTable.open(part_table_path(tmp_path / "out/shards/00000.tar"))
+    assert parts.part_crc32 is not None
 
 
 def write_table(folder, suffix, rows):
     path = folder / f"table{suffix}"
     if suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    elif suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2))
     elif suffix == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -96,7 +101,7 @@ def write_table(folder, suffix, rows):
     return path
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".json", ".jsonl", ".parquet"])
 def test_tables_become_samples_with_their_files(tmp_path, suffix):
     (tmp_path / "images").mkdir()
     for n in range(6):
@@ -117,7 +122,7 @@ def test_tables_become_samples_with_their_files(tmp_path, suffix):
     third = found["000000003"]
     assert third["jpg"] == jpeg(3)
     assert third["txt"] == "c 3, ä".encode()
-    assert json.loads(third["json"]) == {"size": 3 if suffix in (".jsonl", ".parquet") else "3"}
+    assert json.loads(third["json"]) == {"size": "3" if suffix in (".csv", ".tsv") else 3}
 
 
 def test_keys_may_come_from_a_column_and_columns_be_left_out(tmp_path):
@@ -175,6 +180,11 @@ def test_rows_without_their_file_are_left_out_where_that_is_wanted(tmp_path):
         ("a.csv", 'x\n"1', "unexpected end"),
         ("a.jsonl", '{"a": 1}\n{', "wanted are JSON lines"),
         ("a.jsonl", "[1]", "wanted are JSON objects"),
+        ("a.json", '{"images": []}', "array with an object for each sample.*a .jsonl file"),
+        ("a.json", "", "begins with ''"),
+        ("a.json", '[{"a": 1}, 2]', "element 1: wanted are JSON objects"),
+        ("a.json", '[{"a": 1}, {"b"', "element 1: "),
+        ("a.json", '[{"a": 1}', "element 1: "),
         ("a.parquet", "PAR1", "a.parquet"),
     ],
 )
@@ -182,6 +192,36 @@ def test_damaged_tables_are_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(FormatError, match=message):
         list(open_source(str(tmp_path / name), "table", RowRules()).samples("", 0))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_objects_may_lack_what_others_have(tmp_path, suffix):
+    (tmp_path / "0.jpg").write_bytes(jpeg(0))
+    path = write_table(tmp_path, suffix, [{"text": "a"}, {"image": "0.jpg", "text": "b"}])
+    pack(path, tmp_path / "out", rules=RowRules(file_columns=("image",), root=tmp_path))
+    found = samples_of(tmp_path / "out")
+    assert [sorted(sample) for sample in found.values()] == [["json"], ["jpg", "json"]]
+
+
+def test_a_column_that_no_object_has_is_noticed_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "SURE_ROWS", 2)
+    path = write_table(tmp_path, ".jsonl", [{"image": 1}, {"image": 2}, {"image": 3}])
+    rows = table.TableSource(path, RowRules(file_columns=("imag",))).samples("", 0)
+    next(rows)
+    with pytest.raises(ConfigError, match="in 2 rows there is no column 'imag', there are image"):
+        next(rows)
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=9))),
+    indent=st.sampled_from([None, 2]),
+)
+def test_arrays_are_read_a_part_at_a_time(tmp_path_factory, rows, indent):
+    path = tmp_path_factory.mktemp("arrays") / "a.json"
+    path.write_text(json.dumps(rows, indent=indent, ensure_ascii=False), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "ARRAY_CHARACTERS", 5)
+        assert list(table.TableSource(path, RowRules())._rows()) == rows
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"])

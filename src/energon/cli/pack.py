@@ -72,7 +72,7 @@ def command(
     """Make SOURCE a prepared dataset in the folder TARGET. Both may be URLs.
 
     SOURCE is a folder of files, of which those with equal names up to the first dot are a
-    sample; a table (CSV, TSV, JSON lines, Parquet), whose rows are samples; a folder of tar
+    sample; a table (CSV, TSV, JSON, Parquet), whose rows are samples; a folder of tar
     archives, compressed ones too; a dataset of Hugging Face datasets (a folder that
     save_to_disk wrote, or hf://NAME), of MosaicML Streaming or of LitData.
 

@@ -6,10 +6,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from energon.errors import FormatError
+from energon.errors import ConfigError, FormatError
 from energon.extra import needs_extra
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
@@ -20,6 +20,9 @@ SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
 BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30
 ARRAY_CHARACTERS = 1 << 20
+SURE_ROWS = 10_000
+"""A column that so many rows lack is taken for misspelled."""
+
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -61,9 +64,35 @@ class TableSource:
             elif suffix in (".csv", ".tsv"):
                 yield from _csv_rows(self.path, "," if suffix == ".csv" else "\t")
             elif suffix == ".json":
-                yield from _array_rows(self.path)
+                yield from self._filled(_array_rows(self.path))
             else:
-                yield from _json_rows(self.path)
+                yield from self._filled(_json_rows(self.path))
+
+    def _filled(self, rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Yield rows with None for the columns that they lack, as is usual in JSON.
+
+        A column that no row has is misspelled.
+        """
+        rules = self.rules
+        wanted = {*rules.file_columns, *rules.parts, *rules.leave_out}
+        unseen, there = set(wanted), dict[str, None]()
+        number = 0
+        for number, row in enumerate(rows, start=1):
+            if unseen:
+                unseen -= row.keys()
+                there |= dict.fromkeys(row)
+                if number >= SURE_ROWS:
+                    self._check_seen(unseen, number, there)
+            yield {**row, **{column: None for column in wanted if column not in row}}
+        if number:
+            self._check_seen(unseen, number, there)
+
+    def _check_seen(self, unseen: set[str], number: int, there: Iterable[str]) -> None:
+        if unseen:
+            raise ConfigError(
+                f"{self.path}: in {number} rows there is no column {min(unseen)!r}, there are "
+                f"{', '.join(there)}"
+            )
 
 
 def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
