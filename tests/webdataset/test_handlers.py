@@ -24,3 +24,17 @@ def test_what_would_fail_for_all_items_is_never_tolerated(handler, error):
 def test_a_refused_command_is_no_end_of_the_data(handler):
     with pytest.raises(SecurityError, match="ENERGON_ALLOW=shell"):
         list(wds.WebDataset("pipe:cat a.tar", shardshuffle=False, handler=handler))
+
+
+def fail(sample):
+    raise ValueError("no good")
+
+
+@pytest.mark.parametrize("stage", [wds.map, wds.select])
+def test_errors_of_functions_say_which_sample_it_was(stage):
+    samples = [{"__key__": "a/1", "__url__": "x.tar", "txt": b""}]
+    with pytest.raises(ValueError, match="no good") as caught:
+        list(stage(fail)(samples))
+    assert caught.value.__notes__ == ["sample 'a/1' of x.tar"]
+    with pytest.warns(UserWarning, match="ValueError: no good; sample 'a/1' of x.tar"):
+        assert list(stage(fail, handler=wds.warn_and_continue)(samples)) == []

@@ -55,4 +55,5 @@ def _raise_if_all_fail(exn: Exception) -> None:
 
 
 def _words(exn: Exception) -> str:
-    return f"{type(exn).__name__}: {exn}"
+    notes = getattr(exn, "__notes__", ())
+    return "; ".join([f"{type(exn).__name__}: {exn}", *notes])

@@ -77,12 +77,19 @@ class _Mapped(StageIterator):
         return iter(())
 
 
+def _goes_on(error: Exception, item: Any, handler: Handler) -> bool:
+    """Ask the handler about an error, which is told whose it is, if the item says."""
+    if isinstance(item, dict) and "__key__" in item:
+        error.add_note(f"sample {item['__key__']!r} of {item.get('__url__', 'unknown origin')}")
+    return handler(error)
+
+
 def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
     for item in source:
         try:
             result = function(item)
         except Exception as error:
-            if handler(error):
+            if _goes_on(error, item, handler):
                 continue
             return
         if result is None:
@@ -99,7 +106,7 @@ def _apply(
         try:
             result = function(item)
         except Exception as error:
-            if handler(error):
+            if _goes_on(error, item, handler):
                 continue
             return
         yield result
@@ -112,7 +119,7 @@ def _select(
         try:
             wanted = predicate(item)
         except Exception as error:
-            if handler(error):
+            if _goes_on(error, item, handler):
                 continue
             return
         if wanted:
