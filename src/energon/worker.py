@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import ConfigError
 
 logger = logging.getLogger("energon")
@@ -144,6 +145,6 @@ def check_lanes(lanes: int, world_size: int) -> None:
     if lanes < 1 or lanes % world_size:
         nearest = max(1, round(lanes / world_size)) * world_size
         raise ConfigError(
-            f"{lanes} lanes cannot be dealt evenly to {world_size} ranks; use a world size that "
-            f"divides {lanes}, or a new run with lanes={nearest}"
+            f"{counted(lanes, 'lane')} cannot be dealt evenly to {counted(world_size, 'rank')}; "
+            f"use a world size that divides {lanes}, or a new run with lanes={nearest}"
         )

@@ -137,7 +137,7 @@ def test_says_whom_it_serves_in_a_line():
     loader = get_loader(fake(lanes=2))
     next(iter(loader))
     assert "rank 0 of 1: 2 lanes" in repr(loader)
-    assert "1 batches delivered" in repr(loader)
+    assert "1 batch delivered" in repr(loader)
 
 
 def test_takes_pipelines_only():

@@ -123,7 +123,7 @@ def test_restores_only_before_the_first_batch():
     (loader,) = loaders(1)
     state = loader.save_state_rank()
     take([loader], 1)
-    with pytest.raises(StateError, match="has delivered 1 batches"):
+    with pytest.raises(StateError, match="has delivered 1 batch"):
         loader.restore_state_rank(state)
 
 

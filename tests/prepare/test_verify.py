@@ -322,7 +322,7 @@ def test_new_shards_are_noted(dataset):
     write_shard(dataset / "sub/3.tar", [("x", {"txt": b"x"})])
     report = verify_dataset(dataset, engine=ALONE)
     assert report.ok
-    assert report.notes[0].startswith("1 shards are not in the dataset, e.g. sub/3.tar")
+    assert report.notes[0].startswith("1 shard is not in the dataset, e.g. sub/3.tar")
 
 
 def test_keys_that_are_there_twice_are_found(dataset):

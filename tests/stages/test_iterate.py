@@ -65,5 +65,5 @@ def test_loaders_of_torch_divide_the_lanes_among_their_workers(root, num_workers
 def test_more_workers_than_lanes_are_refused(root):
     dataset = val(root, Keys(), worker_config=config(lanes=1))
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
-    with pytest.raises(ConfigError, match="2 workers of a torch DataLoader for 1 lanes"):
+    with pytest.raises(ConfigError, match="2 workers of a torch DataLoader for 1 lane "):
         list(loader)

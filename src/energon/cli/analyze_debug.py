@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from energon.counting import counted
+
 
 @click.command("analyze-debug")
 @click.argument(
@@ -28,16 +30,19 @@ def command(logs: tuple[Path, ...], include_modality: str, most: int) -> None:
     lines = [line for log in logs for line in _read(log) if line.get("m") in modes]
     if not lines:
         raise click.ClickException(
-            f"no line of the modes {', '.join(sorted(modes))} in {len(logs)} files"
+            f"no line of the modes {', '.join(sorted(modes))} in {counted(len(logs), 'file')}"
         )
     keys = Counter(key for line in lines for key in line.get("keys") or ())
     ranks = Counter(line["r"] for line in lines)
-    click.echo(f"{len(lines):,} batches, {keys.total():,} samples, {len(keys):,} different ones")
-    for rank, batches in sorted(ranks.items()):
-        click.echo(f"rank {rank}: {batches:,} batches")
+    batches = counted(len(lines), "batch", grouped=True)
+    samples = counted(keys.total(), "sample", grouped=True)
+    click.echo(f"{batches}, {samples}, {counted(len(keys), 'different one', grouped=True)}")
+    for rank, number in sorted(ranks.items()):
+        click.echo(f"rank {rank}: {counted(number, 'batch', grouped=True)}")
     times = Counter(keys.values())
-    for number, samples in sorted(times.items()):
-        click.echo(f"seen {number} times: {samples:,} samples")
+    for number, seen in sorted(times.items()):
+        often = counted(number, "time")
+        click.echo(f"seen {often}: {counted(seen, 'sample', grouped=True)}")
     for key, number in keys.most_common(most):
         click.echo(f"{number:>6}  {key}")
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from energon.counting import counted
+
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
 
 
@@ -52,7 +54,7 @@ def redist(files: tuple[str, ...], folder: str, new_world_size: int) -> None:
     from energon.loader.state_files import read_states, redistribute, write_states
 
     paths = write_states(redistribute(read_states(files), new_world_size), folder, like=files)
-    click.echo(f"{len(paths)} states in {folder}: {paths[0].name} to {paths[-1].name}")
+    click.echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
 
 
 def _report(state: dict[str, Any]) -> Iterator[str]:
@@ -60,13 +62,14 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     batches = [position["batches"] for position in saved.values()]
     size = len(json.dumps(state))
     lanes = state["lanes"]
-    yield f"{len(saved)} of {lanes} lanes, {sum(batches)} batches, {size:,} bytes"
+    done = counted(sum(batches), "batch")
+    yield f"{len(saved)} of {counted(lanes, 'lane')}, {done}, {size:,} bytes"
     yield f"batches of a lane: {min(batches, default=0)} to {max(batches, default=0)}"
     yield f"seed {about.get('seed')}, batch size {about.get('batch_size')}"
     possible = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
     yield f"world sizes: {', '.join(possible)}"
     for name, leaf in about.get("leaves", {}).items():
-        yield f"{name}: {leaf.get('samples')} samples"
+        yield f"{name}: {counted(leaf.get('samples', 0), 'sample')}"
     skipped = sum(len(position.get("skip_rows", ())) for position in saved.values())
     if skipped:
         yield f"{skipped} rows left out because they killed workers"

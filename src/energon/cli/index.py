@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS, run_on_stand_in
-from energon.cli.indexing_options import indexing_options, open_indexing
+from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.io.epath import AnyPath
 
@@ -41,4 +41,4 @@ def command(context: click.Context, /, path: AnyPath, no_sqlite: bool, **indexin
         return
     with open_indexing(sqlite=not no_sqlite, **indexing) as how:
         info = reindex_dataset(path, how)
-    click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
+    show_size(info)

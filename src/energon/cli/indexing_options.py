@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from energon.counting import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from energon.formats.info import DatasetInfo
     from energon.prepare.dataset import Indexing
     from energon.prepare.engines import EngineName
 
@@ -87,6 +90,12 @@ def open_indexing(
             wait=wait,
             progress=advance,
         )
+
+
+def show_size(info: DatasetInfo) -> None:
+    """Say on standard error how large a dataset is."""
+    shards = counted(len(info.shard_counts), "shard")
+    click.echo(f"{counted(info.num_samples, 'sample')} in {shards}", err=True)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import click
 
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
+from energon.counting import counted
 from energon.errors import EnergonError
 
 if TYPE_CHECKING:
@@ -96,8 +97,9 @@ def _show(report: LintReport) -> None:
     if len(report.findings) > MAX_SHOWN:
         click.echo(f"… and {len(report.findings) - MAX_SHOWN} more; --json shows all")
     for part, count in report.unchecked.items():
-        click.echo(f"note: {count} {part} parts were not decoded, see --allow")
+        parts = counted(count, f"{part} part was", f"{part} parts were")
+        click.echo(f"note: {parts} not decoded, see --allow")
     total = sum(report.num_samples.values())
-    count = len(report.findings)
-    what = "files" if report.kind == "filesystem" else "samples"
-    click.echo(f"{total} {what}: {count or 'no'} problem{'' if count == 1 else 's'}")
+    what = "file" if report.kind == "filesystem" else "sample"
+    problems = counted(len(report.findings), "problem") if report.findings else "no problems"
+    click.echo(f"{counted(total, what)}: {problems}")

@@ -12,6 +12,7 @@ import click
 
 from energon.cli.address import ADDRESS
 from energon.cli.field_map import parse_field_map
+from energon.cli.indexing_options import show_size
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, any_path
@@ -130,7 +131,7 @@ def command(
         click.echo(f"left out: {reason}", err=True)
     if len(left_out) > MAX_SHOWN:
         click.echo(f"left out: {len(left_out)} in all", err=True)
-    click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
+    show_size(info)
 
 
 def _folder_of(source: str, kind: str) -> AnyPath:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from energon.counting import counted
+
 if TYPE_CHECKING:
     from energon.inspect.plan_find import Sighting
 
@@ -121,21 +123,22 @@ def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
 
 
 def _report(about: Mapping[str, Any]) -> list[str]:
-    over = about["topology"]
+    from energon.inspect.plan_report import summary
+
+    rank = about["rank"]
     ends = about["ends_after_batches"]
     lines = [
-        f"{about['samples']:,} samples in {about['batches']:,} batches of {about['batch_size']}, "
-        f"{about['steps']:,} steps of {over['world_size']} ranks with {over['num_workers']} "
-        f"workers, {over['lanes']} lanes",
+        summary(about),
         "The data end then." if ends == about["batches"] else "The data go on after that.",
-        f"Each rank reads {about['rank']['samples']:,} samples, about "
-        f"{_bytes(about['rank']['bytes'])} with {about['rank']['requests']:,} requests.",
+        f"Each rank reads {counted(rank['samples'], 'sample', grouped=True)}, about "
+        f"{_bytes(rank['bytes'])} with {counted(rank['requests'], 'request', grouped=True)}.",
         "",
     ]
     lines += _table(about)
     for shared in about["shared_samples"]:
         one, other = shared["leaves"]
-        lines.append(f"{one} and {other} have {shared['samples']:,} samples in common.")
+        samples = counted(shared["samples"], "sample", grouped=True)
+        lines.append(f"{one} and {other} have {samples} in common.")
     return lines
 
 

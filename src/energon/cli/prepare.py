@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
-from energon.cli.indexing_options import indexing_options, open_indexing
+from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.media_options import media_filter, media_options, show_report
 from energon.cli.prepare_choices import Options, choice_options, decide
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
+from energon.counting import counted
 from energon.errors import ConfigError
 from energon.formats.info import META, DatasetInfo
 from energon.io.epath import AnyPath
@@ -118,7 +119,7 @@ def _choose(
     from energon.prepare.shards import find_shards
 
     shards = without_shards(find_shards(path), exclude)
-    click.echo(f"{len(shards)} shards, from {shards[0]} to {shards[-1]}", err=True)
+    click.echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
     if (path / META / ".info.json").exists() and not overwrite:
         if not ask:
             raise ConfigError(
@@ -134,7 +135,7 @@ def _prepare_metadataset(path: AnyPath) -> None:
     indexes = prepare_metadataset(path)
     for index in indexes:
         click.echo(index)
-    click.echo(f"{len(indexes)} join indexes are up to date", err=True)
+    click.echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
 
 
 def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
@@ -145,4 +146,4 @@ def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
 
 
 def _show(info: DatasetInfo) -> None:
-    click.echo(f"{info.num_samples} samples in {len(info.shard_counts)} shards", err=True)
+    show_size(info)

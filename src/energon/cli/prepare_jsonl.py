@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from energon.counting import counted
 from energon.io.epath import AnyPath
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
@@ -28,4 +29,4 @@ def prepare_jsonl_command(path: AnyPath, split_ratio: str | None) -> None:
         num_samples = prepare_jsonl(path, split_ratio=ratios)
     else:
         num_samples = prepare_remote_jsonl(path.url, split_ratio=ratios)
-    click.echo(f"{num_samples} samples", err=True)
+    click.echo(counted(num_samples, "sample"), err=True)

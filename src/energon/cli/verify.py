@@ -12,6 +12,7 @@ import click
 from energon.cli.address import ADDRESS, check_engine
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
+from energon.counting import counted
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
 
@@ -94,17 +95,19 @@ def show_report(report: Report) -> None:
     for problem in report.problems[:MAX_SHOWN]:
         click.echo(f"{problem.kind}: {problem.message}")
     if len(report.problems) > MAX_SHOWN:
-        click.echo(f"… and {len(report.problems) - MAX_SHOWN} problems more; --json shows all")
+        rest = counted(len(report.problems) - MAX_SHOWN, "problem")
+        click.echo(f"… and {rest} more; --json shows all")
     for note in report.notes:
         click.echo(f"note: {note}")
-    checked = f"{report.num_samples} samples in {report.num_shards} shards"
+    checked = f"{counted(report.num_samples, 'sample')} in {counted(report.num_shards, 'shard')}"
     if report.num_checksums:
-        checked += f", {report.num_checksums} checksums"
+        checked += f", {counted(report.num_checksums, 'checksum')}"
     if report.ok:
         click.echo(f"{checked}: nothing is wrong")
         return
     repairable = sum(problem.repairable for problem in report.problems)
-    click.echo(f"{checked}: {len(report.problems)} problems, {repairable} can be repaired")
+    problems = counted(len(report.problems), "problem")
+    click.echo(f"{checked}: {problems}, {repairable} can be repaired")
     if repairable:
         click.echo(f"run `energon repair {report.dataset}`")
     from energon.prepare.repair import LOST

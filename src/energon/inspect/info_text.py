@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from energon.counting import counted
+
 BAR_LETTERS = 32
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -55,7 +57,7 @@ def _leaf(leaf: Mapping[str, Any]) -> str:
 def _samples(count: int | None) -> str:
     if count is None:
         return "not counted before `energon prepare` or training builds the index of the join"
-    return f"{count} samples"
+    return counted(count, "sample")
 
 
 def _dataset(about: Mapping[str, Any]) -> Iterator[str]:
@@ -76,8 +78,8 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
         share = 100 * split["samples"] / max(1, about["samples"])
         excluded = f", {split['excluded']} left out" if split["excluded"] else ""
         yield (
-            f"- split {name}: {split['samples']} samples ({share:.1f} %), {split['shards']} shards"
-            f"{excluded}"
+            f"- split {name}: {counted(split['samples'], 'sample')} ({share:.1f} %), "
+            f"{counted(split['shards'], 'shard')}{excluded}"
         )
     for name, part in about.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from energon.counting import counted
 from energon.errors import ConfigError
 from energon.extra import needs_extra
-from energon.inspect.plan_report import Floats, counts_over_time, shares_of
+from energon.inspect.plan_report import Floats, counts_over_time, shares_of, summary
 from energon.inspect.planned_run import PlannedRun
 
 if TYPE_CHECKING:
@@ -67,18 +68,16 @@ def _groups(names: Sequence[str], drawn: Floats) -> list[_Group]:
     own = sorted(order[:MAX_DRAWN])
     groups = [_Group(names[leaf], [leaf], colors[n]) for n, leaf in enumerate(own)]
     rest = sorted(order[MAX_DRAWN:])
-    return [*groups, _Group(f"{len(rest)} others", rest, _REST_COLOR)] if rest else groups
+    return [*groups, _Group(counted(len(rest), "other"), rest, _REST_COLOR)] if rest else groups
 
 
 def _title(about: Mapping[str, Any]) -> str:
-    over = about["topology"]
     shared = sum(each["samples"] for each in about["shared_samples"])
     lines = [
-        f"{about['samples']:,} samples in {about['batches']:,} batches of {about['batch_size']}: "
-        f"{about['steps']:,} steps of {over['world_size']} ranks with {over['num_workers']} "
-        f"workers, {over['lanes']} lanes",
+        summary(about),
         f"each rank reads {about['rank']['bytes'] / 1e9:,.2f} GB with "
-        f"{about['rank']['requests']:,} requests; {shared:,} samples are in several datasets",
+        f"{counted(about['rank']['requests'], 'request', grouped=True)}; "
+        f"{counted(shared, 'sample is', 'samples are', grouped=True)} in several datasets",
     ]
     return "\n".join(lines)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.counting import counted
 from energon.inspect.plan_reads import LeafReads, measure_reads
 from energon.inspect.planned_run import PlannedRun
 from energon.plan.blend import BlendPlan
@@ -70,6 +71,19 @@ def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str
         },
         "shared_samples": shared_samples(run),
     }
+
+
+def summary(about: Mapping[str, Any]) -> str:
+    """Return in a line how much `describe_run` was asked about, and of which run."""
+    over = about["topology"]
+    samples = counted(about["samples"], "sample", grouped=True)
+    batches = counted(about["batches"], "batch", grouped=True)
+    steps = counted(about["steps"], "step", grouped=True)
+    ranks = counted(over["world_size"], "rank")
+    return (
+        f"{samples} in {batches} of {about['batch_size']}, {steps} of {ranks} with "
+        f"{counted(over['num_workers'], 'worker')}, {counted(over['lanes'], 'lane')}"
+    )
 
 
 def counts_over_time(run: PlannedRun, *, batches: int, points: int) -> tuple[list[int], Floats]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import ConfigError, StateError
 from energon.stages.base import State
 from energon.worker import WorkerConfig
@@ -76,7 +77,7 @@ def _distributed(config: WorkerConfig) -> Any:
     size = distributed.get_world_size(config.data_parallel_group)
     if size != config.world_size:
         raise ConfigError(
-            f"the data-parallel group has {size} ranks, the worker config says "
+            f"the data-parallel group has {counted(size, 'rank')}, the worker config says "
             f"{config.world_size}; pass the group as WorkerConfig(data_parallel_group=…)"
         )
     return distributed

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from types import TracebackType
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import ConfigError, StateError
 from energon.loader.heap import keep_heap
 from energon.loader.local_workers import InlineWorker, ThreadWorker
@@ -71,8 +72,9 @@ class BasicDataLoader:
     def __repr__(self) -> str:
         config = self.worker_config
         return (
-            f"<{type(self).__name__} of rank {config.rank} of {config.world_size}: {self._lanes} "
-            f"lanes, {config.num_workers} workers, {self._delivered} batches delivered>"
+            f"<{type(self).__name__} of rank {config.rank} of {config.world_size}: "
+            f"{counted(self._lanes, 'lane')}, {counted(config.num_workers, 'worker')}, "
+            f"{counted(self._delivered, 'batch')} delivered>"
         )
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import StateError
 from energon.loader.distributed import gather_states, scatter_states
 from energon.loader.loader import BasicDataLoader
@@ -132,7 +133,7 @@ class SavableDataLoader(BasicDataLoader):
         lanes = state["lanes"]
         if self.worker_config.lanes not in (None, lanes):
             raise StateError(
-                f"the state was saved with {lanes} lanes, this loader has "
+                f"the state was saved with {counted(lanes, 'lane')}, this loader has "
                 f"WorkerConfig(lanes={self.worker_config.lanes}); leave lanes out to take them "
                 "from the state"
             )
@@ -149,8 +150,8 @@ class SavableDataLoader(BasicDataLoader):
     def _check_fresh(self) -> None:
         if self._stream is not None or self._delivered:
             raise StateError(
-                f"this loader has delivered {self._delivered} batches; restore a state before "
-                "the first batch, on a new loader"
+                f"this loader has delivered {counted(self._delivered, 'batch')}; restore a state "
+                "before the first batch, on a new loader"
             )
 
 

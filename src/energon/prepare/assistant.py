@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon.counting import counted
 from energon.errors import ConfigError
 from energon.formats import yaml
 from energon.formats.info import META, DatasetInfo
@@ -81,7 +82,9 @@ class Assistant:
             choices = self.ask_description(choices)
         choices = self.ask_loading(choices)
         self.review(choices, split)
-        question = f"Index {len(self.shards)} shards and write this to {self.source / META}?"
+        question = (
+            f"Index {counted(len(self.shards), 'shard')} and write this to {self.source / META}?"
+        )
         if choices.write or self.prompt.confirm(question, default=True):
             return choices
         return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import ConfigError
 from energon.io.address import is_remote, local_path, redact
 from energon.io.closing import ClosesOrAborts
@@ -147,8 +148,8 @@ class ShardWriter(ClosesOrAborts):
             self.shards.append(path)
         if self.shards and not (resume or overwrite):
             raise ConfigError(
-                f"{self.shards[0]} is there already ({len(self.shards)} such shards); pass "
-                "resume=True to go on behind them, overwrite=True to delete them, or choose "
+                f"{self.shards[0]} is there already ({counted(len(self.shards), 'such shard')}); "
+                "pass resume=True to go on behind them, overwrite=True to delete them, or choose "
                 "another start_shard"
             )
         if resume or overwrite:

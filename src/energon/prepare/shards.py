@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 
+from energon.counting import counted
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import file_state, list_files
@@ -32,8 +33,9 @@ def find_shards(dataset: Path) -> list[str]:
     if compressed:
         target = dataset.resolve()
         raise ConfigError(
-            f"{dataset}: {len(compressed)} shards are compressed, e.g. {compressed[0]}; samples of "
-            "these cannot be read one by one. Write them anew as plain shards with\n\n"
+            f"{dataset}: {counted(len(compressed), 'shard is', 'shards are')} compressed, e.g. "
+            f"{compressed[0]}; samples of such cannot be read one by one. Write them anew as plain "
+            "shards with\n\n"
             f"    energon pack {quote(str(dataset))} "
             f"{quote(str(target.with_name(target.name + '_tar')))}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
+from energon.counting import counted
 from energon.errors import ConfigError
 from energon.formats.braces import expand_braces
 
@@ -156,8 +157,9 @@ def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str
         found = [shard for shard in shards if any(e.match(shard) for e in expressions)]
         if not found:
             raise ConfigError(
-                f"split part {entry!r} matches none of {len(shards)} shards, the first of which is "
-                f"{shards[0]!r}; patterns are regular expressions, so any text is .* and not *"
+                f"split part {entry!r} matches none of {counted(len(shards), 'shard')}, the "
+                f"first of which is {shards[0]!r}; patterns are regular expressions, so any text "
+                "is .* and not *"
             )
         parts.setdefault(name, {}).update(dict.fromkeys(found))
     return {name: list(shards) for name, shards in parts.items()}

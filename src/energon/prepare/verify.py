@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import (
     ConfigError,
     DuplicateSampleKeyError,
@@ -161,8 +162,8 @@ def check_dataset(
     report.problems += _check_documents(dataset, info, report.notes)
     if other_dates:
         report.notes.append(
-            f"{other_dates} shards have another date than when they were indexed, as copies have; "
-            f"`energon index {dataset}` notes the new one"
+            f"{counted(other_dates, 'shard has', 'shards have')} another date than when indexed, "
+            f"as copies have; `energon index {dataset}` notes the new one"
         )
     _note_new_shards(dataset, shards, report.notes)
     if depth == "content" and report.ok and not report.num_checksums:
@@ -215,7 +216,8 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
             yield Problem(
                 "info-stale",
                 f"{META}/.info.json",
-                f"{shard.name} has {shard.num_samples} samples by its index, {count} by .info.json",
+                f"{shard.name} has {counted(shard.num_samples, 'sample')} by its index, {count} by "
+                ".info.json",
                 True,
                 shard.name,
             )
@@ -289,7 +291,8 @@ def _check_split(split: Split, info: DatasetInfo, notes: list[str]) -> Iterator[
                 yield Problem("split-range", where, str(error), False, shard)
     left_out = [shard for shard in info.shard_counts if shard not in listed]
     if left_out:
-        notes.append(f"{len(left_out)} shards are in no split, e.g. {left_out[0]}")
+        several = counted(len(left_out), "shard is", "shards are")
+        notes.append(f"{several} in no split, e.g. {left_out[0]}")
 
 
 def _note_new_shards(dataset: Path, shards: list[str], notes: list[str]) -> None:
@@ -297,5 +300,6 @@ def _note_new_shards(dataset: Path, shards: list[str], notes: list[str]) -> None
     new = [name for name in list_files(dataset) if name.endswith(".tar") and name not in known]
     if new:
         notes.append(
-            f"{len(new)} shards are not in the dataset, e.g. {new[0]}; `energon prepare` adds them"
+            f"{counted(len(new), 'shard is', 'shards are')} not in the dataset, e.g. {new[0]}; "
+            "`energon prepare` adds them"
         )

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from energon.counting import counted
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version
@@ -185,7 +186,7 @@ def _compare(
 
 def _difference(table: PartTable, found: PartTable) -> str | None:
     if found.num_samples != table.num_samples:
-        return f"has {found.num_samples} samples and not {table.num_samples}, other"
+        return f"has {counted(found.num_samples, 'sample')} and not {table.num_samples}, other"
     if bytes(found.key_bytes) != bytes(table.key_bytes):
         return "has samples with other keys"
     for what, one, other in (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from energon.counting import counted
 from energon.errors import FormatError
 from energon.formats.part_table import PartTable
 from energon.formats.sqlite_file import check_size, open_readonly, table_names
@@ -91,7 +92,7 @@ def _shard_difference(connection: sqlite3.Connection, number: int, table: PartTa
     """Return what rows of a shard differ from its part table, or None."""
     samples = connection.execute(_SAMPLES, (number,)).fetchall()
     if len(samples) != table.num_samples:
-        return f"{len(samples)} samples, wanted are {table.num_samples},"
+        return f"{counted(len(samples), 'sample')}, wanted are {table.num_samples},"
     begin, end = table.sample_extents(np.arange(table.num_samples))
     keys = [os.fsencode(key) for key in table.keys(np.arange(table.num_samples))]
     if samples != list(zip(keys, begin.tolist(), (end - begin).tolist(), strict=True)):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import ConfigError
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
@@ -35,8 +36,8 @@ class IterableLanes:
         number, workers = _torch_worker()
         if workers > len(mine):
             raise ConfigError(
-                f"{workers} workers of a torch DataLoader for {len(mine)} lanes of this rank; use "
-                f"at most {len(mine)}, or WorkerConfig(lanes=...) with more lanes"
+                f"{workers} workers of a torch DataLoader for {counted(len(mine), 'lane')} of this "
+                f"rank; use at most {len(mine)}, or WorkerConfig(lanes=...) with more lanes"
             )
         share = mine[number::workers]
         batches = self._round_robin([Lane(lane, lanes) for lane in share])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from energon.counting import counted
 from energon.errors import ConfigError, StateError
 from energon.plan.recipe import PlanRecipe
 from energon.plan.seeds import ORDER_VERSION
@@ -64,8 +65,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         leaves = self.plan.leaves
         samples = sum(leaf.num_samples for leaf in leaves)
         return (
-            f"<{type(self).__name__} of {samples} samples in {len(leaves)} datasets, batch size "
-            f"{self.batch_size}; config() tells all>"
+            f"<{type(self).__name__} of {counted(samples, 'sample')} in "
+            f"{counted(len(leaves), 'dataset')}, batch size {self.batch_size}; config() tells all>"
         )
 
     def __len__(self) -> int:
