@@ -78,7 +78,7 @@ def test_states_go_on_as_those_of_other_ranks(root, states, tmp_path, save, suff
         save(state, folder / f"rank{rank}{suffix}")
     result = invoke("redist", "--new-world-size", world_size, folder, tmp_path / "new")
     assert result.exit_code == 0, result.output
-    assert result.output.startswith(f"{world_size} states in ")
+    assert result.output.startswith(f"{world_size} state")
     for rank in range(world_size):
         written = tmp_path / f"new/rank{rank}{suffix}"
         with loader(root, rank, world_size) as again:
@@ -100,6 +100,28 @@ def test_states_of_a_file_that_is_no_rank_are_called_by_ranks(states, tmp_path, 
     as_json(states[0], tmp_path / name)
     result = invoke("redist", "--new-world-size", 2, tmp_path / name, tmp_path / "new")
     assert "rank_0.json to rank_1.json" in result.output
+
+
+def test_states_are_found_in_checkpoints_of_trainers(root, states, tmp_path):
+    with loader(root) as whole:
+        list(islice(whole, 12))
+        flat = whole.state_dict()
+    merged = read_states([_saved(states[0], tmp_path / "global.json")])
+    lightning = {"epoch": 1, "loops": {"combined_loader": [{}]}, "Data": {"train": merged}}
+    assert read_states([_saved(lightning, tmp_path / "lightning.json")]) == merged
+    assert read_states([_saved({"model": [1], "data": flat}, tmp_path / "dcp.json")]) == merged
+
+
+def _saved(content, path):
+    as_json(content, path)
+    return path
+
+
+def test_checkpoints_of_dcp_are_told_how_to_become_a_file(tmp_path):
+    (tmp_path / "__0_0.distcp").touch()
+    result = invoke("info", tmp_path)
+    assert result.exit_code == 1
+    assert "format_utils dcp_to_torch" in result.output
 
 
 def test_says_where_a_run_was(states, tmp_path):

@@ -6,14 +6,14 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from energon.errors import StateError
 from energon.extra import needs_extra
 from energon.io.atomic import write_atomic
-from energon.loader.state import merge_states
+from energon.loader.state import FORMAT, merge_states
 from energon.stages.base import State
 from energon.worker import check_lanes
 
@@ -28,7 +28,8 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
 
     Args:
         paths: Files of JSON or of `torch.save`, with a rank state, a global state or a list of
-            rank states each; or folders of such files.
+            rank states each, however deep in the checkpoint of a trainer; or folders of such
+            files.
 
     Raises:
         StateError: If a file has no state, or the states do not belong together.
@@ -37,10 +38,21 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
     found: list[Any] = []
     for file in files:
         content = _read(file)
-        if isinstance(content, Mapping) and WRAPPED in content:
-            content = content[WRAPPED]
-        found += content if isinstance(content, list) else [content]
+        found += list(_states_in(content)) or [content]
     return merge_states(found)
+
+
+def _states_in(content: Any) -> Iterator[State]:
+    """Yield the states in what a trainer has saved, as Lightning and Megatron have them inside."""
+    if isinstance(content, Mapping):
+        if content.get("format") == FORMAT or isinstance(content.get("header"), str):
+            yield dict(content)
+        else:
+            for value in content.values():
+                yield from _states_in(value)
+    elif isinstance(content, list | tuple):
+        for value in content:
+            yield from _states_in(value)
 
 
 def redistribute(state: State, world_size: int) -> list[State]:
@@ -116,6 +128,11 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(each for each in path.iterdir() if each.suffix in (".json", ".pt", ".pth"))
+    if not files and any(path.glob("*.distcp")):
+        raise StateError(
+            f"{path} was written by torch.distributed.checkpoint; make a file of it with `python "
+            f"-m torch.distributed.checkpoint.format_utils dcp_to_torch {path} state.pt`"
+        )
     if not files:
         raise StateError(f"{path}: there are no .json or .pt files")
     return files
