@@ -154,6 +154,57 @@ def test_programs_without_a_main_guard(tmp_path, how, method):
     assert done.stdout.splitlines() == ["started", "arrived five", "0"], done.stderr
 
 
+SPAWNED = """
+import multiprocessing, sys
+from dataclasses import dataclass
+from energon.loader.getters import get_savable_loader
+from tests.loader.fake_pipeline import fake
+
+@dataclass
+class Batch:
+    row: int
+
+class MyError(Exception):
+    pass
+
+class Rows:
+    def make(self, lane, row):
+        if row == 3:
+            raise MyError("three")
+        return Batch(row)
+
+def train(method):
+    try:
+        for batch in get_savable_loader(fake(Rows().make, workers=1), start_method=method):
+            assert type(batch) is Batch
+            print(batch.row)
+    except MyError as error:
+        print("arrived", error, flush=True)
+
+if __name__ == "__main__":
+    rank = multiprocessing.get_context("spawn").Process(target=train, args=[sys.argv[1]])
+    rank.start()
+    rank.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_ranks_that_the_program_has_spawned_itself_have_workers(tmp_path, method):
+    """There, the main program is called `__mp_main__`, and so do its classes say."""
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, script, method],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["0", "1", "2", "arrived three"], done.stderr
+
+
 def test_cloudpickle_still_tracks_classes():
     """The one thing that is taken from inside cloudpickle."""
     from cloudpickle import cloudpickle as inside

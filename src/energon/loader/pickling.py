@@ -12,7 +12,8 @@ import copyreg
 import io
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,9 @@ OUT_OF_BAND_BYTES = 1 << 14
 """Smaller buffers are copied with the rest, which is faster up to about this size."""
 
 _SEARCHED_BYTES = 1 << 20
+
+_MAIN = ("__main__", "__mp_main__")
+"""Names of the main program: the second one in processes that multiprocessing has spawned."""
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -130,8 +134,26 @@ def dump_pipeline(pipeline: Any) -> bytes:
 
 def _dump(value: Any) -> bytes:
     file = io.BytesIO()
-    _PipelinePickler(file, protocol=PROTOCOL).dump(value)
+    with _main_by_value():
+        _PipelinePickler(file, protocol=PROTOCOL).dump(value)
     return file.getvalue()
+
+
+@contextmanager
+def _main_by_value() -> Iterator[None]:
+    """Let cloudpickle take along what belongs to the main program of a spawned process.
+
+    It does so by itself where that is called `__main__`.
+    """
+    main = sys.modules.get("__mp_main__")
+    if main is None or main.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
 
 
 def mentions_torch(pickled: bytes) -> bool:
@@ -178,14 +200,14 @@ def _reduce_named(named: Any) -> Any:
         tracked = tracking._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(named)
         if tracked is not None:
             return tracked_class, (tracked, named.__module__, named.__qualname__)
-    if named.__module__ == "__main__" and "<" not in named.__qualname__:
+    if named.__module__ in _MAIN and "<" not in named.__qualname__:
         return _attribute, (named.__module__, named.__qualname__)
     return _by_value(named)
 
 
 def _is_importable(named: Any) -> bool:
     """Return whether another process can import `named`: the main program it cannot."""
-    if named.__module__ == "__main__":
+    if named.__module__ in _MAIN:
         return False
     try:
         return _attribute(named.__module__, named.__qualname__) is named
