@@ -15,6 +15,7 @@ import pytest
 from energon.errors import WorkerError
 from energon.loader.getters import get_loader
 from tests.loader.fake_pipeline import fake
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 
@@ -221,7 +222,8 @@ def test_closed_loaders_hold_no_descriptor():
     before = open_descriptors()
     for _ in range(3):
         use()
-    assert open_descriptors() == before
+    # Threads that other tests have left may open a file for a moment.
+    wait_until(lambda: open_descriptors() <= before)
 
 
 def test_a_replaced_worker_leaves_no_descriptor():
