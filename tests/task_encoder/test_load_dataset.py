@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from energon import ConfigError, load_dataset, prepare_metadataset
+from energon import ConfigError, DatasetLoader, load_dataset, prepare_metadataset
 from energon.cli.main import main
 from energon.metadataset.leaf import BlendMode
 from tests.datasets import make_crude
@@ -51,6 +51,21 @@ def test_opens_the_leaves_of_a_document_in_memory(root):
     assert first.dataset.leaf.subflavors == {"y": 2}
     (sample,) = first.dataset.source.read(np.array([2]))
     assert sample["txt"] == b"text 2"
+
+
+def test_a_loader_may_say_which_split_and_what_is_merged(root):
+    document = {"splits": {"val": {"path": str(root / "a")}}}
+    loader = DatasetLoader(
+        document, split_part="val", subflavors={"x": 2, "y": 2}, shuffle_over_epochs_multiplier=3
+    )
+    (found,) = loader.get_datasets(
+        training=False,
+        split_part="train",
+        subflavors={"y": 3},
+        shuffle_over_epochs_multiplier=2,
+    ).datasets
+    assert found.dataset.leaf.subflavors == {"x": 2, "y": 3}
+    assert found.dataset.plan_leaf.shuffle_over_epochs == 6
 
 
 def test_repetitions_and_multipliers_are_those_of_the_document(root):

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.metadataset.document import read_mapping, read_metadataset
-from energon.metadataset.inherit import narrow
+from energon.metadataset.inherit import multiply_shuffle, narrow
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import BlendMode, Subset, TraversedDatasetReference
 from energon.metadataset.resolve import DatasetPath, resolve, traverse_metadataset
@@ -46,11 +46,17 @@ class DatasetLoader:
         path: Where it is, or the document as a dict.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        split_part: Which split is opened, whatever is asked for; None for what is asked for.
+        subflavors: Merged over those of the leaves.
+        shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
     """
 
     path: DatasetPath
     dataset_config: str | None = None
     split_config: str | None = None
+    split_part: str | None = None
+    subflavors: Mapping[str, Any] | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
 
     @property
     def splits(self) -> list[str]:
@@ -96,17 +102,19 @@ class DatasetLoader:
         """
         found = resolve(
             self.path,
-            split_part=split_part,
+            split_part=self.split_part or split_part,
             training=training,
             dataset_config=self.dataset_config,
             split_config=self.split_config,
         )
         if subset is not None:
             resolve_range(0, [subset])
-        multiplier = shuffle_over_epochs_multiplier
+        multiplier = multiply_shuffle(
+            self.shuffle_over_epochs_multiplier, shuffle_over_epochs_multiplier
+        )
         leaves = [narrow(leaf, subset, multiplier) for leaf in found.leaves]
         mode = found.blend_mode
-        opened_leaves = open_leaves(leaves, subflavors)
+        opened_leaves = open_leaves(leaves, {**(self.subflavors or {}), **(subflavors or {})})
         datasets: Sequence[Any] = opened_leaves
         if worker_config is not None:
             encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
@@ -127,7 +135,7 @@ class DatasetLoader:
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return which datasets a split consists of, without opening them."""
-        return traverse_metadataset(self.path, split_part=split_part)
+        return traverse_metadataset(self.path, split_part=self.split_part or split_part)
 
     def prepare(self, split_part: str | None = None) -> list[Path]:
         """Build the join indexes of a split, or of all, where they are missing.
