@@ -15,7 +15,6 @@ import pytest
 from energon.errors import WorkerError
 from energon.loader.getters import get_loader
 from tests.loader.fake_pipeline import fake
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 
@@ -223,7 +222,7 @@ def test_closed_loaders_hold_no_descriptor():
     for _ in range(3):
         use()
     # Threads that other tests have left may open a file for a moment.
-    wait_until(lambda: open_descriptors() <= before)
+    assert wait_until(lambda: open_descriptors() <= before)
 
 
 def test_a_replaced_worker_leaves_no_descriptor():
