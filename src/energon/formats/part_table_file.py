@@ -7,9 +7,11 @@ import os
 from functools import cache
 from pathlib import Path
 
+from energon.formats.info import META
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version, map_part_table
 from energon.formats.tar_scan import scan_tar
+from energon.once import is_first
 
 log = logging.getLogger("energon")
 
@@ -41,16 +43,24 @@ def open_part_table(shard: str | os.PathLike[str], *, verify: bool = True) -> Pa
     except FileNotFoundError:
         return PartTable.from_scan(scan_tar(shard, strict=False))
     if has_other_version(data):
-        warn_of_other_version(str(path.parent))
+        warn_of_other_version(str(_dataset_of(path.parent)))
         return PartTable.from_scan(scan_tar(shard, strict=False))
     return PartTable.from_buffer(data, origin=str(path), verify=verify)
 
 
 @cache
-def warn_of_other_version(folder: str) -> None:
-    """Log, once for each folder, that part tables are of no use."""
-    log.warning(
-        "%s: part tables were written by another release of energon, so headers are read each "
-        "time that shards are opened; `energon index` on the dataset writes the tables anew",
-        folder,
-    )
+def _dataset_of(folder: Path) -> Path:
+    """Return the dataset that the shards of a folder belong to; the folder itself if none."""
+    above = (each for each in (folder, *folder.parents) if (each / META).is_dir())
+    return next(above, folder)
+
+
+@cache
+def warn_of_other_version(dataset: str) -> None:
+    """Log that part tables are of no use, once for each dataset in all processes of a program."""
+    if is_first(f"part tables of {dataset}"):
+        log.warning(
+            "%s: part tables were written by another release of energon, so headers are read each "
+            "time that shards are opened; `energon index` on the dataset writes the tables anew",
+            dataset,
+        )

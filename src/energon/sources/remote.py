@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
+from energon.formats.info import META
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version
 from energon.formats.part_table_file import warn_of_other_version
@@ -14,7 +16,7 @@ from energon.formats.tar_index import parse_tar_index
 from energon.formats.tar_scan import scan_archive
 from energon.io.address import address_name, join_address, parent_address, redact
 from energon.io.disk_cache import disk_cache
-from energon.io.files import read_bytes
+from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.skipping_reader import SkippingReader
 
@@ -36,17 +38,28 @@ def open_remote_table(file: RemoteFile) -> PartTable:
         except DatasetNotFoundError:
             return _scan(file).to_bytes()
         if has_other_version(content):
-            warn_of_other_version(parent_address(file.path))
+            warn_of_other_version(_dataset_of(parent_address(file.address)))
             return _scan(file).to_bytes()
         return content
 
-    cache, name = disk_cache(), redact(beside)
-    path = cache.keep(name, _version(file), fetch)
+    kept, name = disk_cache(), redact(beside)
+    path = kept.keep(name, _version(file), fetch)
     try:
         return _map(path, name)
     except (FormatError, FileNotFoundError):
-        cache.discard(path)
-    return _map(cache.keep(name, _version(file), fetch), name)
+        kept.discard(path)
+    return _map(kept.keep(name, _version(file), fetch), name)
+
+
+@cache
+def _dataset_of(folder: str) -> str:
+    """Return the dataset that the shards of a folder belong to; the folder itself if none."""
+    above, below = folder, ""
+    while above != below:
+        if is_file(join_address(above, f"{META}/.info.json")):
+            return redact(above)
+        above, below = parent_address(above), above
+    return redact(folder)
 
 
 def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) -> None:
