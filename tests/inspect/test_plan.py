@@ -18,6 +18,7 @@ from energon import (
 from energon.inspect.plan_find import find_key, list_step
 from energon.inspect.plan_report import describe_run, shared_samples
 from energon.inspect.planned_run import open_run
+from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.settings import TrainSettings
 from tests.datasets import make_crude
 
@@ -123,6 +124,33 @@ def test_knows_what_is_read_together_and_how_well_it_mixes(path):
 def test_names_leaves_that_have_samples_in_common(path):
     run = plan(path)
     assert shared_samples(run) == [{"leaves": ["a/train", "a/train#2"], "samples": 15}]
+
+
+def test_lines_of_jsonl_files_are_counted_that_datasets_have_in_common(tmp_path):
+    lines = tmp_path / "x.jsonl"
+    lines.write_text("".join(f'{{"n": {n}}}\n' for n in range(40)))
+    prepare_jsonl(lines, split_ratio={"train": 3, "val": 1})
+    (tmp_path / "y.jsonl").write_bytes(lines.read_bytes())
+    prepare_jsonl(tmp_path / "y.jsonl", split_ratio={"train": 1})
+    parts = [
+        {"path": str(lines)},
+        {"path": str(lines), "subset": {"range": [10, 25]}},
+        {"path": str(lines), "split_part": "val"},
+        {"path": str(tmp_path / "y.jsonl")},
+    ]
+    run = plan({"splits": {"train": {"blend": parts}}})
+    assert shared_samples(run) == [{"leaves": run.names[:2], "samples": 15}]
+
+
+def test_rows_of_joins_are_counted_that_datasets_have_in_common(path):
+    sides = [{"path": str(path.parent / "a")}, {"path": str(path.parent / "a")}]
+    joiner = {"__module__": "energon", "__class__": "Sample"}
+    parts = [
+        {"join": sides, "joiner": joiner},
+        {"join": sides, "joiner": joiner, "subset": {"range": [10, 25]}},
+    ]
+    run = plan({"splits": {"train": {"blend": parts}}})
+    assert shared_samples(run) == [{"leaves": run.names, "samples": 15}]
 
 
 def test_a_run_that_ends_is_not_planned_beyond_its_end(path):

@@ -16,6 +16,8 @@ from energon.plan.blend import BlendPlan
 from energon.plan.excludes import include_ordinals
 from energon.plan.quality import shuffle_quality
 from energon.plan.window import WindowPlan
+from energon.sources.join import JoinedSource
+from energon.sources.jsonl import JsonlSource
 from energon.sources.webdataset import WebdatasetSource
 
 MAX_COUNTED_LANES = 256
@@ -110,16 +112,28 @@ def shared_samples(run: PlannedRun) -> list[dict[str, Any]]:
 
 
 def _overlap(first: Any, second: Any) -> int:
-    if not (isinstance(first, WebdatasetSource) and isinstance(second, WebdatasetSource)):
+    (place, ranges), (other_place, others) = _ranges(first), _ranges(second)
+    if place != other_place:
         return 0
-    if str(first.path) != str(second.path):
-        return 0
-    ranges = [_shard_ranges(source) for source in (first, second)]
     return sum(
-        max(0, min(stop, ranges[1][shard][1]) - max(start, ranges[1][shard][0]))
-        for shard, (start, stop) in ranges[0].items()
-        if shard in ranges[1]
+        max(0, min(stop, others[name][1]) - max(start, others[name][0]))
+        for name, (start, stop) in ranges.items()
+        if name in others
     )
+
+
+def _ranges(source: Any) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+    """Return what tells where samples are, and from where to where a source has those there."""
+    if isinstance(source, WebdatasetSource):
+        return ("shards", str(source.path)), _shard_ranges(source)
+    if isinstance(source, JsonlSource):
+        edges = np.array([source.start, source.stop - 1])
+        low, high = (include_ordinals(edges, source.excluded) + source.first).tolist()
+        return ("lines", str(source.path)), {"": (low, high + 1)}
+    if isinstance(source, JoinedSource):
+        rows = {"": (source.start, source.stop)}
+        return ("rows", source.digest, *map(str, source.paths)), rows
+    return (f"object {id(source)}",), {}
 
 
 def _shard_ranges(source: WebdatasetSource) -> dict[str, tuple[int, int]]:
