@@ -12,7 +12,7 @@ from energon.prepare.shard_writer import ShardWriter
 from energon.prepare.tar_writer import TarWriter
 from energon.stages.quarantine import Quarantine
 from tests.commands import run
-from tests.datasets import write_shard
+from tests.datasets import jpeg, write_shard
 from tests.sources.distant import train, upload
 
 
@@ -62,10 +62,16 @@ def test_a_failed_preparation_uploads_nothing(address):
     assert list_files(f"{address}/.nv-meta") == []
 
 
-def test_media_metadata_are_refused_with_advice(address):
-    done = run("prepare", address, *PREPARE, "--media-metadata-by-extension")
-    assert done.exit_code != 0
-    assert "before uploading" in done.output
+def test_media_metadata_are_made_along_with_the_index(s3, tmp_path):
+    write_shard(tmp_path / "ds/0.tar", [(f"{n}", {"jpg": jpeg(n)}) for n in range(3)])
+    address = upload(tmp_path / "ds", s3.address)
+    media = "--media-metadata-by-extension"
+    assert "go with neither" in run("prepare", address, *PREPARE, media, "--no-sqlite").output
+    assert list_files(f"{address}/.nv-meta") == []
+    done = run("prepare", address, *PREPARE, media)
+    assert done.exit_code == 0, done.output
+    assert "media metadata of 3 files" in done.output
+    assert run("verify", address).exit_code == 0
 
 
 def test_a_dataset_in_a_bucket_is_verified_and_repaired(address, tmp_path):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from energon import ConfigError, DefaultTaskEncoder, StateError, get_savable_loader
 from energon.cli.main import main
+from energon.io.epath import EPath
 from energon.loader.state_files import read_states, redistribute
 from tests.datasets import make_crude
 from tests.task_encoder.runs import config, train
@@ -93,6 +94,23 @@ def test_a_global_state_in_one_file_is_read_too(root, states, tmp_path):
     merged = read_states([tmp_path / "all.json"])
     assert read_states([tmp_path]) == merged
     assert sorted(merged["positions"]) == ["0", "1", "2", "3"]
+
+
+def test_states_in_stores_are_dealt_like_those_on_disk(s3, states, tmp_path):
+    saved, _ = states
+    for rank, state in enumerate(saved):
+        as_torch(state, tmp_path / f"rank{rank}.pt")
+        (EPath(s3.address) / f"rank{rank}.pt").write_bytes(
+            (tmp_path / f"rank{rank}.pt").read_bytes()
+        )
+    here = invoke("redist", "--new-world-size", 4, tmp_path, tmp_path / "new")
+    there = invoke("redist", "--new-world-size", 4, s3.address, f"{s3.address}/new")
+    assert here.exit_code == there.exit_code == 0, there.output
+    assert read_states([f"{s3.address}/new"]) == read_states([tmp_path / "new"])
+    info = invoke("info", f"{s3.address}/new/rank0.pt")
+    assert info.output == invoke("info", tmp_path / "new/rank0.pt").output
+    with pytest.raises(StateError, match=f"{s3.address}/x.json: there is no such"):
+        read_states([f"{s3.address}/x.json"])
 
 
 @pytest.mark.parametrize("name", ["all.json", "step_500.json", "step_0.txt.json"])

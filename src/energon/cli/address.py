@@ -55,19 +55,12 @@ def check_engine(path: EPath, engine: Engine) -> None:
 def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> None:
     """Run the command of `context` again, on a local folder that stands for a remote dataset.
 
-    What it changes there is uploaded if it succeeds.
-
-    Raises:
-        ConfigError: If the command would need the contents of shards.
+    What it changes there is uploaded if it succeeds. Media are not looked at.
     """
     from energon.prepare.index import IndexOptions
     from energon.prepare.remote import standing_in
 
-    given = context.params
-    if any(given.get(option) for option in _MEDIA_OPTIONS):
-        raise ConfigError(
-            f"{path}: media metadata are made from local datasets only; make them before uploading"
-        )
+    given = {**context.params, **{name: None for name in _MEDIA_OPTIONS if name in context.params}}
     with ExitStack() as stack:
         with open_indexing(**{name: given[name] for name in _INDEXING_OPTIONS}) as how:
             folder = stack.enter_context(

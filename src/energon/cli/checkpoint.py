@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
+from energon.cli.address import ADDRESS
 from energon.counting import counted
+from energon.io.epath import AnyPath
 
-_FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
+_FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
 
 @click.group("checkpoint")
@@ -31,7 +33,7 @@ def command() -> None:
 @command.command("info")
 @_FILES
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def info(files: tuple[str, ...], as_json: bool) -> None:
+def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     """Show where a run was when it was saved."""
     from energon.loader.state_files import read_states
 
@@ -44,9 +46,9 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 
 @command.command("redist")
 @_FILES
-@click.argument("folder", type=click.Path(file_okay=False))
+@click.argument("folder", type=ADDRESS)
 @click.option("--new-world-size", type=click.IntRange(1), required=True, prompt="Number of ranks")
-def redist(files: tuple[str, ...], folder: str, new_world_size: int) -> None:
+def redist(files: tuple[AnyPath, ...], folder: AnyPath, new_world_size: int) -> None:
     """Write the states of FILES anew, one for each rank of another number, into FOLDER.
 
     The new files are called and written like FILES, if these are numbered.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,11 @@ from energon.cli.prepare_choices import Options, choice_options, decide
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.counting import counted
 from energon.errors import ConfigError
-from energon.formats.info import META, DatasetInfo
-from energon.io.epath import AnyPath
+from energon.formats.info import META
+from energon.io.epath import AnyPath, EPath
+
+if TYPE_CHECKING:
+    from energon.prepare.media_filter import MediaFilter
 
 
 @click.command("prepare")
@@ -74,15 +77,12 @@ def command(
     if is_jsonl(path):
         prepare_jsonl_command(path, options.ratio)
         return
+    media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
     if not isinstance(path, Path):
         run_on_stand_in(context, path, exclude)
+        if media is not None:
+            _prepare_remote_media(path, media, **indexing)
         return
-    media = media_filter(by_extension, by_header, by_glob)
-    if media is not None and (no_sqlite or tar_index_only):
-        raise ConfigError(
-            "media metadata are kept in index.sqlite, and go with neither --no-sqlite nor "
-            "--tar-index-only; see `energon prepare-media`"
-        )
     if tar_index_only:
         _index_only(path, sqlite=not no_sqlite, **indexing)
         return
@@ -102,7 +102,7 @@ def command(
             from energon.prepare.media import prepare_media
 
             show_report(prepare_media(path, media, engine=how.engine, progress=how.progress))
-    _show(info)
+    show_size(info)
 
 
 def _choose(
@@ -129,6 +129,29 @@ def _choose(
     return decide(path, shards, options, ask=ask, source=source)
 
 
+def _media(
+    by_extension: bool, by_header: bool, by_glob: str | None, without_sqlite: bool
+) -> MediaFilter | None:
+    """Return which files' metadata are wanted, if any."""
+    media = media_filter(by_extension, by_header, by_glob)
+    if media is not None and without_sqlite:
+        raise ConfigError(
+            "media metadata are kept in index.sqlite, and go with neither --no-sqlite nor "
+            "--tar-index-only; see `energon prepare-media`"
+        )
+    return media
+
+
+def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> None:
+    from energon.prepare.media import prepare_remote_media
+
+    with open_indexing(doing="reading headers of media", **indexing) as how:
+        report = prepare_remote_media(
+            path.url, media, num_workers=how.engine.num_workers, progress=how.progress
+        )
+    show_report(report)
+
+
 def _prepare_metadataset(path: AnyPath) -> None:
     from energon.task_encoder.load_dataset import prepare_metadataset
 
@@ -142,8 +165,4 @@ def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
     from energon.prepare.reindex import reindex_dataset
 
     with open_indexing(sqlite=sqlite, **indexing) as how:
-        _show(reindex_dataset(path, how))
-
-
-def _show(info: DatasetInfo) -> None:
-    show_size(info)
+        show_size(reindex_dataset(path, how))

@@ -7,12 +7,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from energon.errors import StateError
 from energon.extra import needs_extra
 from energon.io.atomic import write_atomic
+from energon.io.epath import AnyPath, EPath, any_path
 from energon.loader.state import FORMAT, merge_states
 from energon.stages.base import State
 from energon.worker import check_lanes
@@ -29,12 +29,12 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
     Args:
         paths: Files of JSON or of `torch.save`, with a rank state, a global state or a list of
             rank states each, however deep in the checkpoint of a trainer; or folders of such
-            files.
+            files. All may be in stores.
 
     Raises:
         StateError: If a file has no state, or the states do not belong together.
     """
-    files = [file for path in paths for file in _files(Path(path))]
+    files = [file for path in paths for file in _files(any_path(path))]
     found: list[Any] = []
     for file in files:
         content = _read(file)
@@ -81,7 +81,7 @@ def write_states(
     folder: str | os.PathLike[str],
     *,
     like: Sequence[str | os.PathLike[str]] = (),
-) -> list[Path]:
+) -> list[AnyPath]:
     """Write the state of each rank into a folder; return where they are.
 
     Args:
@@ -91,9 +91,9 @@ def write_states(
             in the number of the rank, the new files are called and written like them: programs
             that look for `train_dataloader_dprank003.pt` find it. Others become `rank_3.json`.
     """
-    target = Path(folder)
+    target = any_path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    files = [file for path in like for file in _files(Path(path))]
+    files = [file for path in like for file in _files(any_path(path))]
     if _are_of_ranks(files):
         stem, digits, suffix = _NUMBERED.findall(files[0].name)[0]
         width, content = len(digits), _read(files[0])
@@ -102,11 +102,15 @@ def write_states(
         stem, width, suffix, wrapped = "rank_", len(str(len(states) - 1)), ".json", False
     paths = [target / f"{stem}{rank:0{width}}{suffix}" for rank in range(len(states))]
     for path, state in zip(paths, states, strict=True):
-        write_atomic(path, _bytes({WRAPPED: state} if wrapped else state, suffix))
+        content = _bytes({WRAPPED: state} if wrapped else state, suffix)
+        if isinstance(path, EPath):
+            path.write_bytes(content)
+        else:
+            write_atomic(path, content)
     return paths
 
 
-def _are_of_ranks(files: Sequence[Path]) -> bool:
+def _are_of_ranks(files: Sequence[AnyPath]) -> bool:
     """Return whether names differ in a number only, which counts from 0 on."""
     names = [_NUMBERED.fullmatch(file.name) for file in files]
     found = {(name[1], name[3]) for name in names if name is not None}
@@ -124,10 +128,11 @@ def _bytes(content: State, suffix: str) -> bytes:
     return buffer.getvalue()
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+def _files(path: AnyPath) -> list[AnyPath]:
+    if path.is_file() or not path.is_dir():
         return [path]
-    files = sorted(each for each in path.iterdir() if each.suffix in (".json", ".pt", ".pth"))
+    files = [each for each in path.glob("*") if each.suffix in (".json", ".pt", ".pth")]
+    files.sort(key=str)
     if not files and any(path.glob("*.distcp")):
         raise StateError(
             f"{path} was written by torch.distributed.checkpoint; make a file of it with `python "
@@ -138,7 +143,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read(file: Path) -> Any:
+def _read(file: AnyPath) -> Any:
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -148,14 +153,14 @@ def _read(file: Path) -> Any:
             return json.loads(data)
         except ValueError as error:
             raise StateError(f"{file}: the JSON is damaged: {error}") from error
-    return _read_torch(file)
+    return _read_torch(data, file)
 
 
-def _read_torch(file: Path) -> Any:
+def _read_torch(data: bytes, file: AnyPath) -> Any:
     with needs_extra("torch", f"{file} is no JSON, and reading what torch has saved needs it"):
         import torch
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
         raise StateError(
             f"{file}: neither JSON nor plain data of torch.save ({type(error).__name__}); states "
