@@ -13,21 +13,19 @@ from energon.counting import counted
 from energon.errors import (
     ConfigError,
     DuplicateSampleKeyError,
-    EnergonError,
     FormatError,
 )
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_file import open_part_table, part_table_path
-from energon.formats.split import Split, load_split
 from energon.formats.tar_scan import scan_tar
 from energon.io.address import local_path
-from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_files
 from energon.prepare.index import IndexedShard
 from energon.prepare.name_index import sqlite_path
+from energon.prepare.verify_documents import check_documents
 from energon.prepare.verify_jsonl import verify_jsonl
 from energon.prepare.verify_shard import DEPTHS, Depth, Problem, ShardReport, verify_batch
 from energon.prepare.verify_sqlite import sqlite_difference
@@ -159,7 +157,7 @@ def check_dataset(
     report.problems += _check_counts(info, indexed)
     report.problems += _check_keys(open_table, indexed)
     report.problems += _check_sqlite(dataset, shards, indexed, depth, open_table)
-    report.problems += _check_documents(dataset, info, report.notes)
+    report.problems += check_documents(dataset, info, report.notes)
     if other_dates:
         report.notes.append(
             f"{counted(other_dates, 'shard has', 'shards have')} another date than when indexed, "
@@ -256,43 +254,6 @@ def _check_sqlite(
         yield Problem("sqlite-stale", where, f"{path}: {problem}", True)
     if not (dataset / META / "index.uuid").exists():
         yield Problem("uuid-missing", f"{META}/index.uuid", f"{dataset}: no index.uuid", True)
-
-
-def _check_documents(dataset: Path, info: DatasetInfo, notes: list[str]) -> Iterator[Problem]:
-    try:
-        split = load_split(dataset)
-    except EnergonError as error:
-        yield Problem("split-damaged", f"{META}/split.yaml", str(error), False)
-    else:
-        yield from _check_split(split, info, notes)
-    if not (dataset / META / "dataset.yaml").exists():
-        notes.append("there is no dataset.yaml; loading needs one, or a dataset_config")
-        return
-    try:
-        load_dataset_config(dataset)
-    except EnergonError as error:
-        yield Problem("description-damaged", f"{META}/dataset.yaml", str(error), False)
-
-
-def _check_split(split: Split, info: DatasetInfo, notes: list[str]) -> Iterator[Problem]:
-    where = f"{META}/split.yaml"
-    listed: set[str] = set()
-    for name in split.split_parts:
-        shards = split.shards(name)
-        listed.update(shards)
-        for shard in shards:
-            if shard not in info.shard_counts:
-                message = f"{where}: split {name!r} lists {shard}, which is not in the index"
-                yield Problem("split-unknown-shard", where, message, False, shard)
-                continue
-            try:
-                split.sample_range(name, shard, info.shard_counts[shard])
-            except ConfigError as error:
-                yield Problem("split-range", where, str(error), False, shard)
-    left_out = [shard for shard in info.shard_counts if shard not in listed]
-    if left_out:
-        several = counted(len(left_out), "shard is", "shards are")
-        notes.append(f"{several} in no split, e.g. {left_out[0]}")
 
 
 def _note_new_shards(dataset: Path, shards: list[str], notes: list[str]) -> None:
