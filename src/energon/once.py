@@ -7,9 +7,6 @@ import os
 import socket
 from hashlib import blake2b
 
-_claims: list[socket.socket] = []
-"""Kept open, so that nobody else gets their names."""
-
 
 def is_first(what: str) -> bool:
     """Return whether this is the first call of the program, its workers included.
@@ -31,5 +28,5 @@ def is_first(what: str) -> bool:
     except OSError as error:
         claim.close()
         return error.errno != errno.EADDRINUSE
-    _claims.append(claim)
+    claim.detach()  # stays open, so that nobody else gets the name
     return True
