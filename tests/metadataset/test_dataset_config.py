@@ -47,6 +47,15 @@ def test_reads_a_crude_dataset(tmp_path):
     assert config.subflavors == {"example_crude_selector": "foobar"}
 
 
+@pytest.mark.parametrize(
+    "module", ["energon", "megatron.energon.flavors.crude", "megatron.energon.flavors.webdataset"]
+)
+def test_a_class_may_be_named_by_the_module_that_it_is_at_home_in(tmp_path, module):
+    assert read(tmp_path, CRUDE.replace("megatron.energon", module)) == read(tmp_path, CRUDE)
+    with pytest.raises(ConfigError, match="no dataset class energons"):
+        read(tmp_path, CRUDE.replace("megatron.energon", "energons"))
+
+
 def test_reads_a_sample_loader(tmp_path):
     config = read(
         tmp_path,

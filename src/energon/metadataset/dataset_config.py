@@ -140,7 +140,9 @@ def _class_problem(document: DatasetDocument) -> str | None:
         return "__module__ and __class__ belong together, one is missing"
     known = (CRUDE_CLASS, STANDARD_CLASS, *FLAVOR_CLASSES)
     name = document.class_
-    if name is None or (document.module in ("megatron.energon", "energon") and name in known):
+    # Modules that classes are at home in are named as well: megatron.energon.flavors.crude
+    package = (document.module or "").removeprefix("megatron.").split(".")[0]
+    if name is None or (package == "energon" and name in known):
         return None
     close = get_close_matches(name, known, 1)
     proposal = f", did you mean {close[0]!r}?" if close else "."
