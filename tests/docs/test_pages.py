@@ -56,13 +56,11 @@ def test_every_public_name_is_in_the_documentation():
     assert not [name for name in energon.__all__ if name not in words]
 
 
-def test_every_public_name_has_an_entry_in_the_reference():
-    page = (ROOT / "docs/api.md").read_text()
-    entries = set(re.findall(r"^### (\w+)$", page, flags=re.MULTILINE))
+def test_the_reference_has_every_public_name_and_says_what_docstrings_say():
     public = {name for name in energon.__all__ if name != "__version__"}
     public |= {*energon.packing.__all__, *energon.transforms.__all__}
-    assert not public - entries, "run `make api`, with the name in tests/docs/reference.py"
-    assert entries == reference.named(), "run `make api`"
+    assert public <= reference.named(), "add the names to tests/docs/reference.py"
+    assert (ROOT / "docs/api.md").read_text() == reference.page(), "run `make api`"
 
 
 def test_names_that_are_said_to_be_missing_are_missing():
