@@ -1,23 +1,42 @@
 from __future__ import annotations
 
-import multiprocessing
-import subprocess
-import sys
+import logging
 
-from energon.once import is_first
+from energon import WorkerConfig, get_savable_loader, get_train_dataset
+from energon.once import warn_once
+from energon.task_encoder.encoder import DefaultTaskEncoder
+from tests.datasets import make_crude
 
-
-def test_what_is_done_once_is_done_once_by_all_workers_of_a_program():
-    context = multiprocessing.get_context("forkserver")
-    with context.Pool(3) as pool:
-        assert sorted(pool.map(is_first, ["by workers"] * 9)) == [False] * 8 + [True]
-        assert not is_first("by workers")
-        assert is_first("by the main process")
-        assert pool.map(is_first, ["by the main process"] * 9) == [False] * 9
+LOGGER = logging.getLogger("energon")
 
 
-def test_other_programs_do_it_again():
-    program = "from energon.once import is_first\nassert is_first('anywhere')\n"
-    assert is_first("anywhere")
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", program], check=True, start_new_session=True)
+def test_a_warning_is_given_once_for_each_cause(caplog, tmp_path):
+    for cause in ("first", "second", "first"):
+        warn_once(LOGGER, f"{tmp_path} {cause}", "%s cause", cause)
+    assert [each.getMessage() for each in caplog.records] == ["first cause", "second cause"]
+
+
+class Warns(DefaultTaskEncoder):
+    decoder = None
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def encode_sample(self, sample):
+        warn_once(LOGGER, self.what, "once")
+        return sample["__key__"]
+
+
+def test_all_workers_of_a_program_together_give_a_warning_once(caplog, tmp_path):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=3)
+    dataset = get_train_dataset(
+        make_crude(tmp_path / "ds", [30]),
+        worker_config=config,
+        batch_size=1,
+        repeat=False,
+        task_encoder=Warns(str(tmp_path)),
+    )
+    with get_savable_loader(dataset) as loader:
+        assert len(list(loader)) == 30
+    assert [each.getMessage() for each in caplog.records].count("once") == 1

@@ -1,32 +1,34 @@
-"""What one of the processes of a program does for all of them."""
+"""Warnings that a program gives once, whoever of its workers comes upon their cause."""
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
-from hashlib import blake2b
+import logging
+from typing import Any
+
+_ATTRIBUTE = "energon_once"
+_given: set[str] = set()
 
 
-def is_first(what: str) -> bool:
-    """Return whether this is the first call of the program, its workers included.
-
-    A name is claimed that the system forgets when the process ends. Where there are no such
-    names, each process takes itself for the first.
+def warn_once(logger: logging.Logger, what: str, message: str, *args: Any) -> None:
+    """Log a warning, unless this process or a worker of it has done so.
 
     Args:
-        what: Names what is to be done once.
+        logger: To whom.
+        what: Tells this warning from others.
+        message: Its text, and `args` to go into it.
+        args: See `message`.
     """
-    # Workers belong to the process group of the program that has started them.
-    name = f"energon {os.getuid()} {os.getpgrp()} {what}".encode("utf-8", "surrogateescape")
-    try:
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    except OSError:
-        return True
-    try:
-        claim.bind(b"\0" + blake2b(name, digest_size=24).hexdigest().encode())
-    except OSError as error:
-        claim.close()
-        return error.errno != errno.EADDRINUSE
-    claim.detach()  # stays open, so that nobody else gets the name
-    return True
+    if _is_first(what):
+        logger.warning(message, *args, extra={_ATTRIBUTE: what})
+
+
+def is_repeated(record: logging.LogRecord) -> bool:
+    """Return whether a record that comes from a worker is a warning that was given already."""
+    what = getattr(record, _ATTRIBUTE, None)
+    return what is not None and not _is_first(what)
+
+
+def _is_first(what: str) -> bool:
+    first = what not in _given
+    _given.add(what)
+    return first

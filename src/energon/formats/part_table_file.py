@@ -11,7 +11,7 @@ from energon.formats.info import META
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version, map_part_table
 from energon.formats.tar_scan import scan_tar
-from energon.once import is_first
+from energon.once import warn_once
 
 log = logging.getLogger("energon")
 
@@ -55,12 +55,12 @@ def _dataset_of(folder: Path) -> Path:
     return next(above, folder)
 
 
-@cache
 def warn_of_other_version(dataset: str) -> None:
-    """Log that part tables are of no use, once for each dataset in all processes of a program."""
-    if is_first(f"part tables of {dataset}"):
-        log.warning(
-            "%s: part tables were written by another release of energon, so headers are read each "
-            "time that shards are opened; `energon index` on the dataset writes the tables anew",
-            dataset,
-        )
+    """Log that part tables are of no use, once for each dataset."""
+    warn_once(
+        log,
+        f"part tables of {dataset}",
+        "%s: part tables were written by another release of energon, so headers are read each "
+        "time that shards are opened; `energon index` on the dataset writes the tables anew",
+        dataset,
+    )

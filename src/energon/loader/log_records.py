@@ -12,6 +12,8 @@ import os
 import socket
 from typing import Any
 
+from energon.once import is_repeated
+
 _MAX_READ = 1 << 16
 _MAX_TEXT = 1 << 16
 _FORMATTER = logging.Formatter()
@@ -97,7 +99,7 @@ class LogReceiver:
             for line in lines:
                 record = logging.makeLogRecord(json.loads(line))
                 logger = logging.getLogger(record.name)
-                if logger.isEnabledFor(record.levelno):
+                if logger.isEnabledFor(record.levelno) and not is_repeated(record):
                     logger.handle(record)
 
     def _read(self) -> bytes:
