@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
+import threading
 from collections import Counter
 
 import numpy as np
@@ -230,6 +231,16 @@ def test_items_are_kept_in_memory_or_in_a_file(tmp_path):
         next(iter(dataset))
         assert list(dataset) == list(dataset) == [0, 1, 2]
         assert len(read) <= 5
+
+
+def test_a_file_that_is_not_complete_may_be_given_up_in_another_thread(tmp_path):
+    kept = wds.LMDBCached(tmp_path / "cache", allow=("pickle",))
+    begun = [wds.DataPipeline([1, 2, 3], kept)]
+    next(iter(begun[0]))
+    thread = threading.Thread(target=begun.clear)
+    thread.start()
+    thread.join()
+    assert not list(tmp_path.iterdir())
 
 
 def test_stages_made_of_functions():

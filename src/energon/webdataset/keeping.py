@@ -93,7 +93,7 @@ class FileCached(Stage):
             yield from self._write(str(temporary), source)
 
     def _read(self, path: str) -> Iterator[Any]:
-        with closing(sqlite3.connect(path)) as database:
+        with closing(_connect(path)) as database:
             for number, item in database.execute("SELECT number, item FROM items ORDER BY number"):
                 try:
                     yield self.pickler.loads(zlib.decompress(item))
@@ -104,7 +104,7 @@ class FileCached(Stage):
                     ) from error
 
     def _write(self, path: str, source: Iterator[Any]) -> Iterator[Any]:
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        with closing(_connect(path)) as database:
             database.execute("PRAGMA synchronous = OFF")
             database.execute("PRAGMA journal_mode = OFF")
             database.execute("CREATE TABLE items (number INTEGER PRIMARY KEY, item)")
@@ -117,6 +117,11 @@ class FileCached(Stage):
                     database.execute("BEGIN")
                 yield item
             database.execute("COMMIT")
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    # Whichever thread comes upon an iterator that nobody uses any more closes it.
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
 
 LMDBCached = FileCached
