@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import random
@@ -237,7 +238,7 @@ def test_a_file_that_is_not_complete_may_be_given_up_in_another_thread(tmp_path)
     kept = wds.LMDBCached(tmp_path / "cache", allow=("pickle",))
     begun = [wds.DataPipeline([1, 2, 3], kept)]
     next(iter(begun[0]))
-    thread = threading.Thread(target=begun.clear)
+    thread = threading.Thread(target=lambda: (begun.clear(), gc.collect()))
     thread.start()
     thread.join()
     assert not list(tmp_path.iterdir())
