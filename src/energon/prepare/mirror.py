@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from energon.errors import EnergonError
+from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_file import part_table_path
@@ -45,6 +45,16 @@ FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
 """Files of `.nv-meta` in the order in which they replace the old ones; all others follow."""
 
 Progress = Callable[[int, int], None]
+
+
+def check_writable(address: str, instead: str) -> None:
+    """Raise `ConfigError` if a place cannot be written to, and say what to do `instead`."""
+    store, _ = open_store(address)
+    if not store.backend.can_list:
+        raise ConfigError(
+            f"{redact(address)}: web servers are read only, and cannot say what they have; "
+            f"{instead}"
+        )
 
 
 class Mirror:

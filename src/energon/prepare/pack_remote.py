@@ -18,10 +18,9 @@ from energon.io.address import join_address, redact
 from energon.io.backend import ObjectInfo
 from energon.io.files import delete_file, list_files, write_bytes
 from energon.io.range_file import RemoteFile
-from energon.io.registry import open_store
 from energon.io.threads import WaitingThreads
 from energon.prepare.index import IndexOptions
-from energon.prepare.mirror import INDEX_FILES, INFO_FILES, Mirror
+from energon.prepare.mirror import INDEX_FILES, INFO_FILES, Mirror, check_writable
 from energon.prepare.pack import RECORD, pack_dataset
 from energon.prepare.packing.source import PackSource
 
@@ -50,12 +49,7 @@ def pack_remote(
         ConfigError: If there is another dataset already, or the place cannot be listed.
         StorageError: If the store cannot be read or written.
     """
-    store, _ = open_store(address)
-    if not store.backend.can_list:
-        raise ConfigError(
-            f"{redact(address)}: web servers are read only, and cannot say what they have; pack to "
-            "a folder, or to an object store"
-        )
+    check_writable(address, "pack to a folder, or to an object store")
     mirror = Mirror(address)
     with mirror.locked(), mirror.hidden(), _Uploads(mirror) as uploads:
         found = list_files(address)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from energon.errors import ConfigError
 from energon.formats.info import load_info
 from energon.formats.part_table_file import part_table_path
-from energon.io.address import address_name, redact
-from energon.io.registry import open_store
+from energon.io.address import address_name
 from energon.prepare.dataset import Indexing
 from energon.prepare.index import IndexOptions
+from energon.prepare.mirror import check_writable
 from energon.prepare.repair import Repair, repair_at
 from energon.prepare.verify import JSONL, Report
 from energon.prepare.verify_remote import RemoteCheck
@@ -44,12 +43,10 @@ def repair_remote(
         ConfigError: If no shard would be left, or the place cannot be written to.
         StorageError: If the store cannot be read or written.
     """
-    store, _ = open_store(address)
-    if not store.backend.can_list:
-        raise ConfigError(
-            f"{redact(address)}: web servers are read only, and cannot say what they have; repair "
-            "the dataset where it was uploaded from, or by the address of the object store"
-        )
+    check_writable(
+        address,
+        "repair the dataset where it was uploaded from, or by the address of the object store",
+    )
     if address_name(address).endswith(JSONL):
         before, after = repair_remote_jsonl(address, depth)
         return Repair(before, after, [] if after is before else [address_name(address)], [])
