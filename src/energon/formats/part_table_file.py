@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import cache
 from pathlib import Path
 
-from energon.formats.info import META
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version, map_part_table
 from energon.formats.tar_scan import scan_tar
@@ -22,7 +20,9 @@ def part_table_path(shard: str | os.PathLike[str]) -> Path:
     return path.with_name(path.name + ".parts")
 
 
-def open_part_table(shard: str | os.PathLike[str], *, verify: bool = True) -> PartTable:
+def open_part_table(
+    shard: str | os.PathLike[str], *, verify: bool = True, dataset: object = None
+) -> PartTable:
     """Return the table of a shard: that beside it, or one made by scanning it.
 
     Datasets that were prepared by other tools have no part tables, and those that were prepared
@@ -33,6 +33,7 @@ def open_part_table(shard: str | os.PathLike[str], *, verify: bool = True) -> Pa
         shard: Path of the shard.
         verify: Whether to check the CRC of its table, which reads all of it (about a millisecond
             for 50,000 samples).
+        dataset: What the shard belongs to, for warnings; None for its folder.
 
     Raises:
         FormatError: If the shard or its table is damaged.
@@ -43,19 +44,12 @@ def open_part_table(shard: str | os.PathLike[str], *, verify: bool = True) -> Pa
     except FileNotFoundError:
         return PartTable.from_scan(scan_tar(shard, strict=False))
     if has_other_version(data):
-        warn_of_other_version(str(_dataset_of(path.parent)))
+        warn_of_other_version(path.parent if dataset is None else dataset)
         return PartTable.from_scan(scan_tar(shard, strict=False))
     return PartTable.from_buffer(data, origin=str(path), verify=verify)
 
 
-@cache
-def _dataset_of(folder: Path) -> Path:
-    """Return the dataset that the shards of a folder belong to; the folder itself if none."""
-    above = (each for each in (folder, *folder.parents) if (each / META).is_dir())
-    return next(above, folder)
-
-
-def warn_of_other_version(dataset: str) -> None:
+def warn_of_other_version(dataset: object) -> None:
     """Log that part tables are of no use, once for each dataset."""
     warn_once(
         log,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Self
 
 
-class ClosesOrAborts:
+class ClosesOrAborts(ABC):
     """At the end of a `with` block, `close` is called; after an exception, `abort`."""
 
+    @abstractmethod
     def close(self) -> None:
         """Complete what was written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort(self) -> None:
         """Leave nothing of what is not complete."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

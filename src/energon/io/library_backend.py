@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,7 +18,7 @@ from energon.io.object_errors import changed
 CHUNK_BYTES = 8 << 20
 
 
-class LibraryBackend:
+class LibraryBackend(ABC):
     """Backends over a library. Subclasses say how it is asked, and what its errors mean."""
 
     can_range = True
@@ -25,9 +26,9 @@ class LibraryBackend:
     origin: str
     """The root for messages."""
 
+    @abstractmethod
     def head(self, key: str) -> ObjectInfo:
         """Return what there is to say of an object."""
-        raise NotImplementedError
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         if stop <= start:
@@ -51,17 +52,17 @@ class LibraryBackend:
         except DatasetNotFoundError:
             return
 
+    @abstractmethod
     def _range(self, key: str, start: int, stop: int) -> bytes:
         """Ask for a range that is not empty."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _delete(self, key: str) -> None:
         """Ask that an object be deleted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _translate(self, error: Exception, place: str) -> StorageError:
         """Return our error for one of the library's, whose messages may hold secrets."""
-        raise NotImplementedError
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:

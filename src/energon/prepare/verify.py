@@ -53,6 +53,17 @@ class Report:
         """Whether nothing is wrong."""
         return not self.problems
 
+    def rename(self, dataset: str, said: Callable[[str], str]) -> None:
+        """Speak of the dataset by another name.
+
+        Args:
+            dataset: The name.
+            said: Returns a message with this name.
+        """
+        self.dataset = dataset
+        self.problems = [each._replace(message=said(each.message)) for each in self.problems]
+        self.notes = [said(note) for note in self.notes]
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {

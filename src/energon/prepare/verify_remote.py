@@ -17,7 +17,7 @@ from energon.io.atomic import write_atomic
 from energon.io.backend import ObjectInfo
 from energon.io.files import file_info, list_files, read_bytes
 from energon.io.registry import open_store
-from energon.prepare.mirror import MAX_PARALLEL, Mirror, Progress, together
+from energon.prepare.mirror import INFO_FILES, MAX_PARALLEL, Mirror, Progress, together
 from energon.prepare.shard_file import RemoteShard
 from energon.prepare.verify import JSONL, Report, check_dataset
 from energon.prepare.verify_remote_jsonl import verify_remote_jsonl
@@ -90,12 +90,7 @@ class RemoteCheck:
     def run(self) -> Report:
         """Compare the shards whose reports are not known yet, and all else; say what is wrong."""
         report = check_dataset(self.mirror.folder, self.depth, self._compare, self._open_table)
-        report.dataset = redact(self.mirror.address)
-        report.problems = [
-            problem._replace(message=self.mirror.said(problem.message))
-            for problem in report.problems
-        ]
-        report.notes = [self.mirror.said(note) for note in report.notes]
+        report.rename(redact(self.mirror.address), self.mirror.said)
         return report
 
     def found(self, name: str) -> tuple[ObjectInfo, PartTable] | None:
@@ -169,7 +164,7 @@ def _present(address: str) -> list[ObjectInfo]:
     if store.backend.can_list:
         return list_files(address)
     with tempfile.TemporaryDirectory(prefix="energon-verify-") as folder:
-        infos = [f"{META}/{name}" for name in (".info.json", ".info.yaml")]
+        infos = [f"{META}/{name}" for name in INFO_FILES]
         for name in infos:
             if file_info(join_address(address, name)) is not None:
                 Path(folder, META).mkdir()

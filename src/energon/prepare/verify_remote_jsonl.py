@@ -42,8 +42,5 @@ def repair_remote_jsonl(address: str, depth: Depth) -> tuple[Report, Report]:
 
 def _report(copy: JsonlCopy, depth: Depth) -> Report:
     report = check_jsonl(copy.path, depth)
-    report.dataset = redact(copy.address)
-    report.problems = [
-        problem._replace(message=copy.said(problem.message)) for problem in report.problems
-    ]
+    report.rename(redact(copy.address), copy.said)
     return report

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
-from energon.formats.info import META
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version
 from energon.formats.part_table_file import warn_of_other_version
@@ -16,15 +14,19 @@ from energon.formats.tar_index import parse_tar_index
 from energon.formats.tar_scan import scan_archive
 from energon.io.address import address_name, join_address, parent_address, redact
 from energon.io.disk_cache import disk_cache
-from energon.io.files import is_file, read_bytes
+from energon.io.files import read_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.skipping_reader import SkippingReader
 
 
-def open_remote_table(file: RemoteFile) -> PartTable:
+def open_remote_table(file: RemoteFile, dataset: object) -> PartTable:
     """Return the part table of a shard: that beside it, or one made by reading its headers.
 
     It is fetched or made once on a machine for each version of the shard.
+
+    Args:
+        file: The shard.
+        dataset: What it belongs to, for warnings.
 
     Raises:
         TruncatedError: If the shard is shorter than it was when it was indexed.
@@ -38,7 +40,7 @@ def open_remote_table(file: RemoteFile) -> PartTable:
         except DatasetNotFoundError:
             return _scan(file).to_bytes()
         if has_other_version(content):
-            warn_of_other_version(_dataset_of(parent_address(file.address)))
+            warn_of_other_version(dataset)
             return _scan(file).to_bytes()
         return content
 
@@ -49,17 +51,6 @@ def open_remote_table(file: RemoteFile) -> PartTable:
     except (FormatError, FileNotFoundError):
         kept.discard(path)
     return _map(kept.keep(name, _version(file), fetch), name)
-
-
-@cache
-def _dataset_of(folder: str) -> str:
-    """Return the dataset that the shards of a folder belong to; the folder itself if none."""
-    above, below = folder, ""
-    while above != below:
-        if is_file(join_address(above, f"{META}/.info.json")):
-            return redact(above)
-        above, below = parent_address(above), above
-    return redact(folder)
 
 
 def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) -> None:

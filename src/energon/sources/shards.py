@@ -115,10 +115,10 @@ class ShardPool:
 
     def _open(self, path: str, dataset: AnyPath) -> OpenShard:
         if is_remote(path):
-            shard, size, mtime_ns = _open_remote(path)
+            shard, size, mtime_ns = _open_remote(path, dataset)
         else:
             # Once is enough, since shards are opened again and again.
-            shard, size, mtime_ns = _open_local(path, verify=path not in self._verified)
+            shard, size, mtime_ns = _open_local(path, dataset, verify=path not in self._verified)
             self._verified.add(path)
         path = shard.file.path
         scanned = not shard.table.shard_mtime_ns
@@ -157,17 +157,17 @@ def default_max_open() -> int:
     return MAX_OPEN_SHARDS if limit < 0 else max(1, min(MAX_OPEN_SHARDS, limit // 8))
 
 
-def _open_local(path: str, *, verify: bool) -> tuple[OpenShard, int, int]:
+def _open_local(path: str, dataset: AnyPath, *, verify: bool) -> tuple[OpenShard, int, int]:
     """Return an open shard, its size and modification time."""
     file = OpenFile(path)
-    shard = OpenShard(file=file, table=open_part_table(path, verify=verify))
+    shard = OpenShard(file=file, table=open_part_table(path, verify=verify, dataset=dataset))
     about = os.fstat(file.descriptor)
     return shard, about.st_size, about.st_mtime_ns
 
 
-def _open_remote(address: str) -> tuple[OpenShard, int, int]:
+def _open_remote(address: str, dataset: AnyPath) -> tuple[OpenShard, int, int]:
     file = RemoteFile(address)
-    shard = OpenShard(file=file, table=open_remote_table(file))
+    shard = OpenShard(file=file, table=open_remote_table(file, dataset))
     return shard, file.info.size, file.info.mtime_ns
 
 
