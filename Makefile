@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lowest check fmt lint types layers doctests bench servers api clean
+.PHONY: demo test drills lowest check fmt lint types layers doctests bench servers api clean
 
 demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -12,7 +12,10 @@ demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another to
 test: $(STAMP)  ## run the whole test suite; after `make servers`, none of it is skipped
 	@# With npm at hand, what stands for Azure is installed by the way; nothing depends on it.
 	@if command -v npm > /dev/null; then .ci/azurite || true; fi
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not drill'
+
+drills: $(STAMP)  ## inject faults, try random pipelines and hostile files: SECONDS each
+	DRILL_SECONDS=$(or $(SECONDS),20) $(BIN)/python -m pytest -n auto --dist load -m drill tests/drills
 
 lowest:  ## run tests with the oldest versions of other packages that pyproject.toml admits
 	.ci/lowest

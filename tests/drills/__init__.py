@@ -1,0 +1,1 @@
+"""Drills: faults, random pipelines and hostile bytes, tried for as long as they are given."""
