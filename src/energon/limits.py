@@ -1,0 +1,87 @@
+"""How much data may make this process do: one table of limits for everything that parses data.
+
+A document, an index or a media file of a few kilobytes can stand for terabytes. Whatever reads
+data asks here how far it may go, and raises an error of ours beyond. Every limit is far above
+what real data needs; `ENERGON_LIMIT_<NAME>=N` in the environment sets another, for this process
+and for its workers.
+
+    >>> BRACE_NAMES.default
+    1000000
+    >>> BRACE_NAMES.variable
+    'ENERGON_LIMIT_BRACE_NAMES'
+
+A module adds its rows here, and says `limit.hint` in the message of its error.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from energon.errors import ConfigError
+
+PREFIX = "ENERGON_LIMIT_"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound on what one piece of data may cost.
+
+    Args:
+        name: In capitals, as in the name of its environment variable.
+        default: The largest number that is accepted.
+        meaning: What is counted, for the table of the documentation.
+    """
+
+    name: str
+    default: int
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets another limit."""
+        return PREFIX + self.name
+
+    @property
+    def value(self) -> int:
+        """The largest number that is accepted here and now. Ask once per document or file.
+
+        Raises:
+            ConfigError: If the environment sets it to something else than a whole number.
+        """
+        text = os.environ.get(self.variable)
+        if text is None:
+            return self.default
+        try:
+            value = int(text)
+        except ValueError:
+            value = -1
+        if value < 0:
+            raise ConfigError(
+                f"{self.variable}={text!r} is not a whole number from 0 up; expected something "
+                f"like {self.default}, or nothing at all"
+            )
+        return value
+
+    @property
+    def hint(self) -> str:
+        """The end of a message that says how to go beyond."""
+        return f"if the data are to be trusted, set {self.variable} to a larger number"
+
+
+DOCUMENT_BYTES = Limit("DOCUMENT_BYTES", 256 << 20, "bytes of a YAML or JSON document")
+DOCUMENT_DEPTH = Limit("DOCUMENT_DEPTH", 100, "levels of nesting in a YAML or JSON document")
+ALIASED_VALUES = Limit(
+    "ALIASED_VALUES", 1_000_000, "values that all YAML aliases of a document stand for"
+)
+EXPANDED_BYTES = Limit(
+    "EXPANDED_BYTES", 64 << 20, "bytes and values that all `${…}` of a document expand to"
+)
+BRACE_NAMES = Limit(
+    "BRACE_NAMES", 1_000_000, "names that the patterns with braces of a document stand for"
+)
+
+LIMITS: dict[str, Limit] = {
+    name: value for name, value in list(globals().items()) if isinstance(value, Limit)
+}
+"""All limits by name. Rows go above."""
