@@ -8,6 +8,8 @@ import importlib.util
 import io
 import json
 import lzma
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ from energon.prepare.pack import ShardSizes, pack_dataset
 from energon.prepare.packing import table
 from energon.prepare.packing.detect import detect_kind, open_source
 from energon.prepare.packing.row import RowRules
+from energon.prepare.verify import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, write_shard
 
@@ -389,6 +392,51 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
     pack(path, tmp_path / "cut", rules=rules, maxcount=3)
     for shard in load_info(tmp_path / "whole").shard_counts:
         assert (tmp_path / "cut" / shard).read_bytes() == (tmp_path / "whole" / shard).read_bytes()
+
+
+def test_a_shard_whose_index_a_kill_prevented_has_checksums_after_the_rerun(tmp_path):
+    path = write_table(tmp_path, ".jsonl", [{"n": n} for n in range(10)])
+    pack(path, tmp_path / "out")
+    tables = sorted((tmp_path / "out").rglob("*.tar.parts"))
+    tables[-1].unlink()
+    for file in (tmp_path / "out/.nv-meta").iterdir():
+        if file.name != "pack.json":
+            file.unlink()
+    pack(path, tmp_path / "out")
+    assert all(PartTable.open(table).part_crc32 is not None for table in tables)
+
+
+def test_what_a_kill_leaves_at_the_very_beginning_is_not_taken_for_a_dataset(tmp_path):
+    path = write_table(tmp_path, ".jsonl", [{"n": n} for n in range(3)])
+    meta = tmp_path / "out/.nv-meta"
+    meta.mkdir(parents=True)
+    (meta / ".lock").touch()
+    (meta / ".pack.json.0123abcd").touch()
+    assert pack(path, tmp_path / "out").num_samples == 3
+    assert not (meta / ".pack.json.0123abcd").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--wait"], ["--wait", "--overwrite"]])
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, options):
+    path = write_table(tmp_path, ".jsonl", [{"n": n} for n in range(3000)])
+    program = "import sys\nfrom energon.cli.main import main\nmain(sys.argv[1:])"
+    command = ["pack", str(path), str(tmp_path / "out"), "--maxcount", "100", *options]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    for process, error in zip(processes, errors, strict=True):
+        assert "Traceback" not in error
+        assert process.returncode == 0 or (not options and "is writing it now" in error), error
+    assert 0 in [process.returncode for process in processes]
+    assert verify_dataset(tmp_path / "out", engine=Engine(num_workers=1), depth="content").ok
+    assert load_info(tmp_path / "out").num_samples == 3000
 
 
 def test_going_on_with_another_source_is_refused(tmp_path):

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
+from energon.formats.part_table import PartTable
 from energon.formats.tar_scan import scan_tar
 from energon.prepare.shard_writer import ShardWriter
 
@@ -79,7 +81,17 @@ def test_resuming_indexes_a_shard_whose_index_was_not_written_any_more(tmp_path)
     os.unlink(tmp_path / "1.tar.parts")
     with ShardWriter(tmp_path / "%d.tar", resume=True) as writer:
         assert (writer.num_samples, writer.last_key) == (10, "00009")
-    assert (tmp_path / "1.tar.parts").exists()
+    assert PartTable.open(tmp_path / "1.tar.parts").part_crc32 is not None
+
+
+def test_resuming_adds_the_checksums_that_an_index_lacks(tmp_path):
+    write(tmp_path / "%d.tar", samples(10), maxcount=5, checksum=False)
+    assert PartTable.open(tmp_path / "1.tar.parts").part_crc32 is None
+    ShardWriter(tmp_path / "%d.tar", resume=True).close()
+    whole = write(tmp_path / "whole/%d.tar", samples(10), maxcount=5)
+    for shard, other in zip(("0.tar", "1.tar"), whole.shards, strict=True):
+        found = PartTable.open(tmp_path / f"{shard}.parts").part_crc32
+        assert found.tolist() == PartTable.open(Path(f"{other}.parts")).part_crc32.tolist()
 
 
 def test_existing_shards_are_kept_unless_told_otherwise(tmp_path):
@@ -88,7 +100,7 @@ def test_existing_shards_are_kept_unless_told_otherwise(tmp_path):
         ShardWriter(tmp_path / "%d.tar")
     writer = write(tmp_path / "%d.tar", samples(2), overwrite=True)
     assert len(writer.shards) == 1
-    assert not (tmp_path / "1.tar").exists()
+    assert sorted(os.listdir(tmp_path)) == ["0.tar", "0.tar.idx", "0.tar.parts"]
 
 
 def test_two_writers_of_the_same_names_are_noticed(tmp_path):
@@ -96,9 +108,17 @@ def test_two_writers_of_the_same_names_are_noticed(tmp_path):
     for writer in (one, other):
         writer.write(samples(1)[0])
     one.close()
-    with pytest.raises(ConfigError, match="somebody else writes to the same names"):
+    with pytest.raises(ConfigError, match="another process writes to the same names"):
         other.close()
     assert scan_tar(tmp_path / "0.tar").keys == ["00000"]
+
+
+def test_a_writer_whose_file_another_one_deletes_says_why(tmp_path):
+    one = ShardWriter(tmp_path / "%d.tar", resume=True)
+    one.write(samples(1)[0])
+    ShardWriter(tmp_path / "%d.tar", resume=True)
+    with pytest.raises(ConfigError, match="another process that writes to the same names"):
+        one.close()
 
 
 @pytest.mark.parametrize(

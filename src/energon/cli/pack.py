@@ -48,6 +48,7 @@ MAX_SHOWN = 10
 @click.option("--overwrite", is_flag=True, help="Delete the shards that TARGET has.")
 @click.option("--no-checksum", is_flag=True, help="Keep no checksums of contents.")
 @click.option("--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later.")
+@click.option("--wait", is_flag=True, help="Wait for another process that packs to TARGET.")
 @click.option("--progress/--no-progress", default=True, help="Show how far it is.")
 def command(
     source: str,
@@ -68,6 +69,7 @@ def command(
     overwrite: bool,
     no_checksum: bool,
     no_sqlite: bool,
+    wait: bool,
     progress: bool,
 ) -> None:
     """Make SOURCE a prepared dataset in the folder TARGET. Both may be URLs.
@@ -124,7 +126,7 @@ def command(
             split_ratio=parse_ratio(split_ratio) if split_ratio else None,
             sample_type=sample_type,
             field_map=parse_field_map(field_map),
-            indexing=Indexing(sqlite=not no_sqlite),
+            indexing=Indexing(sqlite=not no_sqlite, wait=wait),
         )
     left_out = opened.skipped()
     for reason in left_out[:MAX_SHOWN]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Indexing:
         force: Whether to read shards that have not changed, too.
         fix_duplicates: Whether to write shards anew that have keys which are there already.
         wait: Whether to wait for another process that prepares the dataset.
+        is_locked: Whether the caller holds the lock of the dataset already.
         progress: Called with the number of shards that are done, and of all.
     """
 
@@ -55,6 +57,7 @@ class Indexing:
     force: bool = False
     fix_duplicates: bool = False
     wait: bool = False
+    is_locked: bool = False
     progress: Progress = no_progress
 
 
@@ -124,7 +127,7 @@ def prepare_dataset(
     request.check(shards)
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
-    with dataset_lock(dataset, wait=indexing.wait):
+    with nullcontext() if indexing.is_locked else dataset_lock(dataset, wait=indexing.wait):
 
         def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
             yield "split.yaml", split_dataset(info, request, present_split(dataset)).to_yaml()

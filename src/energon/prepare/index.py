@@ -73,18 +73,22 @@ def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> li
     return done
 
 
-def index_shard(path: str) -> PartTable:
+def index_shard(path: str, *, checksum: bool = False) -> PartTable:
     """Return the part table of a shard, and write it and the `.tar.idx` if they are not there.
 
     A shard whose size and modification time are those of its table is not scanned again.
+
+    Args:
+        path: The shard.
+        checksum: Whether the table needs a checksum of each part.
 
     Raises:
         FormatError: If the shard is damaged, cut off or has no samples.
     """
     shard = Path(path)
-    known = known_table(shard)
+    known = known_table(shard, checksum=checksum)
     if known is None:
-        known, files = _scan(shard, checksum=False)
+        known, files = _scan(shard, checksum=checksum)
         write_files(files)
     return known
 

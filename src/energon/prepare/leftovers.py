@@ -14,6 +14,11 @@ _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}")
 _INDEX_SUFFIXES = (".tar.idx", ".tar.parts")
 
 
+def is_leftover(name: str) -> bool:
+    """Return whether a file has the name of one that is not complete yet."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
 def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bool]) -> list[str]:
     """Delete the temporary files in a folder that would have got one of our names.
 

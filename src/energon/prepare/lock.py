@@ -58,7 +58,7 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> int | None:
             os.close(descriptor)
             if not wait:
                 raise DatasetBusyError(
-                    f"{dataset}: {holder} is preparing it now; wait until that is done, or pass "
+                    f"{dataset}: {holder} is writing it now; wait until that is done, or pass "
                     "--wait"
                 ) from error
             time.sleep(POLL_SECONDS)

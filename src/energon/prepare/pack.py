@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from energon.errors import ConfigError
 from energon.formats.info import META, DatasetInfo
 from energon.prepare.dataset import Indexing, prepare_dataset
-from energon.prepare.files import write_files
+from energon.prepare.files import reporting, write_files
+from energon.prepare.leftovers import is_leftover
+from energon.prepare.lock import dataset_lock
 from energon.prepare.packing.fetch import fetched
 from energon.prepare.packing.source import PackSource
 from energon.prepare.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
@@ -98,37 +100,47 @@ def pack_dataset(
 
     Raises:
         ConfigError: If there is another dataset already, or a sample cannot be written.
+        DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
     """
     place = Folder(Path(target)) if isinstance(target, (str, Path)) else target
     folder = place.folder
     record = {**about, "maxcount": sizes.maxcount, "maxsize": int(sizes.maxsize)}
-    _begin(folder, record, overwrite=overwrite)
-    place.begin(overwrite=overwrite)
-    splits = source.split_names()
-    for split in splits:
-        pattern = folder / "shards" / split / "%05d.tar"
-        writer = ShardWriter(
-            pattern,
-            sizes.maxcount,
-            sizes.maxsize,
-            resume=not overwrite,
-            overwrite=overwrite,
-            checksum=checksum,
-            post=place.take,
+    text = json.dumps(record, indent=2, sort_keys=True, default=str)
+    indexing = indexing or Indexing()
+    if not overwrite:
+        _check(folder, text)
+    with reporting(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with dataset_lock(folder, wait=indexing.wait):
+        if not overwrite:
+            _check(folder, text)  # what another process has written meanwhile
+        write_files([(folder / META / RECORD, text.encode())])
+        place.begin(overwrite=overwrite)
+        splits = source.split_names()
+        for split in splits:
+            pattern = folder / "shards" / split / "%05d.tar"
+            writer = ShardWriter(
+                pattern,
+                sizes.maxcount,
+                sizes.maxsize,
+                resume=not overwrite,
+                overwrite=overwrite,
+                checksum=checksum,
+                post=place.take,
+            )
+            with writer:
+                _write(source, split, writer, progress)
+        place.finish()
+        named = splits != [""]
+        return prepare_dataset(
+            folder,
+            split_ratio=None if named else split_ratio or {"train": 1},
+            split_by_folder=named,
+            sample_type=sample_type,
+            field_map=field_map,
+            indexing=replace(indexing, is_locked=True),
         )
-        with writer:
-            _write(source, split, writer, progress)
-    place.finish()
-    named = splits != [""]
-    return prepare_dataset(
-        folder,
-        split_ratio=None if named else split_ratio or {"train": 1},
-        split_by_folder=named,
-        sample_type=sample_type,
-        field_map=field_map,
-        indexing=indexing,
-    )
 
 
 def _write(
@@ -150,21 +162,26 @@ def _write(
     progress(writer.num_samples)
 
 
-def _begin(folder: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Note what is packed, and refuse to mix it with something else."""
-    meta = folder / META
-    path = meta / RECORD
-    text = json.dumps(record, indent=2, sort_keys=True, default=str)
-    if not overwrite and folder.exists():
-        present = path.read_text() if path.exists() else None
-        if present is None and any(folder.iterdir()):
-            raise ConfigError(
-                f"{folder}: is not empty, and was not made by `energon pack`; choose a new folder"
-            )
-        if present is not None and present != text:
-            raise ConfigError(
-                f"{folder}: was packed from something else, or in another way, see {path}; choose "
-                "a new folder, or pass --overwrite"
-            )
-    meta.mkdir(parents=True, exist_ok=True)
-    write_files([(path, text.encode())])
+def _check(folder: Path, text: str) -> None:
+    """Refuse to mix what `text` says is packed with anything else that the folder has."""
+    path = folder / META / RECORD
+    present = path.read_text() if path.exists() else None
+    if present is None and _has_files(folder):
+        raise ConfigError(
+            f"{folder}: is not empty, and was not made by `energon pack`; choose a new folder"
+        )
+    if present is not None and present != text:
+        raise ConfigError(
+            f"{folder}: was packed from something else, or in another way, see {path}; choose "
+            "a new folder, or pass --overwrite"
+        )
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether there is more than what a run leaves that was killed as it began."""
+    if not folder.exists():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    inside = {path.name for path in (folder / META).iterdir()} if META in names else set()
+    begun = {name for name in inside if name == ".lock" or is_leftover(name)}
+    return bool(names - {META} or inside - begun)

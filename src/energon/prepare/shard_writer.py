@@ -12,7 +12,7 @@ from energon.errors import ConfigError
 from energon.io.address import is_remote, local_path, redact
 from energon.io.closing import ClosesOrAborts
 from energon.prepare.encode import encode_part
-from energon.prepare.index import index_shard
+from energon.prepare.index import index_files, index_shard
 from energon.prepare.leftovers import remove_leftovers
 from energon.prepare.tar_writer import Encode, TarWriter, encode_sample
 
@@ -133,10 +133,17 @@ class ShardWriter(ClosesOrAborts):
         if shard.path.exists():
             shard.abort()
             raise ConfigError(
-                f"{shard.path} was not there when this writer began: somebody else writes to "
-                "the same names; give each writer a pattern of its own"
+                f"{shard.path} was not there when this writer began: another process writes to "
+                "the same names; give each writer its own pattern"
             )
-        shard.close()
+        try:
+            shard.close()
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{error.filename} was deleted while it was written: another process that writes "
+                "to the same names takes it for a leftover of a killed run; give each writer its "
+                "own pattern"
+            ) from error
         self.shards.append(str(shard.path))
         self._number += 1
         if self._post is not None:
@@ -160,10 +167,12 @@ class ShardWriter(ClosesOrAborts):
             )
         if overwrite:
             for path in reversed(self.shards):
+                for index in index_files(Path(path)):
+                    index.unlink(missing_ok=True)
                 os.unlink(path)
             self.shards = []
         for path in self.shards:
-            table = index_shard(path)
+            table = index_shard(path, checksum=self._checksum)
             self.num_samples += table.num_samples
             self.last_key = table.key_of(table.num_samples - 1)
         self._number += len(self.shards)
