@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-import pkgutil
+import inspect
+import os
+import pickle
 import re
 import subprocess
 import sys
@@ -14,6 +16,9 @@ import pytest
 
 import energon
 import megatron.energon
+from energon.compat.megatron import names
+from energon.compat.megatron.names import HOMES, MODULES
+from energon.compat.megatron.stubs import stub_of, write_stubs
 
 # What Megatron-Energon 7 exports, and names of former days.
 NAMES = re.findall(
@@ -173,10 +178,7 @@ from megatron.energon.wrappers.watchdog_dataset import WatchdogDataset
 
 
 def modules():
-    return [
-        found.name
-        for found in pkgutil.walk_packages(megatron.energon.__path__, "megatron.energon.")
-    ]
+    return [f"megatron.energon.{module}" for module in MODULES if module]
 
 
 def test_there_are_96_names():
@@ -234,10 +236,87 @@ def test_the_function_of_the_same_name_as_a_module_wins(first):
     subprocess.run([sys.executable, "-c", run], check=True)
 
 
-def test_aliases_hold_no_code_of_their_own():
-    for file in Path(megatron.energon.__file__).parent.rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        if file.name not in ("_alias.py",) and file.parent.name != "energon":
-            assert not [
-                node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            ]
+def test_only_the_package_itself_is_a_file():
+    folder = Path(megatron.energon.__file__).parent
+    assert [file.name for file in folder.rglob("*.py")] == ["__init__.py"]
+
+
+def test_every_name_of_the_table_is_used():
+    at_home = {entry.partition("=")[0] for names in HOMES.values() for entry in names.split()}
+    used = {entry.partition("=")[0] for names in MODULES.values() for entry in names.split()}
+    assert at_home == used - {"command"}
+
+
+def test_no_name_of_the_table_hides_a_public_name_of_energon():
+    assert not set(MODULES[""].split()) & set(energon.__all__)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_inspect_knows_modules_and_what_is_in_them(module):
+    found = sys.modules.get(module) or import_module(module)
+    assert inspect.getsource(found) == Path(names.__file__).read_text()
+    for name in found.__all__:
+        if inspect.isclass(kind := getattr(found, name)):
+            assert inspect.getmodule(kind).__name__.startswith("energon")
+
+
+def test_objects_are_pickled_and_modules_reloaded_in_a_fresh_process(tmp_path):
+    from megatron.energon.flavors.captioning import CaptioningSample
+
+    sample = CaptioningSample(__key__="a", __restore_key__=(), image=1, caption="b")
+    (tmp_path / "sample").write_bytes(pickle.dumps(sample))
+    run = (
+        "import pickle, sys, importlib\n"
+        "import megatron.energon.flavors.captioning as module\n"
+        "sample = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "assert type(sample) is module.CaptioningSample, sample\n"
+        "assert importlib.reload(module).CaptioningSample is type(sample)\n"
+    )
+    subprocess.run([sys.executable, "-c", run, str(tmp_path / "sample")], check=True)
+
+
+def test_old_pickles_name_classes_by_the_path_of_megatron_energon():
+    data = b"cmegatron.energon.flavors.captioning\nCaptioningSample\n."
+    assert pickle.loads(data) is energon.CaptioningSample
+
+
+@pytest.mark.parametrize(
+    "module", ["", *(name.removeprefix("megatron.energon.") for name in modules())]
+)
+def test_stubs_have_the_names_of_the_module(module):
+    tree = ast.parse(stub_of(module))
+    imported = {
+        alias.asname: getattr(import_module(node.module), alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    found = import_module(f"megatron.energon.{module}".rstrip("."))
+    assert imported == {name: getattr(found, name) for name in found.__all__}
+
+
+@pytest.mark.slow
+def test_type_checkers_read_the_stubs(tmp_path):
+    write_stubs(tmp_path / "megatron" / "energon")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from megatron.energon.task_encoder.base import DefaultTaskEncoder\n"
+        "from megatron.energon import WorkerConfig, nothing\n"
+        "reveal_type(WorkerConfig)\n"
+        "class Mine(DefaultTaskEncoder[int, int, int, int]): ...\n"
+    )
+    (tmp_path / "energon").symlink_to(Path(energon.__file__).parent)
+    # Without site-packages, where an editable installation of this checkout would come first.
+    options = "--no-incremental --no-site-packages --follow-imports=silent"
+    options += " --ignore-missing-imports --explicit-package-bases --namespace-packages"
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", *options.split(), str(program)],
+        env={**os.environ, "MYPYPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "Revealed type is" in checked.stdout
+    assert "WorkerConfig" in checked.stdout
+    errors = [line for line in checked.stdout.splitlines() if " error: " in line]
+    assert len(errors) == 1
+    assert 'has no attribute "nothing"' in errors[0]

@@ -1,0 +1,90 @@
+"""Make the modules of `megatron.energon` from the table of names.
+
+None of them exists as a file. Each looks its names up in `energon` when they are first used, so
+importing one costs no more than what the program takes from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from energon.compat.megatron import names
+from energon.compat.megatron.names import MODULES, is_package, names_of
+
+ROOT = "megatron.energon"
+
+
+class NameTableFinder(MetaPathFinder, Loader):
+    """Finds and loads the modules below `megatron.energon`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        module = fullname.removeprefix(f"{ROOT}.")
+        if module == fullname or module not in MODULES:
+            return None
+        # The table is what stands in these modules, so that is what `inspect` shows.
+        return ModuleSpec(fullname, self, origin=names.__file__, is_package=is_package(module))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give a new module its names, which are looked up when first used."""
+        fill(module, module.__name__.removeprefix(f"{ROOT}."))
+        module.__file__ = names.__file__
+
+
+def fill(module: ModuleType, path: str) -> None:
+    """Give a module `__getattr__`, `__dir__` and `__all__` as the table has them.
+
+    Args:
+        module: The module.
+        path: Its path below `megatron.energon`; "" for the package itself.
+    """
+    homes = names_of(path)
+    below = {
+        name.removeprefix(f"{path}.").partition(".")[0]
+        for name in MODULES
+        if name.startswith(f"{path}." if path else "") and name != path
+    }
+    fallback = import_module("energon") if not path else None
+
+    def look_up(name: str) -> Any:
+        if name in homes:
+            value = getattr(import_module(homes[name].module), homes[name].name)
+        elif name in below and name not in getattr(fallback, "__all__", ()):
+            return import_module(f"{module.__name__}.{name}")
+        elif fallback is not None:
+            return getattr(fallback, name)
+        else:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        setattr(module, name, value)
+        return value
+
+    everything = sorted({*homes, *getattr(fallback, "__all__", ())})
+    vars(module).update(
+        __doc__=module.__doc__ or f"Names of `{module.__name__}`, all at home in `energon`.",
+        __all__=everything,
+        __getattr__=look_up,
+        __dir__=lambda: sorted({*vars(module), *everything, *below}),
+    )
+
+
+def install(root: ModuleType) -> None:
+    """Make `megatron.energon` and all modules below it importable.
+
+    Args:
+        root: The package `megatron.energon`.
+    """
+    if not any(isinstance(each, NameTableFinder) for each in sys.meta_path):
+        # First, since folders that hold only stubs would pass for namespace packages.
+        sys.meta_path.insert(0, NameTableFinder())
+    fill(root, "")
+    # `edataclass` is a function of the package and a module below it. Importing a module binds it
+    # in its package, so do that first: whoever asks the package wants the function.
+    import_module(f"{ROOT}.edataclass")
+    vars(root).pop("edataclass", None)

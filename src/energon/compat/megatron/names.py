@@ -1,0 +1,323 @@
+"""Every name of `megatron.energon`, and where it is at home.
+
+`HOMES` has each name once, below the module of `energon` that defines it. A name that is called
+something else there is written `NAME=ORIGINAL`. `MODULES` lists the modules of Megatron-Energon
+and the names that programs import from each; `NAME=MODULE:ORIGINAL` is a name that means
+something else in every module, like the commands.
+
+To add a name, add it to both tables: no other file has to change.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+HOMES: dict[str, str] = {
+    "cache.file_pool": "FileCacheLazy FileStoreCachePool",
+    "cache.lazy": "DirectLazy Lazy MockLazy",
+    "cache.pool": "CachePool NoCachePool",
+    "cli.main": "main",
+    "decode.av": "AVData AVDecoder",
+    "decode.av_parts": "AVWebdatasetDecoder",
+    "decode.av_uniform": "get_clips_uniform get_single_frames_uniform",
+    "decode.sample_decoder": "SampleDecoder",
+    "decode.spec_names": "AVDecoderType ImageDecoderType",
+    "compat.megatron.file_names": """
+        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
+        MAIN_FOLDER_NAME SPLIT_YAML_FILENAME
+    """,
+    "errors": """
+        DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
+        SYSTEM_EXCEPTIONS SampleException=SampleError SkipSample
+    """,
+    "formats.media": """
+        AVMetadata ImageMetadata MediaMetadataBase=MediaMetadata MediaMetadataType
+        deserialize_media_metadata serialize_media_metadata
+    """,
+    "io.epath": "DEFAULT_PROFILE_NAME EPath",
+    "loader.getters": "get_loader get_savable_loader",
+    "loader.loader": "BasicDataLoader",
+    "loader.savable": "SavableDataLoader",
+    "metadataset.leaf": "DatasetBlendMode=BlendMode TraversedDatasetReference",
+    "metadataset.resolve": "traverse_metadataset",
+    "samples.collate": """
+        batch_list batch_pad_stack batch_stack concat_pad generic_batch generic_concat
+        homogeneous_concat_mix
+    """,
+    "samples.crude": "CrudeSample basic_sample_keys",
+    "samples.sample": "Batch PinMemoryMixin Sample edataclass",
+    "samples.source_info": "SourceInfo add_source_info get_source_info",
+    "samples.types": """
+        CaptioningSample ImageClassificationSample ImageSample InterleavedSample
+        MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VQAOCRSample
+        VQASample VidQASample
+    """,
+    "sources.file_store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
+    "sources.file_store_folder": "SystemFileStore",
+    "sources.file_store_webdataset": "WebdatasetFileStore",
+    "sources.jsonl": "JsonlFileStore",
+    "stages.base": """
+        SavableDataLoaderState=State SavableDatasetCheckpoint=State
+        SavableDatasetState=State
+    """,
+    "stages.error_context": "ErrorContext handle_restore_errors",
+    "stages.hook": "log_exception reraise_exception",
+    "task_encoder.augment": "AugmentTaskEncoder",
+    "task_encoder.build": "LoadedDataset",
+    "task_encoder.cooker": "Cooker cooker stateless",
+    "task_encoder.dataset": "SavableDataset",
+    "task_encoder.described": "get_dataset_from_config",
+    "task_encoder.encoder": "DefaultTaskEncoder TaskEncoder",
+    "task_encoder.factories": """
+        BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory
+        CrudeWebdataset DefaultDecoderWebdataset=WebdatasetFactory
+        DefaultDecoderWebdatasetFactory=WebdatasetFactory
+        DefaultGenericWebdataset=WebdatasetFactory
+        DefaultGenericWebdatasetFactory=WebdatasetFactory StandardWebdatasetFactory
+    """,
+    "task_encoder.flavors": """
+        CaptioningWebdataset ImageClassificationWebdataset ImageWebdataset
+        InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset
+        SimilarityInterleavedWebdataset TextWebdataset VQAOCRWebdataset VQAWebdataset
+        VidQAWebdataset
+    """,
+    "task_encoder.getters": "get_train_dataset get_val_dataset get_val_datasets",
+    "task_encoder.join_factory": "JoinedWebdatasetFactory",
+    "task_encoder.jsonl_factory": """
+        CrudeJsonlDatasetFactory=JsonlFactory DefaultCrudeJsonlDatasetFactory=JsonlFactory
+    """,
+    "task_encoder.leaf_dataset": "BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset",
+    "task_encoder.load_config": "load_config",
+    "task_encoder.load_dataset": """
+        DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList
+        Metadataset=DatasetLoader MetadatasetV2=DatasetLoader load_dataset
+        prepare_metadataset
+    """,
+    "task_encoder.webdataset_meta": "ShardInfo WebdatasetMeta",
+    "transforms.mappers": """
+        CenterCropMapper CustomTransform RandomCropMapper RandomHorizontalFlipMapper
+        RandomPerspectiveMapper RandomResizedCropMapper RandomRotationMapper
+        RandomVerticalFlipMapper ResizeMapper TransformMapper
+    """,
+    "transforms.merge": "MergeTransform",
+    "worker": "WorkerConfig",
+    "wrappers.base": "BaseWrapperDataset=WrapperDataset",
+    "wrappers.batches": "BatchDataset GroupBatchDataset MixBatchDataset PackingDataset",
+    "wrappers.items": "FilterDataset IterMapDataset MapDataset",
+    "wrappers.streams": """
+        BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset
+        ShuffleBufferDataset
+    """,
+    "wrappers.watching": """
+        GcDataset LogSampleDataset WatchdogDataset default_get_batch_keys=default_get_keys
+    """,
+}
+
+MODULES: dict[str, str] = {
+    # The package itself has these beside all public names of energon.
+    "": """
+        BaseCoreDataset BaseCoreDatasetFactory BaseWebdataset BaseWebdatasetFactory
+        CaptioningWebdataset CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoaderInterface
+        DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset DefaultDecoderWebdatasetFactory
+        DefaultGenericWebdataset DefaultGenericWebdatasetFactory ImageClassificationWebdataset
+        ImageWebdataset InterleavedWebdataset JoinedWebdatasetFactory Metadataset MetadatasetV2
+        MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset
+        StandardWebdatasetFactory TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset
+    """,
+    "av": "AVData AVDecoder AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
+    "av.av_data": "AVData",
+    "av.av_decoder": "AVDecoder AVWebdatasetDecoder",
+    "av.utils": "get_clips_uniform get_single_frames_uniform",
+    "cache": """
+        CachePool DecodeFileStore DirectLazy FileCacheLazy FileStore FileStoreCachePool
+        FileStoreDecoder Lazy MockLazy NoCachePool PrimaryFileStore SystemFileStore
+    """,
+    "cache.base": "CachePool FileStore FileStoreDecoder Lazy MockLazy PrimaryFileStore",
+    "cache.file_cache_pool": "FileCacheLazy FileStoreCachePool",
+    "cache.file_store": "DecodeFileStore JsonlFileStore SystemFileStore WebdatasetFileStore",
+    "cache.no_cache": "DirectLazy NoCachePool",
+    "cli": "",
+    "cli.main": "main",
+    "dataset_config": "get_dataset_from_config load_config",
+    "edataclass": "edataclass",
+    "epathlib": "DEFAULT_PROFILE_NAME EPath",
+    "epathlib.epath": "DEFAULT_PROFILE_NAME EPath",
+    "errors": """
+        ErrorContext FatalSampleError SYSTEM_EXCEPTIONS SampleException SkipSample
+        handle_restore_errors log_exception reraise_exception
+    """,
+    "flavors": """
+        AVData AVDecoder AVDecoderType BaseCoreDatasetFactory BaseWebdatasetFactory
+        CaptioningSample CaptioningWebdataset CrudeJsonlDatasetFactory CrudeSample
+        CrudeWebdataset DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory
+        DefaultGenericWebdatasetFactory EmptyDatasetError ImageClassificationSample
+        ImageClassificationWebdataset ImageDecoderType ImageSample ImageWebdataset
+        InterleavedSample InterleavedWebdataset JoinedWebdatasetFactory MultiChoiceVQASample
+        MultiChoiceVQAWebdataset OCRSample OCRWebdataset PinMemoryMixin Sample SampleDecoder
+        SavableDataset SimilarityInterleavedSample SimilarityInterleavedWebdataset
+        StandardWebdatasetFactory TextSample TextWebdataset VQAOCRSample VQAOCRWebdataset
+        VQASample VQAWebdataset VidQASample VidQAWebdataset WebdatasetMeta
+    """,
+    "flavors.base_dataset": "BaseCoreDatasetFactory PinMemoryMixin Sample SavableDataset",
+    "flavors.captioning": "CaptioningSample CaptioningWebdataset",
+    "flavors.crude": "CrudeSample CrudeWebdataset",
+    "flavors.image": "ImageSample ImageWebdataset",
+    "flavors.image_classification": "ImageClassificationSample ImageClassificationWebdataset",
+    "flavors.interleaved": "InterleavedSample InterleavedWebdataset",
+    "flavors.jsonl": "CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory",
+    "flavors.jsonl.crude_jsonl_dataset": "CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory",
+    "flavors.multichoice_vqa": "MultiChoiceVQASample MultiChoiceVQAWebdataset",
+    "flavors.ocr": "OCRSample OCRWebdataset",
+    "flavors.similarity_interleaved": "SimilarityInterleavedSample SimilarityInterleavedWebdataset",
+    "flavors.text": "TextSample TextWebdataset",
+    "flavors.vid_qa": "VidQASample VidQAWebdataset",
+    "flavors.vqa": "VQASample VQAWebdataset",
+    "flavors.vqa_and_ocr": "VQAOCRSample VQAOCRWebdataset",
+    "flavors.webdataset": """
+        AVData AVDecoder AVDecoderType BaseWebdatasetFactory DefaultDecoderWebdatasetFactory
+        DefaultGenericWebdatasetFactory EmptyDatasetError ImageDecoderType
+        JoinedWebdatasetFactory SampleDecoder StandardWebdatasetFactory WebdatasetMeta
+    """,
+    "flavors.webdataset.base_webdataset": "BaseWebdatasetFactory",
+    "flavors.webdataset.config": """
+        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
+        MAIN_FOLDER_NAME SPLIT_YAML_FILENAME
+    """,
+    "flavors.webdataset.default_decoder_webdataset": "DefaultDecoderWebdatasetFactory",
+    "flavors.webdataset.default_generic_webdataset": "DefaultGenericWebdatasetFactory",
+    "flavors.webdataset.empty_dataset_error": "EmptyDatasetError",
+    "flavors.webdataset.field_access": "FieldAccessError",
+    "flavors.webdataset.indexing": "DuplicateSampleKeyError",
+    "flavors.webdataset.joined_webdataset": "JoinedWebdatasetFactory",
+    "flavors.webdataset.metadata": "WebdatasetMeta",
+    "flavors.webdataset.sample_decoder": "AVDecoderType ImageDecoderType SampleDecoder",
+    "flavors.webdataset.standard_webdataset": "StandardWebdatasetFactory",
+    "flavors.webdataset.structs": "ShardInfo",
+    "loader": "get_loader get_savable_loader",
+    "media": """
+        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType
+        deserialize_media_metadata serialize_media_metadata
+    """,
+    "media.metadata": """
+        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType
+        deserialize_media_metadata serialize_media_metadata
+    """,
+    "metadataset": """
+        DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset
+        prepare_metadataset traverse_metadataset
+    """,
+    "metadataset.dataset_loader": "DatasetLoader",
+    "metadataset.loader": "load_dataset prepare_metadataset traverse_metadataset",
+    "metadataset.loader_interface": """
+        DatasetBlendMode DatasetLoaderInterface LoadedDataset LoadedDatasetList
+        TraversedDatasetReference
+    """,
+    "metadataset.metadataset": "Metadataset",
+    "metadataset.metadataset_v2": "MetadatasetV2",
+    "sample_utils": "default_get_batch_keys",
+    "savable_loader": """
+        BasicDataLoader SavableDataLoader SavableDataLoaderState SavableDatasetCheckpoint
+        SavableDatasetState
+    """,
+    "source_info": "SourceInfo add_source_info get_source_info",
+    "task_encoder": """
+        AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder basic_sample_keys
+        batch_list batch_pad_stack batch_stack cooker generic_batch get_train_dataset
+        get_val_dataset get_val_datasets stateless
+    """,
+    "task_encoder.base": """
+        AugmentTaskEncoder Batch DefaultTaskEncoder TaskEncoder batch_list batch_pad_stack
+        batch_stack generic_batch stateless
+    """,
+    "task_encoder.cooking": "Cooker basic_sample_keys cooker",
+    "task_encoder.loader": "get_train_dataset get_val_dataset get_val_datasets",
+    "tools": "",
+    "tools.analyze_debug": "command=cli.analyze_debug:command",
+    "tools.checkpoint": "command=cli.checkpoint:command",
+    "tools.info": "command=cli.info:command",
+    "tools.lint": "command=cli.lint:command",
+    "tools.mount": "command=cli.mount:command",
+    "tools.prepare": "command=cli.prepare:command",
+    "tools.prepare_media": "command=cli.prepare_media:command",
+    "tools.preview": "command=cli.preview:command",
+    "transforms": """
+        CenterCropMapper CustomTransform MergeTransform RandomCropMapper
+        RandomHorizontalFlipMapper RandomPerspectiveMapper RandomResizedCropMapper
+        RandomRotationMapper RandomVerticalFlipMapper ResizeMapper TransformMapper
+    """,
+    "transforms.custom": "CustomTransform",
+    "transforms.mappers": """
+        CenterCropMapper RandomCropMapper RandomHorizontalFlipMapper RandomPerspectiveMapper
+        RandomResizedCropMapper RandomRotationMapper RandomVerticalFlipMapper ResizeMapper
+        TransformMapper
+    """,
+    "transforms.merge": "MergeTransform",
+    "worker": "WorkerConfig",
+    "wrappers": """
+        BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset
+        GroupBatchDataset IterMapDataset LimitDataset LogSampleDataset MapDataset
+        MixBatchDataset PackingDataset RepeatDataset ShuffleBufferDataset SkipSample
+        WatchdogDataset concat_pad generic_concat homogeneous_concat_mix
+    """,
+    "wrappers.base": "BaseWrapperDataset",
+    "wrappers.batch_dataset": "BatchDataset",
+    "wrappers.blend_dataset": "BlendDataset",
+    "wrappers.concat_dataset": "ConcatDataset",
+    "wrappers.epochize_dataset": "EpochizeDataset",
+    "wrappers.filter_dataset": "FilterDataset",
+    "wrappers.gc_dataset": "GcDataset",
+    "wrappers.group_batch_dataset": "GroupBatchDataset",
+    "wrappers.iter_map_dataset": "IterMapDataset",
+    "wrappers.limit_dataset": "LimitDataset",
+    "wrappers.log_sample_dataset": "LogSampleDataset",
+    "wrappers.map_dataset": "MapDataset",
+    "wrappers.mix_batch_dataset": """
+        MixBatchDataset concat_pad generic_concat homogeneous_concat_mix
+    """,
+    "wrappers.packing_dataset": "PackingDataset",
+    "wrappers.repeat_dataset": "RepeatDataset",
+    "wrappers.shuffle_buffer_dataset": "ShuffleBufferDataset",
+    "wrappers.skip": "SkipSample",
+    "wrappers.watchdog_dataset": "WatchdogDataset",
+}
+
+
+class Home(NamedTuple):
+    """Where a name is defined: a module of energon, and what it is called there."""
+
+    module: str
+    name: str
+
+
+def _homes() -> dict[str, Home]:
+    found = {}
+    for module, names in HOMES.items():
+        for entry in names.split():
+            name, _, original = entry.partition("=")
+            found[name] = Home(f"energon.{module}", original or name)
+    return found
+
+
+_HOMES = _homes()
+
+
+def names_of(module: str) -> dict[str, Home]:
+    """Return the names of a module of `megatron.energon`, sorted, and where each is at home.
+
+    Args:
+        module: Its path below `megatron.energon`; "" for the package itself.
+
+    Raises:
+        KeyError: If there is no such module.
+    """
+    found = {}
+    for entry in sorted(MODULES[module].split()):
+        name, _, home = entry.partition("=")
+        where, _, original = home.partition(":")
+        found[name] = Home(f"energon.{where}", original) if home else _HOMES[name]
+    return found
+
+
+def is_package(module: str) -> bool:
+    """Return whether a module of `megatron.energon` has modules below it."""
+    return any(each.startswith(f"{module}.") for each in MODULES)
