@@ -1,19 +1,67 @@
-"""What data may make a program do: nothing, unless the user allows it by name."""
+"""What data may make a program do: nothing, unless the user allows it by name.
+
+The user allows it for a call (`allow=("code",)`), for a command (`--allow code`), or for a
+process and its workers (`ENERGON_ALLOW=code,pickle` in the environment).
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from difflib import get_close_matches
+
+from energon.errors import ConfigError, SecurityError
 
 VARIABLE = "ENERGON_ALLOW"
+CAPABILITIES = {
+    "code": "import modules, call functions and run files that a document names",
+    "pickle": "unpickle parts of samples, which runs any code that they hold",
+    "shell": "run addresses that are commands (pipe:…)",
+    "env": "read variables of the environment into a document (${NAME})",
+    "outside": "read shards and documents that a dataset names outside of its folder",
+}
+"""What can be allowed, and what it lets data do."""
 
 
 def is_allowed(capability: str, allow: Collection[str] = ()) -> bool:
-    """Return whether the user allows something: "code", "pickle" or "shell".
+    """Return whether the user allows something.
 
     Args:
-        capability: What.
-        allow: What the call allows; the environment may allow more, as ENERGON_ALLOW=code,pickle.
+        capability: One of `CAPABILITIES`.
+        allow: What the call allows; the environment may allow more.
+
+    Raises:
+        ConfigError: If `allow` has a name that means nothing.
     """
     named = {allow} if isinstance(allow, str) else set(allow)
-    return capability in named | set(os.environ.get(VARIABLE, "").split(","))
+    check_allow(named)
+    return capability in named | allowed_by_environment()
+
+
+def check_allow(allow: Collection[str]) -> None:
+    """Raise ConfigError if something is to be allowed that does not exist."""
+    for name in sorted({allow} if isinstance(allow, str) else allow):
+        if name not in CAPABILITIES:
+            near = get_close_matches(name, CAPABILITIES, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "expected one of those"
+            raise ConfigError(
+                f"allow={name!r}: what can be allowed is {', '.join(CAPABILITIES)}; {hint}"
+            )
+
+
+def allowed_by_environment() -> set[str]:
+    """Return what `ENERGON_ALLOW` names."""
+    return {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
+
+
+def refusal(capability: str, problem: str) -> SecurityError:
+    """Return the error that refuses something, and says which switch allows it.
+
+    Args:
+        capability: Which one.
+        problem: What is refused, and what to do instead.
+    """
+    return SecurityError(
+        f'{problem}; if you trust it, allow it with allow=("{capability}",), with --allow '
+        f"{capability} on the command line, or with {VARIABLE}={capability} in the environment"
+    )

@@ -163,6 +163,7 @@ class Pipeline:
             shuffle_buffer_size=7,
             max_samples_per_sequence=3,
             task_encoder=encoder,
+            allow=("code",),
         )
 
 

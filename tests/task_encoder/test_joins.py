@@ -109,9 +109,14 @@ class Plain(DefaultTaskEncoder):
         return samples
 
 
-def val(path, encoder=None, **settings):
+def val(path, encoder=None, *, allow=("code",), **settings):
     dataset = get_val_dataset(
-        path, worker_config=config(), batch_size=None, task_encoder=encoder or Plain(), **settings
+        path,
+        worker_config=config(),
+        batch_size=None,
+        task_encoder=encoder or Plain(),
+        allow=allow,
+        **settings,
     )
     return list(get_loader(dataset))
 
@@ -144,7 +149,7 @@ def test_joins_datasets_with_other_shards_in_another_order(root, joined, functio
 def test_a_type_joins_with_its_from_joined(root):
     path = document(root, "[{path: captions}, {path: texts}]")
     path.write_text(path.read_text().replace("__function__: join_pair", "__class__: Pair"))
-    (first, *_) = val(path)
+    (first, *_) = val(path, allow=())
     assert pairs([first]) == expected([0])
     assert first.__restore_key__ == (0, 0, 0)
     assert [Path(source.dataset_path).name for source in first.__sources__] == ["captions"]
@@ -254,6 +259,7 @@ def test_a_join_resumes_like_any_other_dataset(root):
             batch_size=3,
             task_encoder=Plain(),
             shuffle_buffer_size=10,
+            allow=("code",),
         )
         return get_savable_loader(dataset)
 
@@ -346,7 +352,11 @@ splits:
 """
     )
     dataset = get_train_dataset(
-        path, worker_config=config(lanes=1), batch_size=8, task_encoder=Plain()
+        path,
+        worker_config=config(lanes=1),
+        batch_size=8,
+        task_encoder=Plain(),
+        allow=("code",),
     )
     batches = islice(iter(get_loader(dataset)), 10)
     kinds = [type(sample).__name__ for batch in batches for sample in batch]
@@ -357,7 +367,7 @@ splits:
 def test_validation_per_dataset_names_the_join(root):
     path = document(root, "[{path: captions}, {path: texts}]")
     ((dataset, leaf),) = get_val_datasets(
-        path, worker_config=config(), batch_size=None, task_encoder=Plain()
+        path, worker_config=config(), batch_size=None, task_encoder=Plain(), allow=("code",)
     )
     assert (leaf.name, [Path(each).name for each in leaf.paths]) == (
         "captions",
@@ -395,22 +405,35 @@ def test_refuses_joins_that_make_no_sense(root, joined, extra, kind, message):
 
 
 @pytest.mark.parametrize(
-    ("joiner", "kind", "message"),
+    ("joiner", "allow", "kind", "message"),
     [
-        (f"{{__module__: {__name__}, __function__: none}}", ConfigError, "has no 'none'"),
-        (f"{{__module__: {__name__}, __function__: Pair}}", ConfigError, "a type is named by __cl"),
-        (f"{{__module__: {__name__}, __class__: Plain}}", ConfigError, "has no from_joined"),
-        (f"{{__module__: {__name__}}}", ConfigError, "wanted is a __module__, and a __class__"),
-        ("{__module__: os, __function__: system}", SecurityError, "part of Python, not a joiner"),
-        ("{__module__: not_imported_yet, __function__: f}", SecurityError, "ENERGON_ALLOW=code"),
+        (f"{{__module__: {__name__}, __function__: none}}", ["code"], ConfigError, "has no 'none'"),
+        (
+            f"{{__module__: {__name__}, __function__: Pair}}",
+            ["code"],
+            ConfigError,
+            "a class is named by __class__",
+        ),
+        (
+            f"{{__module__: {__name__}, __class__: Plain}}",
+            ["code"],
+            ConfigError,
+            "has no from_joined",
+        ),
+        ("{__module__: not_there_at_all, __function__: f}", ["code"], ConfigError, "cannot import"),
+        (f"{{__module__: {__name__}}}", [], ConfigError, "wanted is a __module__, and a __class__"),
+        (f"{{__module__: {__name__}, __function__: join_pair}}", [], SecurityError, "--allow code"),
+        (f"{{__module__: {__name__}, __class__: Plain}}", [], SecurityError, "ENERGON_ALLOW=code"),
+        ("{__module__: os, __function__: system}", [], SecurityError, "whose `from_joined` is"),
+        ("{__module__: not_imported_yet, __function__: f}", [], SecurityError, "=code"),
     ],
 )
-def test_refuses_joiners_with_their_place(root, joiner, kind, message):
+def test_refuses_joiners_with_their_place(root, joiner, allow, kind, message):
     path = document(root, "[{path: captions}, {path: texts}]")
     text = path.read_text().replace(f"{{__module__: {__name__}, __function__: join_pair}}", joiner)
     path.write_text(text)
     with pytest.raises(kind, match=message) as info:
-        val(path)
+        val(path, allow=allow)
     assert f"{path}:10:5: " in str(info.value)
 
 
@@ -424,6 +447,7 @@ def test_worker_processes_give_the_same_batches(root, num_workers):
             worker_config=config(num_workers=workers, lanes=4),
             batch_size=3,
             task_encoder=Plain(),
+            allow=("code",),
         )
         with get_savable_loader(dataset) as loader:
             return [pairs(batch) for batch in islice(iter(loader), 12)]

@@ -75,7 +75,9 @@ def cache(tmp_path, monkeypatch):
 
 def train(path, rank=0, world_size=1):
     config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0, lanes=2)
-    return get_train_dataset(path, worker_config=config, batch_size=5, task_encoder=Texts())
+    return get_train_dataset(
+        path, worker_config=config, batch_size=5, task_encoder=Texts(), allow=("code",)
+    )
 
 
 def test_a_distant_document_gives_what_the_local_one_gives(folder, address, cache):

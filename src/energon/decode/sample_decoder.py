@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from energon.allow import is_allowed, refusal
 from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.av_spec import check_av_spec, decode_av
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
@@ -24,7 +24,6 @@ from energon.errors import (
     ConfigError,
     DecodeError,
     EnergonError,
-    SecurityError,
     SkipSample,
 )
 from energon.extra import needs_extra
@@ -166,11 +165,11 @@ class SampleDecoder:
         return self.image_decode
 
     def _unpickle(self, extension: str, data: bytes) -> Any:
-        if "pickle" not in {*self.allow, *os.environ.get("ENERGON_ALLOW", "").split(",")}:
-            raise SecurityError(
-                f"a .{extension} part is pickled, and unpickling runs any code that it holds; "
-                'allow it with SampleDecoder(allow=("pickle",)) or ENERGON_ALLOW=pickle if you '
-                "trust the dataset, or set decoder = None"
+        if not is_allowed("pickle", self.allow):
+            raise refusal(
+                "pickle",
+                f"a .{extension} part is pickled, and unpickling runs any code that it holds; set "
+                "decoder = None to get its bytes",
             )
         if extension == "pth":
             import torch

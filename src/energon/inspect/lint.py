@@ -108,7 +108,9 @@ def lint_dataset(
     )
     report = LintReport(os.fspath(path), kind=found.kind)
     report.findings += [Finding(report.path, split, line) for split, line in found.problems]
-    mix = mix_problems(path, found, dataset_config=dataset_config, split_config=split_config)
+    mix = mix_problems(
+        path, found, dataset_config=dataset_config, split_config=split_config, allow=allow
+    )
     report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
     work = list(_work(found, report, max_samples, tuple(allow)))
     runs = _run(engine or Engine(), lint_batch, report_death, [job for _, job in work])

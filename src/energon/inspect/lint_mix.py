@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,6 +24,7 @@ def mix_problems(
     *,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    allow: Sequence[str] = (),
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the split, the dataset and what is wrong, for weights and joins of a metadataset.
 
@@ -32,6 +33,7 @@ def mix_problems(
         found: What it consists of.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: The same for splits; None for split.yaml.
+        allow: What the user allows.
     """
     if found.kind != "metadataset":
         return
@@ -48,21 +50,21 @@ def mix_problems(
             yield split, os.fspath(path), problem
     for split, mix in found.mixes.items():
         for leaf in mix.leaves:
-            for problem in _join_problems(leaf):
+            for problem in _join_problems(leaf, allow):
                 yield split, leaf.path, problem
 
 
-def _join_problems(leaf: Leaf) -> Iterator[str]:
+def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
     if leaf.joiner is None:
         return
     try:
-        find_joiner(leaf.joiner)
+        find_joiner(leaf.joiner, allow)
     except SecurityError:
-        pass  # its module may not be imported here, so nothing is known about it
+        pass  # it may not be looked at here, so nothing is known about it
     except EnergonError as error:
         yield str(error)
     try:
-        members = open_members(leaf, ShardPool())
+        members = open_members(leaf, ShardPool(), allow)
         with TemporaryDirectory(prefix="energon-lint-") as folder:
             check_join(leaf, members, Path(folder))
     except EnergonError as error:

@@ -1,14 +1,26 @@
-"""Find the classes that documents name."""
+"""Find what documents name: the only place where text of a document becomes a Python object.
+
+A document is data, and data may not decide which code runs. So a name stands for
+
+- a class of ours, from a fixed list, or
+- a class that derives from one of ours (a `Sample`, say), and that the program itself has defined
+  or imported: it is in the namespace of a module that is loaded, under its plain name.
+
+Neither does this import a module, nor ask one for an attribute: both may run code. Anything else
+needs `allow=("code",)`: then modules are imported and names may be functions, or have dots.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from energon.errors import ConfigError, SecurityError
+from energon.allow import is_allowed, refusal
+from energon.errors import ConfigError, EnergonError
 from energon.samples import types
 from energon.samples.sample import Sample
 
@@ -27,37 +39,103 @@ _FLAVORS = {
 """Names from the time when a dataset class said what its samples are."""
 
 
-def resolve_class(module: str, name: str, *, allow_code: bool = False) -> Any:
+def resolve_class(
+    module: str,
+    name: str,
+    *,
+    allow: Collection[str] = (),
+    kinds: tuple[type, ...] = (Sample,),
+    ours: Mapping[str, type] | None = None,
+) -> Any:
     """Return the class that a document names with `__module__` and `__class__`.
-
-    Names of energon come from a fixed list. Another module is only looked into if the program
-    has imported it already: importing runs code, and data shall not decide on that.
 
     Args:
         module: E.g. "megatron.energon".
         name: E.g. "CaptioningSample".
-        allow_code: Whether to import other modules; also switched on by ENERGON_ALLOW=code.
+        allow: "code" lets modules be imported, and names stand for anything.
+        kinds: The class has to derive from one of these.
+        ours: Classes of energon that may be named, beside the sample types.
 
     Raises:
         ConfigError: If there is no such name.
-        SecurityError: If the module would have to be imported.
+        SecurityError: If it is no such class, or its module would have to be imported.
     """
-    if module in _OURS or module.startswith(tuple(f"{ours}." for ours in _OURS)):
-        known = {**SAMPLE_TYPES, **_FLAVORS}
+    if _is_ours(module):
+        known = {**SAMPLE_TYPES, **_FLAVORS, **(ours or {})}
         if name in known:
             return known[name]
-        near = get_close_matches(name, known, 1)
+        near = get_close_matches(name[:100], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SAMPLE_TYPES)}"
         raise ConfigError(f"{module} has no sample type {name!r}; {hint}")
+    if is_allowed("code", allow):
+        return _import(module, name)
+    found: Any = _loaded(module).get(name)
+    # No isinstance, which would ask an object of an unknown type what it is.
+    if issubclass(type(found), type) and any(kind in type.mro(found) for kind in kinds):
+        return found
+    raise _unusable(module, name, " or ".join(f"energon.{kind.__name__}" for kind in kinds))
+
+
+def resolve_function(module: str, name: str, *, allow: Collection[str] = ()) -> Callable[..., Any]:
+    """Return the function that a document names with `__module__` and `__function__`.
+
+    Raises:
+        SecurityError: If code is not allowed, whatever function it is.
+        ConfigError: If there is none.
+    """
+    if not is_allowed("code", allow):
+        raise refusal(
+            "code",
+            f"{module}.{name} is a function, and a document may not say which function is called; "
+            "name a subclass of energon.Sample, whose `from_joined` is called, with __class__",
+        )
+    found = _import(module, name)
+    if isinstance(found, type) or not callable(found):
+        raise ConfigError(f"{module}.{name} is no function; a class is named by __class__")
+    return found  # type: ignore[no-any-return]
+
+
+def _is_ours(module: str) -> bool:
+    return module in _OURS or module.startswith(tuple(f"{ours}." for ours in _OURS))
+
+
+def _loaded(module: str) -> Mapping[str, Any]:
+    """Return the namespace of a module; an empty one if it is not loaded.
+
+    Modules that are loaded lazily stay as they are: whoever asks them for anything loads them.
+    """
+    found = sys.modules.get(module)
+    if not issubclass(type(found), ModuleType):
+        return {}
+    namespace: Mapping[str, Any] = object.__getattribute__(found, "__dict__")
+    return namespace
+
+
+def _unusable(module: str, name: str, wanted: str) -> EnergonError:
+    """Return the error that says why a name stands for no class."""
     if module not in sys.modules:
-        allowed = os.environ.get("ENERGON_ALLOW", "").split(",")
-        if not allow_code and "code" not in allowed:
-            raise SecurityError(
-                f"{module}.{name} is named by a dataset, and importing it would run code; import "
-                f'{module} in your program, or allow it with allow=("code",) or ENERGON_ALLOW=code'
-            )
-        import_module(module)
-    found: Any = sys.modules[module]
+        problem = "importing its module would run code; import it in your program"
+    elif name in _loaded(module):
+        problem = f"it is no subclass of {wanted}, and a document may name nothing else"
+    elif "." in name:
+        problem = "names with dots may lead anywhere; name what the module itself has"
+    else:
+        near = get_close_matches(name[:100], [*_loaded(module)][:10_000], 1)
+        hint = f", did you mean {near[0]!r}?" if near else f"; expected a subclass of {wanted}."
+        return ConfigError(
+            f"module {module} has no {name!r}{hint} What it makes only when it is asked for is "
+            'found with allow=("code",) or ENERGON_ALLOW=code'
+        )
+    return refusal("code", f"{module}.{name} is named by a document: {problem}")
+
+
+def _import(module: str, name: str) -> Any:
+    """Return what is found at a dotted name, importing the module; the user allows it."""
+    try:
+        found: Any = import_module(module)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{module}.{name}: cannot import {module!r}: {why}") from error
     for step in name.split("."):
         if not hasattr(found, step):
             raise ConfigError(f"module {module} has no {name!r}")

@@ -15,8 +15,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from energon.allow import is_allowed
-from energon.errors import ConfigError, SampleError, SecurityError
+from energon.allow import is_allowed, refusal
+from energon.errors import ConfigError, SampleError
 from energon.io.address import join_address, redact
 from energon.io.files import read_text
 from energon.metadataset.dataset_config import DatasetConfig
@@ -107,9 +107,8 @@ def find_code(
         ConfigError: If there is no such file or function.
     """
     if not is_allowed("code", allow):
-        raise SecurityError(
-            f"{config.origin}: {key} {spec!r} is code of the dataset, which is not run; if you "
-            'trust it, allow it with allow=("code",) or ENERGON_ALLOW=code'
+        raise refusal(
+            "code", f"{config.origin}: {key} {spec!r} is code of the dataset, which is not run"
         )
     file, _, name = spec.partition(":")
     relative = posixpath.normpath(file)

@@ -18,7 +18,7 @@ from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.leaf_decoder import decoder_for
-from energon.task_encoder.load import LoadSample, OpenLeaf, load_hooks, sources_of
+from energon.task_encoder.load import LoadSample, OpenJoin, OpenLeaf, load_hooks, sources_of
 from energon.task_encoder.open_join import find_joiner
 
 
@@ -30,7 +30,7 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     loaders = tuple(
         _loader(member, decoder_for(member.decoder, encoder)) for member in leaf.join.members
     )
-    join = JoinSample(loaders, leaf.join.names, _joining(leaf.join.joiner))
+    join = JoinSample(loaders, leaf.join.names, _joining(leaf.join))
     cook = _cook_joined(leaf, encoder)
     if cook is None:
         return (hooks.make("join", join),)
@@ -101,8 +101,9 @@ class CookJoined:
         return self.encoder.cook_crude_sample(crude, self.cooker, self.arguments(crude["__key__"]))
 
 
-def _joining(joiner: Joiner | Callable[..., Any]) -> Callable[..., Any]:
-    return find_joiner(joiner) if isinstance(joiner, Joiner) else joiner
+def _joining(join: OpenJoin) -> Callable[..., Any]:
+    joiner = join.joiner
+    return find_joiner(joiner, join.allow) if isinstance(joiner, Joiner) else joiner
 
 
 def _loader(leaf: OpenLeaf, decoder: SampleDecoder | None) -> Callable[[CrudeSample], Any]:

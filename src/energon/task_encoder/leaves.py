@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.allow import is_allowed
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name
 from energon.metadataset.collected import Problems
@@ -98,7 +97,7 @@ def _open_leaf(
         members = _open_members(leaf, pool, allow)
         source = open_join(leaf, [_shards(member) for member in members])
         config = members[0].config
-        opened = _joined(leaf, leaf.joiner, uid, members, subflavors)
+        opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
     else:
         single = _open_dataset(leaf, pool, _quarantined(leaf.path, exclude_from), allow)
         source, config = single.source, single.config
@@ -119,12 +118,14 @@ def _open_leaf(
     )
 
 
-def open_members(leaf: Leaf, pool: ShardPool) -> list[WebdatasetSource]:
+def open_members(
+    leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()
+) -> list[WebdatasetSource]:
     """Open the datasets of a join, for reading their keys."""
-    return [_shards(member) for member in _open_members(leaf, pool)]
+    return [_shards(member) for member in _open_members(leaf, pool, allow)]
 
 
-def _open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()) -> list[_Dataset]:
+def _open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str]) -> list[_Dataset]:
     problems = Problems()
     members = []
     for member in leaf.join:
@@ -166,6 +167,7 @@ def _joined(
     name: str,
     datasets: Sequence[_Dataset],
     subflavors: Mapping[str, Any],
+    allow: Collection[str],
 ) -> OpenLeaf:
     outer = {**leaf.subflavors, **subflavors}
     members = [
@@ -191,6 +193,7 @@ def _joined(
             tuple(members),
             tuple(member.name for member in leaf.join),
             joiner,
+            tuple(allow),
         ),
     )
 
@@ -259,7 +262,7 @@ def _sample_type(
 ) -> tuple[type | None, FieldMap | CodeFields | None]:
     if config.sample_type is None:
         return None, None
-    sample_type = resolve_class(*config.sample_type, allow_code=is_allowed("code", allow))
+    sample_type = resolve_class(*config.sample_type, allow=allow)
     if config.sample_loader is not None:
         loader = find_code(config, leaf.path, "sample_loader", config.sample_loader, allow)
         return sample_type, CodeFields(loader, sample_type, _filter(config, leaf, allow) or ())

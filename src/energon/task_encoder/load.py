@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,11 +56,13 @@ class OpenJoin:
         names: For each, the argument of the joiner; None for the next one in order.
         joiner: What makes one sample of those of the members: as a document names it, or the
             function itself.
+        allow: What the user allows a document to name.
     """
 
     members: tuple[OpenLeaf, ...]
     names: tuple[str | None, ...]
     joiner: Joiner | Callable[..., Any]
+    allow: Collection[str] = ()
 
 
 @dataclass(frozen=True)

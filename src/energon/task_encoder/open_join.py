@@ -6,8 +6,7 @@ import hashlib
 import json
 import logging
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from energon.io.settings import StorageSettings
 from energon.metadataset.leaf import Joiner, JoinMember, Leaf
 from energon.prepare.join_index import KeyBlock, KeyColumn, build_join_index
 from energon.prepare.join_lock import waiting_lock
-from energon.samples.registry import resolve_class
+from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
 from energon.sources.join import JoinedSource
 from energon.sources.join_keys import shard_keys
@@ -138,38 +137,29 @@ def cache_folders(leaf: Leaf) -> Iterator[Path]:
     yield Path(folder) / "joins"
 
 
-def find_joiner(joiner: Joiner) -> Callable[..., Any]:
+def find_joiner(joiner: Joiner, allow: Collection[str] = ()) -> Callable[..., Any]:
     """Return what puts the samples of a join together, as the document names it.
+
+    Args:
+        joiner: What is written.
+        allow: What the user allows: a function needs "code", a sample type of the program nothing.
 
     Raises:
         ConfigError: If there is no such name, or it cannot join.
-        SecurityError: If a module would have to be imported, or is part of Python.
+        SecurityError: If it needs what is not allowed.
     """
     try:
-        found = _resolve(joiner)
+        if not joiner.is_type:
+            return resolve_function(joiner.module, joiner.name, allow=allow)
+        found = resolve_class(joiner.module, joiner.name, allow=allow)
     except (ConfigError, SecurityError) as error:
         raise type(error)(f"{joiner.origin}: {error}") from error
-    if not joiner.is_type:
-        if isinstance(found, type) or not callable(found):
-            raise ConfigError(
-                f"{joiner.origin}: {joiner.name} is no function; a type is named by __class__"
-            )
-        return found  # type: ignore[no-any-return]
     if not (isinstance(found, type) and hasattr(found, "from_joined")):
         raise ConfigError(
             f"{joiner.origin}: {joiner.name} has no from_joined; derive it from "
             f"{Sample.__module__}.Sample, or name a __function__"
         )
     return found.from_joined  # type: ignore[no-any-return]
-
-
-def _resolve(joiner: Joiner) -> Any:
-    if not joiner.is_type and joiner.module.partition(".")[0] in sys.stdlib_module_names:
-        raise SecurityError(
-            f"{joiner.module}.{joiner.name} is part of Python, not a joiner; a document could do "
-            "anything with it. Write a function of your own"
-        )
-    return resolve_class(joiner.module, joiner.name)
 
 
 def _identity(source: WebdatasetSource) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from energon.allow import refusal
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, SecurityError
 from energon.webdataset import security
@@ -262,10 +263,9 @@ def load_torch(data: bytes, allowed: Collection[str]) -> Any:
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise SecurityError(
-            "the data hold more than tensors, and unpickling runs any code that they hold; if "
-            "you trust them, allow it with allow=('pickle',), or with ENERGON_ALLOW=pickle in the "
-            "environment"
+        raise refusal(
+            "pickle",
+            "the data hold more than tensors, and unpickling runs any code that they hold",
         ) from error
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from energon.errors import ConfigError, SecurityError
+from energon.allow import allowed_by_environment, check_allow, refusal
 
-CAPABILITIES = ("pickle", "shell")
+INSECURE = frozenset(("pickle", "shell"))
+"""What programs of old allow with a switch of their own."""
 
 
 def resolve(allow: Collection[str] = ()) -> frozenset[str]:
@@ -24,9 +25,7 @@ def resolve(allow: Collection[str] = ()) -> frozenset[str]:
         ConfigError: If there is no such capability.
     """
     names = {allow} if isinstance(allow, str) else set(allow)
-    unknown = names - {*CAPABILITIES, "code"}
-    if unknown:
-        raise ConfigError(f"allow={sorted(unknown)}: what can be allowed is {CAPABILITIES}")
+    check_allow(names)
     return frozenset(names | _from_environment())
 
 
@@ -39,17 +38,13 @@ def require(capability: str, allowed: Collection[str], what: str) -> None:
         what: What is refused, and why: the beginning of the message.
     """
     if capability not in allowed:
-        raise SecurityError(
-            f"{what}; if you trust it, allow it with allow=({capability!r},), with "
-            f"--allow {capability} on the command line, or with ENERGON_ALLOW={capability} in the "
-            "environment"
-        )
+        raise refusal(capability, what)
 
 
 def _from_environment() -> set[str]:
     # Not imported as a name: programs set it.
     import energon.webdataset.utils as utils
 
-    named = {name for name in os.environ.get("ENERGON_ALLOW", "").split(",") if name}
+    named = allowed_by_environment()
     insecure = os.environ.get("WDS_SECURE", "1").lower() in ("0", "false", "no", "")
-    return named | set(CAPABILITIES) if insecure or not utils.enforce_security else named
+    return named | INSECURE if insecure or not utils.enforce_security else named
