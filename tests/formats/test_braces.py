@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import subprocess
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +40,59 @@ def test_runs_become_one_pattern():
     assert collapse_braces(shards) == ["part-{00000..09999}.tar"]
 
 
-def test_braces_that_do_not_pair_are_refused():
-    with pytest.raises(ConfigError, match="pattern"):
-        expand_braces("a{1..2")
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("a{1..2", "'{' at 1 is never closed"),
+        ("{a,{b,c}", "'{' at 0 is never closed"),
+        ("{a}b}", "'}' at 4 closes nothing"),
+        ("{" * 10_000 + "a,b" + "}" * 10_000, "too deeply"),
+    ],
+)
+def test_braces_that_do_not_pair_are_refused(pattern, problem):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        expand_braces(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("{a,b}{0..1}", ["a0", "a1", "b0", "b1"]),
+        ("x{,.bak}", ["x", "x.bak"]),
+        ("p{2.{5..7},3.{2,3}}", ["p2.5", "p2.6", "p2.7", "p3.2", "p3.3"]),
+        ("{08..11}", ["08", "09", "10", "11"]),
+        ("{2..-1}", ["2", "1", "0", "-1"]),
+        ("{-01..1}", ["-01", "000", "001"]),
+        ("{0..10..5}", ["0", "5", "10"]),
+        ("{10..0..-5}", ["10", "5", "0"]),
+        ("{a..g..2}", ["a", "c", "e", "g"]),
+        ("{c..a}", ["c", "b", "a"]),
+        ("{C..A}", ["C", "B", "A"]),
+        ("{a},b{c,d}", ["{a},bc", "{a},bd"]),
+        ("{a{b,c}}", ["{ab}", "{ac}"]),
+        ("{}{a,}", ["{}a", "{}"]),
+        (r"{a\,b,c\}}\n", ["a,bn", "c}n"]),
+    ],
+)
+def test_braces_mean_what_they_mean_in_a_shell(pattern, names):
+    assert expand_braces(pattern) == names
+
+
+_words = st.sampled_from(["a", "b1", "{2..4}", "{08..11}", "{3..-3..2}", "{a..e..2}", "{c..a}"])
+_patterns = st.recursive(
+    _words,
+    lambda inner: (
+        st.lists(inner, min_size=2, max_size=3).map(",".join).map("{{{}}}".format)
+        | st.lists(inner, min_size=2, max_size=3).map("".join)
+        | inner.map("{{{}}}".format)
+    ),
+    max_leaves=5,
+)
+
+
+@given(_patterns)
+def test_a_shell_expands_to_the_same(pattern):
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {pattern}"], capture_output=True, text=True, check=True
+    )
+    assert expand_braces(pattern) == done.stdout.splitlines()

@@ -3,31 +3,91 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
-
-import braceexpand
 
 from energon.errors import ConfigError
 
 _NUMBERS = re.compile(r"\d+")
 _MEANS_SOMETHING = re.compile(r"\{|\\[{}\\]")
 _ESCAPED = re.compile(r"[{}\\]")
+_PLAIN = re.compile(r"[^{},\\]+")
+_RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([a-zA-Z])\.\.([a-zA-Z]))(?:\.\.-?(\d+))?\}")
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase
 
 
 def expand_braces(pattern: str) -> list[str]:
     """Return the names that a pattern stands for; a name without braces stands for itself.
 
-    A backslash before a brace or another backslash takes its meaning away.
+    Braces mean what they mean in a shell: `{a,b}` is one of several, `{08..12}` a number with
+    as many digits, `{a..e..2}` every second letter, and all of it nests. `{a}` stands for
+    itself. A backslash takes the meaning of the character after it away.
 
     Raises:
         ConfigError: If braces do not pair.
+
+    Example:
+        >>> expand_braces("{train,val}_{8..10}.tar")[:4]
+        ['train_8.tar', 'train_9.tar', 'train_10.tar', 'val_8.tar']
     """
     if not _MEANS_SOMETHING.search(pattern):
         return [pattern]
     try:
-        return list(braceexpand.braceexpand(pattern))
-    except ValueError as error:
-        raise ConfigError(f"pattern {pattern!r}: {error}") from error
+        return _expand_run(pattern, 0, nested=False)[0]
+    except RecursionError:
+        raise ConfigError(f"pattern {pattern[:80]!r}…: braces are nested too deeply") from None
+
+
+def _expand_run(pattern: str, at: int, *, nested: bool) -> tuple[list[str], int]:
+    """Expand up to the end, or up to the comma or brace that ends an alternative."""
+    names = [""]
+    while at < len(pattern) and not (nested and pattern[at] in ",}"):
+        pieces, at = _expand_piece(pattern, at)
+        names = [name + piece for name in names for piece in pieces]
+    return names, at
+
+
+def _expand_piece(pattern: str, at: int) -> tuple[list[str], int]:
+    if plain := _PLAIN.match(pattern, at):
+        return [plain[0]], plain.end()
+    if pattern[at] == "\\":
+        return [pattern[at + 1 : at + 2] or "\\"], at + 2
+    if pattern[at] == "}":
+        raise ConfigError(f"pattern {pattern!r}: the '}}' at {at} closes nothing")
+    if pattern[at] != "{":
+        return [pattern[at]], at + 1
+    if found := _RANGE.match(pattern, at):
+        return _expand_range(found), found.end()
+    return _expand_alternatives(pattern, at)
+
+
+def _expand_alternatives(pattern: str, at: int) -> tuple[list[str], int]:
+    names, end = _expand_run(pattern, at + 1, nested=True)
+    if pattern[end : end + 1] == "}":
+        return [f"{{{name}}}" for name in names], end + 1
+    while pattern[end : end + 1] == ",":
+        more, end = _expand_run(pattern, end + 1, nested=True)
+        names += more
+    if end == len(pattern):
+        raise ConfigError(f"pattern {pattern!r}: the '{{' at {at} is never closed")
+    return names, end + 1
+
+
+def _expand_range(found: re.Match[str]) -> list[str]:
+    first, last, first_letter, last_letter, step_text = found.groups()
+    step = int(step_text or 1) or 1
+    if first_letter:
+        start, stop = _LETTERS.index(first_letter), _LETTERS.index(last_letter)
+        return [_LETTERS[index] for index in _steps(start, stop, step)]
+    padded = any(
+        text.lstrip("-").startswith("0") and text.strip("-") != "0" for text in (first, last)
+    )
+    width = max(len(first), len(last)) if padded else 0
+    return [f"{number:0{width}}" for number in _steps(int(first), int(last), step)]
+
+
+def _steps(first: int, last: int, step: int) -> range:
+    return range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
 
 
 def escape_braces(name: str) -> str:
