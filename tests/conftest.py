@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names
     azurite_port,
     ceph_port,
@@ -26,7 +30,26 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+# Whoever runs the tests in the background of a shell has them ignore Ctrl-C, and with them the
+# commands that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def s3(request):
     """A folder of a bucket of its own, as `Place`."""
     yield from open_place("moto", request)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what was not tested for lack of servers, and which command adds them."""
+    lacking: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        if found := re.search(r"needs (.+): `make servers` installs it", str(report.longrepr)):
+            lacking[found[1]] += 1
+    if lacking:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(lacking.items()))
+        terminalreporter.write_line(
+            f"{lacking.total()} tests were skipped for lack of programs: {names}. "
+            "`make servers` installs them."
+        )

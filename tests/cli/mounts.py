@@ -3,11 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from tests.servers.process import lack
+
+_PROBE = """
+import sys, mfusepy
+mfusepy.FUSE(mfusepy.Operations(), sys.argv[1], foreground=True, ro=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def libfuse(tmp_path_factory) -> None:
+    """Skip tests on machines where nothing can be mounted by FUSE."""
+    folder = tmp_path_factory.mktemp("fuse")
+    command = [sys.executable, "-c", _PROBE, str(folder)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as probe:
+        while probe.poll() is None and not folder.is_mount():
+            time.sleep(0.01)
+        if not folder.is_mount():
+            lack("libfuse")
+        unmount(folder)
+
+
+def unmount(folder: Path) -> None:
+    """Take away what is mounted on a folder, as root or as the user who has mounted it."""
+    for command in (["umount"], ["fusermount3", "-u"], ["fusermount", "-u"]):
+        if (
+            shutil.which(command[0])
+            and not subprocess.run([*command, folder], stderr=subprocess.DEVNULL).returncode
+        ):
+            return
+    raise RuntimeError(f"{folder} cannot be unmounted")
 
 
 @contextlib.contextmanager
@@ -26,7 +60,7 @@ def mounting(path, mountpoint: Path, *options: str) -> Iterator[subprocess.Popen
         yield running
     finally:
         if mountpoint.is_mount():
-            subprocess.run(["umount", mountpoint], check=True)
+            unmount(mountpoint)
             running.wait(100)
         running.kill()
         running.wait()

@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from energon.prepare.dataset import prepare_dataset
-from tests.cli.mounts import call_mount, files_of, mounted, mounting
+from tests.cli.mounts import call_mount, files_of, mounted, mounting, unmount
 from tests.datasets import make_crude, write_shard
 
-pytestmark = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="there is no /dev/fuse")
+pytestmark = pytest.mark.usefixtures("libfuse")
 
 
 def test_shows_samples_of_all_shards_as_files(tmp_path):
@@ -35,7 +33,7 @@ def test_mounts_in_the_background(tmp_path):
         assert done.returncode == 0, done.stderr
         assert files_of(tmp_path / "mnt") == {"s0.txt": b"text 0"}
     finally:
-        subprocess.run(["umount", tmp_path / "mnt"], check=True)
+        unmount(tmp_path / "mnt")
 
 
 def test_ends_by_ctrl_c_and_unmounts(tmp_path):

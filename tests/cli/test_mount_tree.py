@@ -4,7 +4,6 @@ import io
 import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.datasets import make_crude, write_shard
 from tests.sources.distant import upload
 from tests.sources.test_browse_dataset import index_as_it_is
 
-pytestmark = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="there is no /dev/fuse")
+pytestmark = pytest.mark.usefixtures("libfuse")
 
 
 def test_a_metadataset_is_mounted_with_its_auxiliary_data(tmp_path):

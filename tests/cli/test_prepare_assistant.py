@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -21,8 +22,14 @@ class Terminal:
 
     def __init__(self, *arguments):
         command = ["-m", "energon.cli.main", "prepare", *map(str, arguments), "--num-workers", "1"]
+        # Whatever runs the tests, this is a terminal in which long questions wrap.
         self.process = pexpect.spawn(
-            sys.executable, command, encoding="utf-8", dimensions=(60, 120), timeout=60
+            sys.executable,
+            command,
+            encoding="utf-8",
+            dimensions=(60, 120),
+            timeout=250,
+            env={**os.environ, "TERM": "xterm"},
         )
 
     def answer(self, question, text):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -19,17 +20,19 @@ TOOLS = Path(__file__).parents[2] / ".servers"
 """Where `make servers` installs what comes from npm."""
 
 
-def find_program(name: str) -> str:
-    """Return the path of a server program; skip the test if it is not installed.
+def lack(name: str) -> NoReturn:
+    """Skip the test for lack of something that `make servers` installs.
 
-    With ENERGON_REQUIRE_SERVERS=1, as in CI, a missing server is an error.
+    With ENERGON_REQUIRE_SERVERS=1, as in CI, it fails instead.
     """
-    found = shutil.which(name, path=_path())
-    if found is None:
-        if os.environ.get("ENERGON_REQUIRE_SERVERS"):
-            pytest.fail(f"{name} is not installed; run `make servers`")
-        pytest.skip(f"needs the server {name}; install it with `make servers`")
-    return found
+    if os.environ.get("ENERGON_REQUIRE_SERVERS"):
+        pytest.fail(f"needs {name}: `make servers` installs it")
+    pytest.skip(f"needs {name}: `make servers` installs it")
+
+
+def find_program(name: str) -> str:
+    """Return the path of a server program; without it, the test is skipped, see `lack`."""
+    return shutil.which(name, path=_path()) or lack(name)
 
 
 def _path() -> str:
