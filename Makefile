@@ -1,18 +1,23 @@
-# Everything runs in .venv, which is made on first use with only Python and git at hand.
+# Everything runs in .venv, which is made on first use with only Python and git at hand: `demo`
+# installs what it runs with, everything else adds the tools and packages of development.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo test drills lowest check fmt lint types layers doctests bench servers api clean
+.PHONY: demo test test-all drills lowest check fmt lint types layers doctests bench servers api clean
 
-demo: $(STAMP)  ## make a dataset, prepare it, train, save, resume on another topology
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## run the whole test suite; after `make servers`, none of it is skipped
-	@# With npm at hand, what stands for Azure is installed by the way; nothing depends on it.
-	@if command -v npm > /dev/null; then .ci/azurite || true; fi
-	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not drill'
+test: $(STAMP)  ## run the tests, except those that are slow by nature
+	$(PYTEST) -m 'not slow and not drill'
+
+test-all: $(STAMP)  ## run all tests, as CI does; needs `make servers`
+	$(PYTEST) -m 'not drill'
 
 drills: $(STAMP)  ## inject faults, try random pipelines and hostile files: SECONDS each
 	DRILL_SECONDS=$(or $(SECONDS),20) $(BIN)/python -m pytest -n auto --dist load -m drill tests/drills
@@ -20,7 +25,7 @@ drills: $(STAMP)  ## inject faults, try random pipelines and hostile files: SECO
 lowest:  ## run tests with the oldest versions of other packages that pyproject.toml admits
 	.ci/lowest
 
-check: lint types layers doctests test lowest  ## what CI runs
+check: lint types layers doctests test-all lowest  ## what CI runs
 
 fmt: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples
@@ -39,16 +44,25 @@ layers: $(STAMP)
 doctests: $(STAMP)  ## run the examples in docstrings; those of README and docs are tests
 	$(BIN)/python -m pytest --doctest-modules src/energon
 
-servers: $(STAMP)  ## install the servers that tests of object stores talk to
+servers: $(STAMP)  ## install what tests talk to: Ceph, Azurite and libfuse
+	.ci/fuse
 	.ci/ceph
 	.ci/azurite
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# torch first and pinned: a range would bring gigabytes of CUDA packages.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("energon needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# Constraints pin torch, too: a range would bring gigabytes of CUDA packages.
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing energon, torch and a JPEG decoder into $(VENV) (0.9 GB)"
+	@$(PIP) -c constraints.txt -e '.[torch,fast-jpeg]'
+	@touch $@
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what development needs into $(VENV) (2.3 GB)"
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
 
 bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
 	$(BIN)/python benchmarks/run.py
