@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import runpy
 import subprocess
 import sys
 from importlib import import_module
@@ -56,6 +57,22 @@ def test_type_checkers_see_the_same_names():
 def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"'energon' has no attribute 'get_trian_dataset'"):
         energon.get_trian_dataset  # noqa: B018 - the access is the point
+
+
+def test_systems_without_fcntl_are_told_what_energon_runs_on():
+    program = "import sys; sys.modules['fcntl'] = None\nimport energon"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: energon runs on Linux and macOS; on Windows, run it in WSL"
+    )
+
+
+def test_python_runs_energon_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["energon", "info", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("energon", run_name="__main__")
+    assert "Usage: python -m energon info" in capsys.readouterr().out
 
 
 def test_names_can_be_listed_before_they_are_used():

@@ -17,6 +17,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+try:
+    import fcntl  # noqa: F401 - locks files; systems without it lack more that is needed
+except ImportError as error:
+    raise ImportError("energon runs on Linux and macOS; on Windows, run it in WSL") from error
+
 _ROOMS = {
     "cache.file_pool": ["FileCacheLazy", "FileStoreCachePool"],
     "cache.lazy": ["DirectLazy", "Lazy", "MockLazy"],
