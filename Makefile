@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo test test-all drills lowest check fmt lint types layers doctests bench servers api clean
+.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -16,8 +16,8 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it
 test: $(STAMP)  ## run the tests, except those that are slow by nature
 	$(PYTEST) -m 'not slow and not drill'
 
-test-all: $(STAMP)  ## run all tests, as CI does; needs `make servers`
-	$(PYTEST) -m 'not drill'
+slow: $(STAMP)  ## run the tests that are slow by nature: trainers, Ray, soak, wheels
+	$(PYTEST) -m 'slow and not drill'
 
 drills: $(STAMP)  ## inject faults, try random pipelines and hostile files: SECONDS each
 	DRILL_SECONDS=$(or $(SECONDS),20) $(BIN)/python -m pytest -n auto --dist load -m drill tests/drills
@@ -25,7 +25,7 @@ drills: $(STAMP)  ## inject faults, try random pipelines and hostile files: SECO
 lowest:  ## run tests with the oldest versions of other packages that pyproject.toml admits
 	.ci/lowest
 
-check: lint types layers doctests test-all lowest  ## what CI runs
+check: lint types layers doctests test slow lowest  ## what CI runs
 
 fmt: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples
