@@ -171,6 +171,66 @@ def test_epochs_go_on_when_a_run_is_restored_with_another_mix(rows, lanes, unit)
     assert sum(seen.values()) == 60
 
 
+CURVES = st.tuples(
+    st.lists(
+        st.tuples(st.integers(1, 200), st.integers(0, 6), st.booleans()),
+        max_size=2,
+        unique_by=lambda point: point[0],
+    ).map(lambda points: tuple(Point(at, float(w), ramp) for at, w, ramp in sorted(points))),
+    st.integers(0, 6),
+    st.sampled_from(["rows", "samples"]),
+).map(lambda drawn: Curve((Point(0, float(drawn[1])), *drawn[0]), drawn[2]))
+ENDS = st.sampled_from([None, None, 1, 2.5])
+# The first weight never is 0, so that there is something to draw.
+MIXES = st.tuples(CURVES, CURVES, ENDS, ENDS, ENDS).map(
+    lambda drawn: Mix(
+        (entry(0, 2.0, drawn[2]), Entry(1, drawn[0], drawn[3]), Entry(2, drawn[1], drawn[4]))
+    )
+)
+
+
+@given(
+    mixes=st.lists(MIXES, min_size=1, max_size=4),
+    steps=st.lists(st.integers(0, 90), min_size=4, max_size=4),
+    lanes=st.sampled_from([1, 3]),
+    form=st.sampled_from([{}, {"unit": 4}, {"shuffle_window": 2}, {"shuffle_window": 50}]),
+)
+@settings(max_examples=80, deadline=None)
+def test_no_draw_is_lost_or_doubled_wherever_the_mix_changes(mixes, steps, lanes, form):
+    """What a lane gives of a source are its first draws of it, each once."""
+    plan = make((10, 17, 30), mixes, lanes=lanes, **form)
+    draws = getattr(plan, "plan", plan)._order.draw
+    for lane in range(lanes):
+        changes, given_ = (), []
+        for number, step in enumerate(steps[: len(mixes)]):
+            changes = (*changes, len(given_)) if number else ()
+            changed = pickle.loads(pickle.dumps(plan.with_changes(lane, changes)))
+            assert triples(changed.rows(lane, 0, len(given_))) == given_
+            given_ += triples(changed.rows(lane, len(given_), step))
+            counts = Counter(leaf for leaf, *_ in given_)
+            assert Counter(dict(enumerate(changed.leaf_counts(lane, len(given_))))) == counts
+        # An open window holds later draws before earlier ones, so it is given to its end.
+        for _ in range(form.get("shuffle_window", 1)):
+            if is_whole(given_, lane, draws):
+                break
+            given_ += triples(changed.rows(lane, len(given_), 1))
+        assert is_whole(given_, lane, draws)
+
+
+def triples(rows):
+    return [*zip(*(column.tolist() for column in rows), strict=True)]
+
+
+def is_whole(given_, lane, draws):
+    """Whether of each source the first draws of a lane were given, in any order."""
+    for source in range(3):
+        found = sorted((epoch, ordinal) for leaf, epoch, ordinal in given_ if leaf == source)
+        epoch, ordinal = draws(lane, np.full(len(found), source, np.int32), np.arange(len(found)))
+        if found != sorted(zip(epoch.tolist(), ordinal.tolist(), strict=True)):
+            return False
+    return True
+
+
 def test_what_is_gone_is_counted_no_longer_and_cannot_be_read():
     gone = Mix((entry(-1, 1), entry(0, 1), entry(-2, 1)))
     mixes = [gone, Mix((entry(0),))]

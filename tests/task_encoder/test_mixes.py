@@ -150,8 +150,26 @@ def test_another_mix_begins_where_the_run_was_restored(folder, encoder, world_si
     assert len(states[0]["fingerprint"]["mix_before"]) == 2
 
 
-def test_epochs_are_exact_through_changes_of_the_mix(folder):
+class Groups(Keys):
+    def batch_group_criterion(self, sample):
+        return len(sample["__key__"]), None
+
+
+SHAPES = {
+    "plain": {},
+    "windows": {"shuffle_buffer_size": 50},
+    "small windows": {"shuffle_buffer_size": 7},
+    "packs": {"packing_buffer_size": 7},
+    "packs of windows": {"packing_buffer_size": 7, "shuffle_buffer_size": 20},
+    "groups of windows": {"shuffle_buffer_size": 20},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lanes", [1, 4, 12])
+def test_epochs_are_exact_through_changes_of_the_mix(folder, shape, lanes):
     """Two epochs of everything, whatever the weights were on the way."""
+    encoder = {"packs": Packs, "groups": Groups}.get(shape.partition(" ")[0], Keys)()
     limit = {"max_epochs": 2}
     mixes = [
         document(folder, ("a", limit), ("b", limit)),
@@ -160,12 +178,58 @@ def test_epochs_are_exact_through_changes_of_the_mix(folder):
     ]
     seen, state = [], None
     for mix, steps in zip(mixes, (6, 5, None), strict=True):
-        loader = get_savable_loader(train(mix))
+        loader = get_savable_loader(
+            train(mix, lanes=lanes, encoder=encoder, batch_size=3, **SHAPES[shape])
+        )
         if state is not None:
             loader.restore_state_rank(state, strict=["mix", "leaves"])
         batches, state = save_after(loader, steps)
         seen += keys(batches)
+        if encoder.__class__ is Keys:
+            report = {
+                name[0]: each["samples"] for name, each in loader.report()["datasets"].items()
+            }
+            assert {name: count for name, count in report.items() if count} == Counter(
+                key[0] for key in seen
+            )
     assert Counter(seen) == {f"{name}{n}": 2 for name, size in SIZES.items() for n in range(size)}
+
+
+def test_refuses_a_change_after_which_nobody_knows_what_was_drawn(folder):
+    half = [("a", {"weight": 2, "max_epochs": 1}), "b"]
+    loader = get_savable_loader(train(document(folder, *half)))
+    _, state = save_after(loader, 3)
+    refused = {
+        "b, c": (document(folder, "b", "c"), "a/train is no longer in the blend.*weight 0", {}),
+        "unit": (
+            document(folder, *half, unit="batch"),
+            "drawn 1 samples in a row.*now it is 5",
+            {},
+        ),
+    }
+    for mix, message, settings in refused.values():
+        again = get_savable_loader(train(mix, **settings))
+        with pytest.raises(StateError, match=message):
+            again.restore_state_rank(state, strict=False)
+    schedule = document(folder, ("a", {"weight": {0: 1, 9: 3}}), "b", schedule_unit="batches")
+    loader = get_savable_loader(train(schedule))
+    _, state = save_after(loader, 3)
+    for mix in (schedule, document(folder, "a", "b")):
+        again = get_savable_loader(train(mix, batch_size=4))
+        with pytest.raises(StateError, match="batches, of which the run had 5 samples"):
+            again.restore_state_rank(state, strict=False)
+
+
+def test_says_when_an_epoch_cannot_stay_exact(folder, caplog):
+    mix = document(folder, "a", "b")
+    _, state = save_after(get_savable_loader(train(mix, shuffle_buffer_size=20)), 3)
+    again = get_savable_loader(train(mix, batch_size=4))
+    again.restore_state_rank(state, strict=["shuffle_window", "batch_size"])
+    assert "may come twice or not at all, since shuffle_window differ" in caplog.text
+    caplog.clear()
+    again = get_savable_loader(train(document(folder, "b", "c"), shuffle_buffer_size=20))
+    again.restore_state_rank(state, strict=["mix", "leaves"])
+    assert "may come twice" not in caplog.text
 
 
 def test_a_dataset_that_was_taken_out_goes_on_when_it_comes_back(folder):
@@ -289,11 +353,6 @@ def test_another_mix_of_whole_batches_begins_with_a_batch(folder):
     again = get_savable_loader(train(second, encoder=SkipSome()))
     again.restore_state_rank(state, strict=False)
     assert all(len(kinds([batch])) == 1 for batch in islice(iter(again), 40))
-
-
-class Groups(Keys):
-    def batch_group_criterion(self, sample):
-        return 1, 3
 
 
 def test_groups_and_whole_batches_exclude_one_another(folder):

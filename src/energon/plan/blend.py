@@ -63,9 +63,16 @@ class BlendPlan:
     changes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> BlendPlan:
-        """Return the plan of a run in which `lane` took up the later mixes at `rows`."""
-        aligned = tuple(-(-row // self.unit) * self.unit for row in rows)
-        return replace(self, changes={**self.changes, lane: aligned})
+        """Return the plan of a run in which `lane` took up the later mixes at `rows`.
+
+        Each begins with a unit, or where the lane ended with the mix before.
+        """
+        changed = replace(self, changes={**self.changes, lane: ()})
+        for row in rows:
+            end, begin = changed.num_rows(lane), -(-row // self.unit) * self.unit
+            begin = begin if end is None else min(begin, end)
+            changed = replace(self, changes={**self.changes, lane: (*changed.changes[lane], begin)})
+        return changed
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None if there is no end."""

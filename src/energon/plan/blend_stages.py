@@ -97,11 +97,14 @@ class BlendStages:
             mix = self._mix(lane, row)
             quotas = self._quotas(lane, mix)
             used = [source for source, quota in quotas.items() if drawn[source] >= quota]
-            stop = self._next_change(lane, mix, row)
-            mixture = self._mixtures.of(mix, row, stop, used)
+            knot = self._next_knot(mix, row)
+            # The shares of a ramp are those of its whole step, be it that the mix changes within:
+            # rows before a change are what they were when nobody knew of it.
+            mixture = self._mixtures.of(mix, row, knot, used)
             if mixture is None:
                 return
             stage = self._begin(lane, row, *mixture, drawn, stage)
+            stop = self._next_change(lane, row, knot)
             stage = stage._replace(stop=stage.first_end(quotas, stop))
             yield stage
             row = stage.stop
@@ -129,10 +132,14 @@ class BlendStages:
         changes = self.changes.get(lane, ())
         return self.mixes[len(changes) if row is None else bisect_right(changes, row)]
 
-    def _next_change(self, lane: int, mix: Mix, row: int) -> int | None:
-        """Return the first row behind `row` at which the schedule or the mix changes."""
+    def _next_knot(self, mix: Mix, row: int) -> int | None:
+        """Return the first row behind `row` at which a mix changes by itself."""
         knots = self._knots[id(mix)]
-        rows = [*knots[bisect_right(knots, row) :][:1], *self.changes.get(lane, ())]
+        return next(iter(knots[bisect_right(knots, row) :]), None)
+
+    def _next_change(self, lane: int, row: int, knot: int | None) -> int | None:
+        """Return the next knot, or the row before it with which another mix begins."""
+        rows = [*self.changes.get(lane, ()), *(() if knot is None else (knot,))]
         return min((each for each in rows if each > row), default=None)
 
     def _quotas(self, lane: int, mix: Mix) -> dict[int, int]:

@@ -210,12 +210,20 @@ class Mix:
 
     @classmethod
     def names_in(cls, saved: Any) -> Iterator[str]:
-        """Yield the names of the sources in what `to_json` returned."""
-        for name, entry in saved["blend"].items():
-            if "of" in entry:
-                yield from cls.names_in(entry["of"])
-            else:
-                yield name
+        """Yield the names of the sources in what `to_json` returned.
+
+        Raises:
+            StateError: If it returned no such thing.
+        """
+        match saved:
+            case {"blend": dict(entries)} if all(isinstance(e, dict) for e in entries.values()):
+                for name, entry in entries.items():
+                    if "of" in entry:
+                        yield from cls.names_in(entry["of"])
+                    else:
+                        yield name
+            case _:
+                raise StateError(f"a saved mix is damaged or was edited: {saved!r:.200}")
 
 
 _BLEND = "blend "

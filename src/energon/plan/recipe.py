@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from energon.errors import StateError
 from energon.plan.build import concat_plan, epochized_plan, mix_plan
 from energon.plan.leaf import PlanLeaf
 from energon.plan.line import Line
@@ -81,18 +82,15 @@ class PlanRecipe:
                 stripe=self.stripe,
                 shuffle_window=self.shuffle_window,
             )
-        gone = self._gone
-        numbers = {name: number for number, name in enumerate(self.source_names)}
-        numbers |= {name: -1 - number for number, name in enumerate(gone)}
         return mix_plan(
             self.leaves,
             self.blend_sources,
-            [*(Mix.from_json(mix, numbers) for mix in self.past), self.blend_mix],
+            self._mixes,
             lanes=lanes,
             seed=self.seed,
             unit=self.unit,
             batch_size=self.batch_size,
-            gone=gone,
+            gone=self._gone,
             shuffle_window=self.shuffle_window,
         )
 
@@ -109,16 +107,51 @@ class PlanRecipe:
             return None
         return self.blend_mix.to_json(dict(enumerate(self.source_names)))
 
-    def continuing(self, mix: Mapping[str, Any] | None, past: Mixes) -> PlanRecipe:
+    def continuing(
+        self, mix: Mapping[str, Any] | None, past: Mixes, *, unit: int, batch_size: int
+    ) -> PlanRecipe:
         """Return the recipe of a run that went on until now with other mixes.
 
         Args:
             mix: What it was saved with, as `mix_json` gave it.
             past: The mixes before that.
+            unit: Consecutive rows that came from one source.
+            batch_size: Rows of a batch.
+
+        Raises:
+            StateError: If the rows that were read cannot be told any more.
         """
         if self.kind != "blend" or mix is None:
             return self
-        return replace(self, past=(*past,) if mix == self.mix_json() else (*past, mix))
+        past = past if mix == self.mix_json() else (*past, mix)
+        recipe = replace(self, past=tuple(past))
+        if unit != self.unit:
+            raise StateError(
+                f"the run has drawn {unit} samples in a row from one dataset, now it is "
+                f"{self.unit}; which samples its epochs still lack cannot be told then. Keep the "
+                "unit of the blend and, for whole batches, batch_size"
+            )
+        if batch_size != self.batch_size and any("batches" in each.units for each in recipe._mixes):
+            raise StateError(
+                f"weights are scheduled in batches, of which the run had {batch_size} samples "
+                f"each, and now {self.batch_size}; what was drawn by then cannot be told any more. "
+                "Keep batch_size, or schedule weights in samples (schedule_unit: samples)"
+            )
+        for number, name in enumerate(recipe._gone):
+            if any(-1 - number in each.limits for each in recipe._mixes):
+                raise StateError(
+                    f"{name} is no longer in the blend, but had max_epochs; when its share went "
+                    "to the others cannot be told any more. Give it weight 0 instead of taking "
+                    "it out"
+                )
+        return recipe
+
+    @property
+    def _mixes(self) -> list[Mix]:
+        """The mixes of the run from its beginning on; sources that are gone are below 0."""
+        numbers = {name: number for number, name in enumerate(self.source_names)}
+        numbers |= {name: -1 - number for number, name in enumerate(self._gone)}
+        return [*(Mix.from_json(mix, numbers) for mix in self.past), self.blend_mix]
 
     @property
     def _gone(self) -> list[str]:

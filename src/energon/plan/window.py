@@ -1,8 +1,14 @@
-"""Shuffle the rows of a plan in windows, as a shuffle buffer would, without a buffer."""
+"""Shuffle the rows of a plan in windows, as a shuffle buffer would, without a buffer.
+
+A window in which a run took up another mix keeps all of its rows: some of them have been given
+already, and each of the others is one that was not. So the new mix begins with the next window,
+and windows are counted from there.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +17,7 @@ from energon.plan.find import unpermuted
 from energon.plan.leaf import Ints
 from energon.plan.permutation import permute
 from energon.plan.rows import Plan, Rows
-from energon.plan.seeds import combine, derive_seed
+from energon.plan.seeds import U64, combine, derive_seed
 
 
 @dataclass(frozen=True)
@@ -20,13 +26,15 @@ class WindowPlan:
 
     Args:
         plan: What to permute.
-        size: Rows of a window; the last of a finite plan may be smaller.
+        size: Rows of a window; the last one before an end or a change of the mix may be smaller.
         seed: Seed of the run.
+        cuts: For each lane, the rows at which its mix changed, where windows begin anew.
     """
 
     plan: Plan
     size: int
     seed: int
+    cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:
@@ -38,8 +46,18 @@ class WindowPlan:
         return self.plan.num_rows(lane)
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> WindowPlan:
-        """Return the plan of a run in which `lane` took up other mixes at `rows`."""
-        return replace(self, plan=self.plan.with_changes(lane, rows))
+        """Return the plan of a run in which `lane` took up other mixes at `rows`.
+
+        Each begins with the first window of which no row was asked for before its row.
+        """
+        cuts: tuple[int, ...] = ()
+        for row in rows:
+            end = self.plan.with_changes(lane, cuts).num_rows(lane)
+            begin = cuts[-1] if cuts else 0
+            cut = begin + -(-max(0, row - begin) // self.size) * self.size
+            cuts = (*cuts, cut if end is None else min(cut, end))
+        changed = self.plan.with_changes(lane, cuts)
+        return replace(self, plan=changed, cuts={**self.cuts, lane: cuts})
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
         """Return rows `start` to `start + count` of a lane; fewer only at the end."""
@@ -48,8 +66,11 @@ class WindowPlan:
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
-        """Return how often each leaf comes in the rows of a lane before `row`, but for a window."""
-        return self.plan.leaf_counts(lane, row)
+        """Return how often each leaf comes in the rows of a lane before `row`."""
+        begin = int(self._windows(lane, np.array([row]))[0][0])
+        counts = self.plan.leaf_counts(lane, begin)
+        opened = self.at(lane, np.arange(begin, row, dtype=np.int64))
+        return counts + np.bincount(opened.leaf, minlength=len(counts))
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
@@ -57,19 +78,28 @@ class WindowPlan:
         if found is None:
             return None
         lane, row = found
-        window, inner = divmod(row, self.size)
-        end = self.num_rows(lane)
-        size = self.size if end is None else min(self.size, end - window * self.size)
-        key = np.array([derive_seed(self.seed, "window", lane)], np.uint64)
-        return lane, window * self.size + unpermuted(inner, size, combine(key, window))
+        begin, size = self._windows(lane, np.array([row]))
+        start = int(begin[0])
+        return lane, start + unpermuted(row - start, int(size[0]), self._keys(lane, begin))
 
     def at(self, lane: int, rows: Ints) -> Rows:
         """Return what comes at `rows` of a lane, in any order."""
-        window, inner = np.divmod(rows, self.size)
-        size = np.full(len(rows), self.size, np.int64)
+        begin, size = self._windows(lane, rows)
+        inner = permute(rows - begin, size, self._keys(lane, begin))
+        return self.plan.at(lane, begin + inner)
+
+    def _windows(self, lane: int, rows: Ints) -> tuple[Ints, Ints]:
+        """Return for each row with which row its window begins, and how many rows that has."""
         end = self.num_rows(lane)
-        if end is not None:
-            size = np.minimum(size, end - window * self.size)
+        bounds = np.array([0, *self.cuts.get(lane, ()), _NEVER if end is None else end], np.int64)
+        part = np.searchsorted(bounds[:-1], rows, side="right") - 1
+        first = bounds[part]
+        begin = first + (rows - first) // self.size * self.size
+        return begin, np.minimum(self.size, bounds[part + 1] - begin)
+
+    def _keys(self, lane: int, begin: Ints) -> U64:
         key = np.array([derive_seed(self.seed, "window", lane)], np.uint64)
-        inner = permute(inner, size, combine(key, window))
-        return self.plan.at(lane, window * self.size + inner)
+        return combine(key, begin // self.size)
+
+
+_NEVER = np.iinfo(np.int64).max

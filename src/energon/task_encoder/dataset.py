@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,8 @@ from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane
 from energon.task_encoder.mix_report import mix_report
 from energon.worker import WorkerConfig
+
+log = logging.getLogger("energon")
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,9 +218,35 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
         If the mix was another one, it ends where the lanes were read to, and that of this
         pipeline begins there.
+
+        Raises:
+            StateError: If epochs could not go on with this mix.
         """
-        mix, past = fingerprint.get("mix"), fingerprint.get("mix_before", ())
-        return replace(self, plan=self.plan.continuing(mix, past))
+        plan = self.plan.continuing(
+            fingerprint.get("mix"),
+            fingerprint.get("mix_before", ()),
+            unit=fingerprint.get("unit", 1),
+            batch_size=fingerprint.get("batch_size") or 1,
+        )
+        if inexact := self._breaks_epochs(fingerprint):
+            log.warning(
+                "samples of the epochs in progress may come twice or not at all, since %s differ "
+                "from what the state was saved with",
+                ", ".join(inexact),
+            )
+        return replace(self, plan=plan)
+
+    def _breaks_epochs(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return the differences after which epochs that have begun are not exact."""
+        present = self.fingerprint(self.worker_config.default_lanes)
+        names = ("kind", "seed", "repeat", "stripe", "shuffle_window", "packing_buffer_size")
+        found = [name for name in names if saved.get(name) != present.get(name)]
+        before, now = saved.get("leaves"), present["leaves"]
+        if isinstance(before, Mapping):
+            # In a blend datasets come and go, in a line each has its place.
+            uids = before.keys() & now.keys() if self.plan.kind == "blend" else {*before, *now}
+            found += [f"leaves.{uid}" for uid in sorted(uids) if before.get(uid) != now.get(uid)]
+        return found
 
     def config(self) -> dict[str, Any]:
         """Return a description of the pipeline as plain data."""
