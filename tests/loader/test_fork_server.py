@@ -1,8 +1,12 @@
+import errno
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 
-from energon.loader.fork_server import RUNNING, exit_code
+from energon.loader.fork_server import RUNNING, START, exit_code, receive_answer, send_request
 
 
 def wait_for_exit(pid):
@@ -34,3 +38,41 @@ def test_a_running_process_has_not_ended_even_if_exit_codes_are_not_kept():
         assert wait_for_exit(pid) == 0
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def serving(there, setup=""):
+    """Start a server at the other end of `there`."""
+    program = f"{setup}\nfrom energon.loader.fork_server import main\n"
+    program += f"main({there.fileno()}, {os.getpid()})"
+    return subprocess.Popen([sys.executable, "-c", program], pass_fds=[there.fileno()])
+
+
+REFUSING = """
+import errno, os
+def fork():
+    raise BlockingIOError(errno.EAGAIN, "none left")
+os.fork = fork
+"""
+
+
+def test_a_system_that_allows_no_more_processes_is_an_answer():
+    here, there = socket.socketpair()
+    with here, there, serving(there, REFUSING) as server:
+        there.close()
+        for number in (5, 6):
+            send_request(here, number, START)
+            assert receive_answer(here) == (number, -errno.EAGAIN)
+        here.close()
+        assert server.wait() == 0
+
+
+def test_a_parent_that_leaves_without_reading_ends_the_server_without_a_word(capfd):
+    here, there = socket.socketpair()
+    with here, there, serving(there) as server:
+        there.close()
+        for number in range(3):
+            send_request(here, number, server.pid)
+        receive_answer(here)
+        here.close()
+        assert server.wait() == 0
+    assert capfd.readouterr().err == ""

@@ -1,8 +1,11 @@
 import ctypes
 import os
 import signal
+import threading
 import time
+from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +142,70 @@ def test_gives_up_when_no_worker_gets_going(loader_of):
     loader = loader_of(workers=1, print_of={"cause": DiesWhenLoaded()})
     with pytest.raises(WorkerError, match="exited with code 5 between samples"):
         next(iter(loader))
+
+
+@contextmanager
+def killer(loader, *, times=None, victim=lambda pid: pid):
+    """Kill each worker of a loader, or what `victim` makes of it, as soon as it appears."""
+    killed = []
+    stopping = threading.Event()
+
+    def kill():
+        while not stopping.is_set() and (times is None or len(killed) < times):
+            for pid in pids(loader):
+                number = None if pid is None or pid in killed else victim(pid)
+                if number is not None:
+                    killed.append(pid)
+                    with suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    yield killed
+    stopping.set()
+    thread.join()
+
+
+class SlowToLoad:
+    def __reduce__(self):
+        return time.sleep, (0.3,)
+
+
+def test_kills_while_workers_start_are_waited_out(loader_of, caplog):
+    loader = loader_of(workers=1, print_of={"cause": SlowToLoad()})
+    with killer(loader, times=7) as killed:
+        assert list(islice(loader, 50)) == in_order(1, 50)
+    assert len(killed) == 7
+    assert loader.stats()["worker_deaths"] == 7
+    assert "starting another one in 0.1 s" in caplog.text
+
+
+def test_kills_without_end_end_the_run_when_patience_does(loader_of):
+    options = {"restart_patience_seconds": 1}
+    loader = loader_of(workers=1, options=options, print_of={"cause": SlowToLoad()})
+    message = r"killed \d+ times in \d+ s .* patience \(restart_patience_seconds=1\)"
+    with killer(loader), pytest.raises(WorkerError, match=message):
+        list(islice(loader, 100_000))
+
+
+def fork_server_of(pid):
+    """The parent of a worker; None if it has lost that."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        is_server = b"fork_server" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return parent if is_server else None
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
+def test_kills_of_the_fork_server_are_waited_out(loader_of):
+    loader = loader_of(workers=2, print_of={"cause": SlowToLoad()})
+    with killer(loader, times=5, victim=fork_server_of) as killed:
+        assert list(islice(loader, 50)) == in_order(2, 25)
+    assert len(killed) == 5
+    assert list(islice(loader, 50)) == in_order(2, 50)[50:]
 
 
 class NotPickled(Exception):

@@ -1,10 +1,16 @@
 import os
 import signal
+import sys
+import threading
 import time
+from itertools import islice
+
+import pytest
 
 from energon.loader.getters import get_loader
 from energon.loader.start import stop_fork_server
 from tests.loader.fake_pipeline import fake
+from tests.waiting import wait_until
 
 
 def parent_of(pid):
@@ -44,6 +50,32 @@ def test_the_server_can_be_stopped_and_comes_back():
     with get_loader(fake(workers=1)) as loader:
         assert next(iter(loader)) == (0, 0)
     stop_fork_server()
+
+
+def interrupt_in(function):
+    """Send ^C when the main thread is in a function of this name."""
+    main = threading.main_thread().ident
+    wait_until(lambda: sys._current_frames()[main].f_code.co_name == function)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_within_a_request_costs_only_those_who_make_it():
+    with get_loader(fake(where, workers=1)) as running, get_loader(fake(workers=1)) as broken:
+        first = next(iter(running))[0]
+        server = parent_of(first)
+        os.kill(server, signal.SIGSTOP)  # so the interrupt comes while an answer is waited for
+        batches = iter(broken)
+        threading.Thread(target=interrupt_in, args=["receive_answer"]).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        os.kill(server, signal.SIGCONT)
+        assert next(iter(broken)) == (0, 0)
+        assert [batch[0] for batch in islice(running, 500)] == [first] * 500
+        assert running.stats()["worker_deaths"] == broken.stats()["worker_deaths"] == 0
+        assert parent_of(broken._workers[0].pid) != server
+    with get_loader(fake(workers=1)) as loader:
+        next(iter(loader))
+    wait_until(lambda: not os.path.exists(f"/proc/{server}"))
 
 
 def drawn(lane, row):

@@ -4,9 +4,10 @@ Forking the training process would copy its threads, locks and CUDA context; sta
 interpreter for each worker imports everything again. So one clean process imports once, and
 workers are forked from it. It belongs to one training process, talks to it through a socket
 that has no name, and when that closes, for whatever reason, it takes its workers along: also
-those that are stuck in foreign code. Requests and answers are single numbers:
+those that are stuck in foreign code. Requests and answers are single numbers, each behind the
+number of its request, so that the answer to one that was interrupted is not taken for the next:
 
-    START, with the descriptors of the new worker   -> its process id
+    START, with the descriptors of the new worker   -> its process id, or minus an error number
     process id                                      -> its exit code, or RUNNING
     IMPORT_TORCH                                    -> 0
 """
@@ -32,7 +33,7 @@ START = 0
 IMPORT_TORCH = -1
 RUNNING = -(1 << 30)
 
-_NUMBER = struct.Struct("q")
+_MESSAGE = struct.Struct("qq")
 _MAX_DESCRIPTORS = 2
 _POLL_SECONDS = 1.0
 
@@ -44,25 +45,43 @@ def main(descriptor: int, parent: int) -> None:
     # If the training process ignores it, ended workers would vanish without an exit code.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     workers: set[int] = set()
-    with socket.socket(fileno=descriptor) as channel:
-        while _wait_for_request(channel, parent):
-            data, descriptors, _, _ = socket.recv_fds(channel, _NUMBER.size, _MAX_DESCRIPTORS)
-            if len(data) < _NUMBER.size:
-                break
-            (request,) = _NUMBER.unpack(data)
-            if request == START:
-                answer = fork_worker(descriptors, unused=[channel])
-                workers.add(answer)
-                for each in descriptors:
-                    os.close(each)
-            elif request == IMPORT_TORCH:
-                answer = _import("torch")
-            else:
-                answer = exit_code(request)
-                if answer != RUNNING:
-                    workers.discard(request)
-            channel.sendall(_NUMBER.pack(answer))
-    _end(workers)
+    try:
+        # A parent that leaves an answer unread resets the connection.
+        with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as channel:
+            _serve(channel, parent, workers)
+    finally:
+        _end(workers)
+
+
+def _serve(channel: socket.socket, parent: int, workers: set[int]) -> None:
+    """Answer requests until the parent leaves; keep the process ids of `workers`."""
+    while _wait_for_request(channel, parent):
+        data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE.size, _MAX_DESCRIPTORS)
+        if len(data) < _MESSAGE.size:
+            return
+        number, request = _MESSAGE.unpack(data)
+        if request == START:
+            answer = _start(descriptors, channel, workers)
+        elif request == IMPORT_TORCH:
+            answer = _import("torch")
+        else:
+            answer = exit_code(request)
+            if answer != RUNNING:
+                workers.discard(request)
+        channel.sendall(_MESSAGE.pack(number, answer))
+
+
+def _start(descriptors: Sequence[int], channel: socket.socket, workers: set[int]) -> int:
+    """Fork a worker; return its process id, or the negative error number."""
+    try:
+        pid = fork_worker(descriptors, unused=[channel])
+    except OSError as error:
+        return -(error.errno or 1)
+    finally:
+        for each in descriptors:
+            os.close(each)
+    workers.add(pid)
+    return pid
 
 
 def _import(*names: str) -> int:
@@ -75,18 +94,34 @@ def _import(*names: str) -> int:
     return 0
 
 
-def request(channel: socket.socket, number: int, descriptors: Sequence[int] = ()) -> int:
-    """Send a request to the server and return its answer.
+def send_request(
+    channel: socket.socket, number: int, request: int, descriptors: Sequence[int] = ()
+) -> None:
+    """Ask the server for something.
+
+    Args:
+        channel: Socket to the server.
+        number: Number of the request.
+        request: What is asked.
+        descriptors: Sent along.
 
     Raises:
         OSError: If the server is gone.
     """
-    socket.send_fds(channel, [_NUMBER.pack(number)], list(descriptors))
-    data = channel.recv(_NUMBER.size)
-    if len(data) < _NUMBER.size:
-        raise ConnectionResetError("the fork server has ended")
-    answer: int = _NUMBER.unpack(data)[0]
-    return answer
+    socket.send_fds(channel, [_MESSAGE.pack(number, request)], list(descriptors))
+
+
+def receive_answer(channel: socket.socket) -> tuple[int, int]:
+    """Wait for the next answer; return the number of its request, and the answer.
+
+    Raises:
+        OSError: If the server is gone.
+    """
+    data = channel.recv(_MESSAGE.size)
+    if len(data) < _MESSAGE.size:
+        raise ConnectionResetError("it has closed the connection")
+    number, answer = _MESSAGE.unpack(data)
+    return number, answer
 
 
 def exit_code(pid: int) -> int:

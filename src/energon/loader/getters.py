@@ -24,6 +24,7 @@ def get_savable_loader(
     watchdog_timeout_seconds: float | None = 60,
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
+    restart_patience_seconds: float = 120,
     start_method: StartMethod = "forkserver",
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
@@ -43,6 +44,7 @@ def get_savable_loader(
         watchdog_timeout_seconds: How long a worker may be silent before it is replaced.
         watchdog_initial_timeout_seconds: The same until its first sample.
         fail_on_timeout: Raise instead of replacing a worker that hangs.
+        restart_patience_seconds: How long a worker that is killed again and again is replaced.
         start_method: How worker processes start.
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
@@ -54,6 +56,7 @@ def get_savable_loader(
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
+        restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
     )
     pipeline = with_cache_pool(dataset, cache_pool)
@@ -69,6 +72,7 @@ def get_loader(
     watchdog_timeout_seconds: float | None = 60,
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
+    restart_patience_seconds: float = 120,
     start_method: StartMethod = "forkserver",
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
@@ -81,6 +85,7 @@ def get_loader(
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
+        restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
     )
     pipeline = with_cache_pool(dataset, cache_pool)

@@ -12,11 +12,13 @@ import socket
 import time
 import weakref
 from collections import deque
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from energon.loader.end import undisturbed
 from energon.loader.event_table import EventLayout, read_table
 from energon.loader.heartbeat import Heartbeat
 from energon.loader.hosting import Event
@@ -26,7 +28,7 @@ from energon.loader.pickling import load_batch, mentions_torch
 from energon.loader.remote_error import RemoteError
 from energon.loader.shared_memory import map_shared, share_bytes
 from energon.loader.slots import LEASES
-from energon.loader.start import start_process, stop_fork_server
+from energon.loader.start import WorkerProcess, start_process, stop_fork_server
 from energon.loader.wire import Kind, Message, is_readable, receive, send
 from energon.loader.worker_main import Opening, Setup
 
@@ -41,52 +43,75 @@ class ProcessLink:
     """A worker process and all that is shared with it.
 
     Args:
-        setup: How the process is to be set up.
-        pipeline: The pickled pipeline.
         method: How the process starts.
     """
 
-    def __init__(self, setup: Setup, pipeline: bytes, *, method: StartMethod) -> None:
+    def __init__(self, method: StartMethod) -> None:
+        self._method = method
         self._slots: dict[int, mmap.mmap] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
         self._generation = 0
         self._kill_at = 0.0
         self.num_copied = 0
-        self._channel, channel = socket.socketpair()
-        self._lifeline, lifeline = socket.socketpair()
-        self._logs = LogReceiver(self._lifeline)
         self._read_logs_at = 0.0
-        _links.add(self)
+        self._ours: list[socket.socket] = []
+        self._theirs: list[socket.socket] = []
+        self._process: WorkerProcess | None = None
+
+    def start(self, setup: Setup, pipeline: bytes) -> None:
+        """Start the process.
+
+        Args:
+            setup: How it is to be set up.
+            pipeline: The pickled pipeline.
+
+        Raises:
+            WorkerError: If it cannot be started; nothing is left of it then.
+        """
         try:
-            with channel, lifeline:
-                self._process = start_process(
-                    method,
-                    [channel.fileno(), lifeline.fileno()],
-                    imports_torch=mentions_torch(pipeline),
-                )
+            self._start(mentions_torch(pipeline))
+            with undisturbed():
+                page = Heartbeat.create()
+                self.heartbeat = Heartbeat(os.dup(page))
+                description = share_bytes(pickle.dumps(setup))
+                self._send_attached(Message(Kind.SETUP), page, description, share_bytes(pipeline))
         except BaseException:
-            self.disconnect()
+            self.close()
             raise
+
+    def _start(self, imports_torch: bool) -> None:
+        with undisturbed():
+            self._channel, channel = socket.socketpair()
+            self._lifeline, lifeline = socket.socketpair()
+            self._ours, self._theirs = [self._channel, self._lifeline], [channel, lifeline]
+            self._logs = LogReceiver(self._lifeline)
+            _links.add(self)
         self._channel.setblocking(False)
-        page = Heartbeat.create()
-        self.heartbeat = Heartbeat(os.dup(page))
-        attached = [page, share_bytes(pickle.dumps(setup)), share_bytes(pipeline)]
-        self._send(Message(Kind.SETUP, descriptors=attached))
-        for descriptor in attached:
-            os.close(descriptor)
+        # The fork server may take a while. A worker that nobody knows, it gets rid of itself.
+        with nullcontext() if self._method == "forkserver" else undisturbed():
+            self._process = start_process(
+                self._method, [channel.fileno(), lifeline.fileno()], imports_torch=imports_torch
+            )
+        for each in self._theirs:
+            each.close()
 
     @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Process id of the worker; None before it is started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the worker has not been told to leave."""
+        return self in _links
 
     def open(self, opening: Opening) -> None:
         """Let the worker host other lanes; events of those before are dropped from now on."""
         self._generation += 1
-        attached = share_bytes(pickle.dumps(opening))
-        self._send(Message(Kind.OPEN, generation=self._generation, descriptors=[attached]))
-        os.close(attached)
+        data = pickle.dumps(opening)
+        with undisturbed():
+            self._send_attached(Message(Kind.OPEN, generation=self._generation), share_bytes(data))
 
     def receive(self, timeout: float) -> list[Event] | None:
         """Return the next events, [] if none come within `timeout` seconds, None after death."""
@@ -106,13 +131,12 @@ class ProcessLink:
 
     def exit_code(self) -> int | None:
         """Return how the process has ended, or None while it runs."""
-        return self._process.exit_code()
+        return 0 if self._process is None else self._process.exit_code()
 
     def traceback(self) -> str:
         """Ask the running worker where it is, whatever it is doing."""
         deadline = time.monotonic() + _TRACE_SECONDS
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
         before, found = "", self.heartbeat.traceback()
         while (not found or found != before) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -130,23 +154,30 @@ class ProcessLink:
         """End the process by force."""
         self.disconnect()
         while self.exit_code() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             time.sleep(0.002)
 
     def disconnect(self) -> None:
         """Close what is held open here, which tells the worker to leave."""
-        self._read_logs()
+        if self in _links:
+            self._read_logs()
         self.leave()
+        for each in self._theirs:
+            each.close()
 
     def leave(self) -> None:
         """Close what is held open here and read nothing, which a fork would take from others."""
         if self in _links:
             _links.discard(self)
             self._kill_at = time.monotonic() + CLOSE_SECONDS
-        self._channel.close()
-        self._lifeline.close()
+        for each in self._ours:
+            each.close()
         self._slots.clear()
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def _read_logs(self) -> None:
         self._logs.drain()
@@ -185,6 +216,12 @@ class ProcessLink:
             slot = self._returned.popleft()
             self._leases.pop(slot, None)
             self._send(Message(Kind.FREE, slot))
+
+    def _send_attached(self, message: Message, *descriptors: int) -> None:
+        """Send `message` with these descriptors, and close them here."""
+        self._send(message._replace(descriptors=descriptors))
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _send(self, message: Message) -> None:
         # A worker that has died is noticed when it is waited for.

@@ -273,4 +273,5 @@ def _close_all(workers: list[LaneWorker]) -> None:
     for worker in workers:
         worker.stop()
     while workers:
-        workers.pop().close()
+        workers[-1].close()
+        workers.pop()

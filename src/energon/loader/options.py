@@ -29,7 +29,11 @@ class LoaderOptions:
         watchdog_initial_timeout_seconds: The same until its first sample, which includes
             imports and opening the data; None means five times as long.
         fail_on_timeout: Raise `WorkerError` instead of replacing a worker that hangs.
-        max_deaths: How often a worker may die at the same row before that row is left out.
+        max_deaths: How often a worker may die at the same row before that row is left out, and
+            crash elsewhere, without a batch in between, before the run ends.
+        restart_patience_seconds: How long a worker that is killed from outside (SIGKILL, as by
+            the system when memory runs out) is started again without a batch in between, before
+            the run ends. The pauses before the starts grow to 10 seconds.
         shared_memory_bytes: How much a worker may keep in shared memory, unless one batch alone
             needs more.
         kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
@@ -44,6 +48,7 @@ class LoaderOptions:
     watchdog_initial_timeout_seconds: float | None = None
     fail_on_timeout: bool = False
     max_deaths: int = 3
+    restart_patience_seconds: float = 120
     shared_memory_bytes: int = 2 << 30
     kept_heap_bytes: int = 128 << 20
     pin_memory: bool | None = None
@@ -62,6 +67,10 @@ class LoaderOptions:
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0:
                 raise ConfigError(f"{name} must be positive or None, got {seconds!r}")
+        if self.restart_patience_seconds < 0:
+            raise ConfigError(
+                f"restart_patience_seconds must be 0 or more, got {self.restart_patience_seconds!r}"
+            )
         if self.workers == "process" and sys.platform == "win32":
             raise ConfigError(
                 "worker processes need Unix sockets, which Windows lacks; pass workers='thread'"

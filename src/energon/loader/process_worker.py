@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from energon.counting import counted
 from energon.errors import WorkerError
 from energon.loader.deaths import Address, DeathRecord, Verdict
 from energon.loader.hosting import Event
@@ -16,6 +17,7 @@ from energon.loader.log import log
 from energon.loader.options import LoaderOptions
 from energon.loader.pickling import dump_pipeline
 from energon.loader.pipeline import DescribesRows, Pipeline
+from energon.loader.start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.worker_main import Opening, Setup
 from energon.plan.seeds import derive_seed
@@ -61,7 +63,7 @@ class ProcessWorker:
         self._events: deque[Event] = deque()
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
-        self._deaths = DeathRecord(options.max_deaths)
+        self._deaths = DeathRecord(options.max_deaths, options.restart_patience_seconds)
         self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
 
     @property
@@ -71,12 +73,13 @@ class ProcessWorker:
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Host these lanes from now on, in the same process if there is one."""
+        self._check_owner()
         self._positions, self._lanes = positions, lanes
         self._events.clear()
-        if self._link is None:
-            self._link = self._start()
-        else:
+        if self._link is not None and self._link.is_connected:
             self._link.open(Opening(lanes, dict(positions)))
+        else:
+            self._start()
 
     def take(self) -> Event:
         """Return the next event, replacing the process as often as that makes sense."""
@@ -101,19 +104,31 @@ class ProcessWorker:
         self._link = None
         self._events.clear()
 
-    def _start(self) -> ProcessLink:
+    def _start(self) -> None:
         setup = Setup.of_this_process(self._options, name=self._name, seed=self._seed)
-        link = ProcessLink(setup, self._pickled, method=self._options.start_method)
-        link.open(Opening(self._lanes, dict(self._positions)))
-        return link
+        while True:
+            if self._link is not None:
+                self._link.close()
+            self._link = ProcessLink(self._options.start_method)
+            try:
+                self._link.start(setup, self._pickled)
+            except ForkServerError as error:
+                text = f"{self._name} could not be started: {error}"
+                self._decide(None, text, killed=error.code == -signal.SIGKILL)
+                continue
+            self._link.open(Opening(self._lanes, dict(self._positions)))
+            return
 
-    def _receive(self) -> None:
-        """Wait for events, or for the end of the process that should send them."""
+    def _check_owner(self) -> None:
         if self._owner != os.getpid():
             raise WorkerError(
                 f"this loader belongs to process {self._owner}, this is its fork {os.getpid()}; "
                 "build a loader of its own in each process"
             )
+
+    def _receive(self) -> None:
+        """Wait for events, or for the end of the process that should send them."""
+        self._check_owner()
         if self._link is None:
             raise WorkerError("this loader was closed; build a new one")
         beats, since = self._link.heartbeat.beats, time.monotonic()
@@ -150,7 +165,7 @@ class ProcessWorker:
             place = self._place(link)
             self.close()
             raise WorkerError(f"{self._name} {cause} {place}; it was here:\n{where}")
-        self._replace(link, cause)
+        self._replace(link, cause, killed=False)
 
     def _died(self) -> None:
         link = self._link
@@ -158,19 +173,34 @@ class ProcessWorker:
             return
         link.close()
         self._stats["worker_deaths"] += 1
-        self._replace(link, _describe_exit(link.exit_code()))
+        code = link.exit_code()
+        self._replace(link, _describe_exit(code), killed=code == -signal.SIGKILL)
 
-    def _replace(self, link: ProcessLink, cause: str) -> None:
+    def _replace(self, link: ProcessLink, cause: str, *, killed: bool) -> None:
         """Start another process in place of `link`, or give up."""
         address, trace = link.heartbeat.address, link.heartbeat.traceback()
         place = self._place(link)
         link.kill()
         self._stats["batches_copied"] += link.num_copied
         self._link = None
-        verdict = self._deaths.died(address)
         text = f"{self._name} {cause} {place}"
         if trace:
             text += f"; it was here:\n{trace}"
+        self._decide(address, text, killed=killed)
+        self._start()
+
+    def _decide(self, address: Address | None, text: str, *, killed: bool) -> None:
+        """Wait until it makes sense to start another process, or give up."""
+        deaths = self._deaths
+        verdict = deaths.died(address, killed=killed)
+        if verdict is Verdict.GIVE_UP and killed:
+            raise WorkerError(
+                f"{text}\nIt was killed {counted(deaths.in_a_row, 'time')} in "
+                f"{deaths.seconds:.0f} s without a batch in between, and the patience "
+                f"(restart_patience_seconds={self._options.restart_patience_seconds:g}) is at its "
+                "end; find out who kills it: `dmesg` tells whether memory has run out, then use "
+                "fewer workers or a smaller prefetch_factor"
+            )
         if verdict is Verdict.GIVE_UP:
             raise WorkerError(
                 f"{text}\nThis happened too often to go on; run with num_workers=0 to see it in "
@@ -178,8 +208,9 @@ class ProcessWorker:
             )
         if verdict is Verdict.SKIP and address is not None:
             self._skip(address)
-        log.warning("%s; starting another one", text)
-        self._link = self._start()
+        pause = deaths.pause_seconds
+        log.warning("%s; starting another one%s", text, f" in {pause:.1f} s" if pause else "")
+        time.sleep(pause)
 
     def _skip(self, address: Address) -> None:
         """Leave out the sample at `address`, from now on and in saved states."""

@@ -1,0 +1,85 @@
+"""Ctrl-C at any moment of starting ends the loop it hits, and nothing that comes after it."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import gc, os, signal, sys, threading, time, warnings
+from itertools import islice
+
+from energon.loader import get_loader
+from energon.loader.start import stop_fork_server
+from tests.loader.fake_pipeline import fake, in_order
+
+method, moments = sys.argv[1], int(sys.argv[2])
+warnings.simplefilter("error")
+unraisable = []
+sys.unraisablehook = lambda caught: unraisable.append(repr(caught.exc_value))
+
+def load():
+    with get_loader(fake(workers=2), start_method=method) as loader:
+        return list(islice(loader, 4))
+
+def interrupted_after(seconds):
+    # Sends ^C as a terminal does, to all processes, and returns whether it hit the loop.
+    def interrupt():
+        time.sleep(seconds)
+        os.killpg(0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    try:
+        try:
+            thread.start()
+            load()
+        finally:
+            thread.join()
+    except KeyboardInterrupt:
+        return not thread.is_alive() or thread.join()
+    return False
+
+def timed():
+    stop_fork_server()
+    start = time.perf_counter()
+    load()
+    return time.perf_counter() - start
+
+whole = timed()
+hits = 0
+for number in range(moments):
+    # A fork server that starts is hit as often as one that runs.
+    if number % 2:
+        stop_fork_server()
+    seconds = whole * number / moments / (1 if number % 2 else 4)
+    hits += interrupted_after(seconds) is not False
+    assert load() == in_order(2, 2), number
+gc.collect()
+stop_fork_server()
+assert unraisable == [], unraisable
+print(hits)
+"""
+
+
+def run(program, *arguments):
+    """Run a program in a process group of its own; return what it printed, and its errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_after_an_interrupt_at_any_moment_the_next_loader_works(method):
+    moments = 16 if method != "spawn" else 6
+    printed, errors = run(PROGRAM, method, moments)
+    assert int(printed) > moments // 4
+    assert errors == ""
