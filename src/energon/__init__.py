@@ -21,6 +21,9 @@ try:
     import fcntl  # noqa: F401 - locks files; systems without it lack more that is needed
 except ImportError as error:
     raise ImportError("energon runs on Linux and macOS; on Windows, run it in WSL") from error
+from energon.installation import say_what_is_wrong
+
+say_what_is_wrong()
 
 _ROOMS = {
     "cache.file_pool": ["FileCacheLazy", "FileStoreCachePool"],

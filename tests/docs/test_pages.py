@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -17,6 +18,30 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
 )
+
+
+def test_messages_say_what_there_is_to_do_instead_of_naming_pages_that_wheels_do_not_have():
+    naming = {
+        path.relative_to(ROOT).as_posix(): re.findall(r"docs/\w+\.md", text)
+        for path in ROOT.glob("src/energon/**/*.py")
+        for text in [_without_docstrings(path.read_text())]
+    }
+    assert {path: pages for path, pages in naming.items() if pages} == {}
+
+
+def _without_docstrings(source):
+    """Return the strings of a module that are more than expressions by themselves."""
+    tree = ast.parse(source)
+    alone = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return "\n".join(
+        str(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and id(node) not in alone
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -21,15 +21,21 @@ def test_a_bucket_that_does_not_exist_is_told(moto_port, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "host"), [("s3", "169.254.169.254"), ("gs", "metadata.google.internal")]
+    ("scheme", "host", "variable"),
+    [
+        ("s3", "169.254.169.254", "AWS_PROFILE"),
+        ("gs", "metadata.google.internal", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az", "169.254.169.254", "AZURE_STORAGE_CONNECTION_STRING"),
+    ],
 )
-def test_that_there_are_no_credentials_is_told_with_what_to_do(scheme, host):
+def test_that_there_are_no_credentials_is_told_with_what_to_do(scheme, host, variable):
     """What the library says where neither environment nor machine have some."""
 
     error = OSError(f"Error performing PUT http://{host}/token in 5ms - kind: Connect, TimedOut")
     found = translate(error, f"{scheme}://bucket/x")
     assert isinstance(found, StorageAccessError)
     assert "no credentials" in str(found)
+    assert variable in str(found)
     busy = translate(
         OSError(f"Error performing PUT http://{host}/token - status code: 503 Busy"), "x"
     )

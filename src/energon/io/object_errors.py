@@ -49,6 +49,21 @@ _ACCESS_CODES = frozenset(
     {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"}
 )
 
+_AZURE = (
+    "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with "
+    "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN"
+)
+_CREDENTIALS = {
+    "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for public buckets, "
+    "AWS_NO_SIGN_REQUEST=1",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the path of a key file, or log in with "
+    "`gcloud auth application-default login`",
+    **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), _AZURE),
+    "hf": "set HF_TOKEN, or log in with `hf auth login`",
+    "ais": "set AIS_AUTHN_TOKEN",
+}
+"""Where stores take credentials from, by scheme."""
+
 
 def translate(error: Exception, place: str) -> EnergonError:
     """Return our error for one of the library's.
@@ -74,7 +89,7 @@ def translate(error: Exception, place: str) -> EnergonError:
     if _METADATA.search(text) and not (status and int(status[:3]) in TRANSIENT_STATUS):
         return StorageAccessError(
             f"{place}: no credentials in the environment or a profile, and this machine has no "
-            "role that gives some; set those of your store, see docs/storage.md"
+            f"role that gives some; {_credentials(place)}"
         )
     if code in _NO_BUCKET:
         return DatasetNotFoundError(f"{place}: there is no such bucket; check its name")
@@ -82,8 +97,8 @@ def translate(error: Exception, place: str) -> EnergonError:
     denied = name in ("PermissionDeniedError", "UnauthenticatedError")
     if denied or code in _ACCESS_CODES or status[:3] in ("401", "403"):
         return StorageAccessError(
-            f"{place}: access denied, {said or name}; check the credentials and their rights, see "
-            "docs/storage.md"
+            f"{place}: access denied, {said or name}; check the credentials and their rights: "
+            f"{_credentials(place)}"
         )
     if status.startswith("3"):
         return StorageError(
@@ -94,6 +109,11 @@ def translate(error: Exception, place: str) -> EnergonError:
         transient = int(status[:3]) in TRANSIENT_STATUS or code in _TRANSIENT_CODES
         return StorageError(f"{place}: the server answered {said}", transient=transient)
     return _connection_error(text, name, place)
+
+
+def _credentials(place: str) -> str:
+    scheme = place.partition(":")[0]
+    return _CREDENTIALS.get(scheme, "set those of your store")
 
 
 def changed(place: str) -> ObjectChangedError:

@@ -255,7 +255,9 @@ class Store:
             self.statistics.add(failed=1)
             raise StorageTimeoutError(
                 f"{error}; gave up after {failures} attempts in {taken:.1f} s. Is the store "
-                "reachable and able to serve so many requests? See docs/storage.md for limits"
+                "reachable and able to serve so many requests? "
+                "ENERGON_STORAGE_PARALLEL_REQUESTS sets how many at a time, "
+                "ENERGON_STORAGE_DEADLINE_SECONDS how long one is tried"
             ) from error
         self.statistics.add(retries=1)
         time.sleep(pause)
