@@ -143,4 +143,4 @@ def test_a_table_is_packed_to_a_prepared_dataset(tmp_path):
     shown = json.loads(run("info", tmp_path / "out", "--json").stdout)
     assert (shown["samples"], shown["sample_type"]) == (1, "CrudeWebdataset")
     assert run("verify", tmp_path / "out", "--content").exit_code == 0
-    assert "wanted is COLUMN:PART" in run(*arguments, "--part", "x").output
+    assert "expected COLUMN:PART" in run(*arguments, "--part", "x").output

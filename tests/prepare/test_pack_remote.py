@@ -18,12 +18,13 @@ from energon.formats.info import load_info
 from energon.io.epath import EPath
 from energon.io.files import delete_file, list_files, read_bytes, write_bytes
 from energon.io.registry import forget_stores
-from energon.prepare.pack import ShardSizes
+from energon.prepare.pack import PackOptions
 from energon.prepare.pack_remote import pack_remote
-from energon.prepare.packing.detect import open_source
+from energon.prepare.packing.detect import find_source, open_source
 from energon.prepare.packing.fetch import MAX_IN_MEMORY_BYTES
 from energon.prepare.packing.folder import FolderSource
 from energon.prepare.packing.row import RowRules
+from energon.prepare.packing.selection import select
 from energon.prepare.verify_remote import verify_remote
 from tests.datasets import write_shard
 from tests.servers.places import open_place
@@ -190,7 +191,12 @@ def test_missing_files_of_rows_in_stores_are_named_or_left_out(s3, tmp_path):
 
 def pack(source, address, **settings):
     about = {"source": str(source)}
-    return pack_remote(FolderSource(source), address, about=about, sizes=ShardSizes(7), **settings)
+    return pack_remote(
+        FolderSource(select([str(source)])),
+        address,
+        PackOptions(maxcount=7, **settings),
+        about=about,
+    )
 
 
 def test_a_run_that_breaks_off_goes_on_on_any_machine(s3, tmp_path, quick_retries, monkeypatch):
@@ -269,7 +275,7 @@ def test_an_archive_that_is_replaced_while_it_is_packed_is_noticed(s3, tmp_path)
     samples = [(f"{n:03}", {"bin": os.urandom(1 << 20)}) for n in range(24)]
     write_shard(tmp_path / "large.tar", samples)
     write_bytes(f"{s3.address}/old/0.tar", tmp_path / "large.tar")
-    found = open_source(f"{s3.address}/old", "shards", RowRules()).samples("", 0)
+    found = open_source(find_source([f"{s3.address}/old"]), RowRules()).samples("")
     next(found)
     write_shard(tmp_path / "large.tar", samples[::-1])
     write_bytes(f"{s3.address}/old/0.tar", tmp_path / "large.tar")

@@ -25,9 +25,9 @@ from energon.formats.part_table_file import part_table_path
 from energon.formats.split import load_split
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.pack import ShardSizes, pack_dataset
+from energon.prepare.pack import PackOptions, pack_dataset
 from energon.prepare.packing import table
-from energon.prepare.packing.detect import detect_kind, open_source
+from energon.prepare.packing.detect import find_source, open_source
 from energon.prepare.packing.row import RowRules
 from energon.prepare.verify import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
@@ -38,16 +38,22 @@ META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
 
 
 def pack(address, target, *, rules=None, maxcount=4, prefix_keys=False, **settings):
-    rules = rules or RowRules(root=Path(address).parent)
-    kind = detect_kind(str(address))
     return pack_dataset(
-        open_source(str(address), kind, rules, prefix_keys=prefix_keys),
+        opened(address, rules=rules, prefix_keys=prefix_keys),
         target,
+        PackOptions(maxcount=maxcount, **settings),
         about={"source": str(address)},
-        sizes=ShardSizes(maxcount),
         indexing=Indexing(Engine(num_workers=1)),
-        **settings,
     )
+
+
+def opened(*addresses, kind=None, rules=None, **settings):
+    found = find_source([str(address) for address in addresses], kind=kind)
+    return open_source(found, rules or RowRules(), **settings)
+
+
+def kind_of(address):
+    return find_source([str(address)]).kind
 
 
 def samples_of(root, split="train"):
@@ -72,7 +78,7 @@ def test_files_with_equal_names_are_a_sample(tmp_path):
     for name, content in files.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(content)
-    source = open_source(str(tmp_path / "in"), "folder", RowRules())
+    source = opened(tmp_path / "in")
     assert [reason.partition(":")[0] for reason in source.skipped()] == [".hidden.txt", "README"]
     info = pack(tmp_path / "in", tmp_path / "out", maxcount=2)
     assert info.shard_counts == {"shards/00000.tar": 2, "shards/00001.tar": 1}
@@ -121,7 +127,7 @@ def test_tables_become_samples_with_their_files(tmp_path, suffix):
         split_ratio={"train": 2, "val": 1},
     )
     found = samples_of(tmp_path / "out") | samples_of(tmp_path / "out", "val")
-    assert list(found) == [f"{n:09}" for n in range(6)]
+    assert sorted(found) == [f"{n:09}" for n in range(6)]
     third = found["000000003"]
     assert third["jpg"] == jpeg(3)
     assert third["txt"] == "c 3, ä".encode()
@@ -171,7 +177,7 @@ def test_rows_without_their_file_are_left_out_where_that_is_wanted(tmp_path):
     (tmp_path / "b.jpg").write_bytes(b"b")
     path = write_table(tmp_path, ".jsonl", [{"f": "a.jpg"}, {"f": "b.jpg"}])
     rules = RowRules(file_columns=("f",), root=tmp_path, skip_missing=True)
-    source = open_source(str(path), "table", rules)
+    source = opened(path, rules=rules)
     assert [sample["__key__"] for sample in source.samples("", 0)] == ["000000001"]
     assert source.skipped() == [f"{path}, row 1: a file is missing"]
 
@@ -181,11 +187,11 @@ def test_rows_without_their_file_are_left_out_where_that_is_wanted(tmp_path):
     [
         ("a.csv", "x,y\n1,2\n3", "has not 2 fields"),
         ("a.csv", 'x\n"1', "unexpected end"),
-        ("a.jsonl", '{"a": 1}\n{', "wanted are JSON lines"),
-        ("a.jsonl", "[1]", "wanted are JSON objects"),
+        ("a.jsonl", '{"a": 1}\n{', "expected JSON lines"),
+        ("a.jsonl", "[1]", "expected JSON objects"),
         ("a.json", '{"images": []}', "array with an object for each sample.*a .jsonl file"),
         ("a.json", "", "begins with ''"),
-        ("a.json", '[{"a": 1}, 2]', "element 1: wanted are JSON objects"),
+        ("a.json", '[{"a": 1}, 2]', "element 1: expected JSON objects"),
         ("a.json", '[{"a": 1}, {"b"', "element 1: "),
         ("a.json", '[{"a": 1}', "element 1: "),
         ("a.parquet", "PAR1", "a.parquet"),
@@ -194,7 +200,7 @@ def test_rows_without_their_file_are_left_out_where_that_is_wanted(tmp_path):
 def test_damaged_tables_are_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(FormatError, match=message):
-        list(open_source(str(tmp_path / name), "table", RowRules()).samples("", 0))
+        list(opened(tmp_path / name).samples(""))
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
@@ -209,7 +215,7 @@ def test_objects_may_lack_what_others_have(tmp_path, suffix):
 def test_a_column_that_no_object_has_is_noticed_early(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "SURE_ROWS", 2)
     path = write_table(tmp_path, ".jsonl", [{"image": 1}, {"image": 2}, {"image": 3}])
-    rows = table.TableSource(path, RowRules(file_columns=("imag",))).samples("", 0)
+    rows = opened(path, rules=RowRules(file_columns=("imag",))).samples("")
     next(rows)
     with pytest.raises(ConfigError, match="in 2 rows there is no column 'imag', there are image"):
         next(rows)
@@ -224,7 +230,7 @@ def test_arrays_are_read_a_part_at_a_time(tmp_path_factory, rows, indent):
     path.write_text(json.dumps(rows, indent=indent, ensure_ascii=False), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "ARRAY_CHARACTERS", 5)
-        assert list(table.TableSource(path, RowRules())._rows()) == rows
+        assert list(table.read_rows(table.Table.at(path, RowRules()))) == rows
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"])
@@ -297,7 +303,7 @@ def check_rows(found, *, count):
 
 @pytest.mark.parametrize("name", ["mds", "mds_zstd"])
 def test_datasets_of_streaming_are_packed_without_encoding_pictures_again(tmp_path, name):
-    assert detect_kind(str(DATA / name)) == "mds"
+    assert kind_of(DATA / name) == "mds"
     pack(DATA / name, tmp_path / "out", maxcount=3)
     found = samples_of(tmp_path / "out")
     check_rows(found, count=7)
@@ -309,7 +315,7 @@ def test_datasets_of_streaming_are_packed_without_encoding_pictures_again(tmp_pa
 
 @pytest.mark.parametrize("name", ["litdata", "litdata_zstd"])
 def test_datasets_of_litdata_are_packed_without_encoding_pictures_again(tmp_path, name):
-    assert detect_kind(str(DATA / name)) == "litdata"
+    assert kind_of(DATA / name) == "litdata"
     pack(DATA / name, tmp_path / "out", maxcount=3)
     found = samples_of(tmp_path / "out")
     check_rows(found, count=7)
@@ -325,13 +331,13 @@ def test_what_only_litdata_can_read_needs_it(tmp_path):
     index = tmp_path / "index.json"
     index.write_text(index.read_text().replace('"float"', '"tensor"', 1))
     with pytest.raises(MissingExtraError, match="'tensor', which only LitData itself can read"):
-        open_source(str(tmp_path), "litdata", RowRules())
+        opened(tmp_path, kind="litdata")
 
 
 @pytest.mark.parametrize("name", ["mds", "litdata"])
 @pytest.mark.parametrize("start", [0, 2, 3, 6, 7])
 def test_chunks_are_read_from_any_sample_on(name, start):
-    source = open_source(str(DATA / name), detect_kind(str(DATA / name)), RowRules())
+    source = opened(DATA / name)
     keys = [sample["__key__"] for sample in source.samples("", start)]
     assert keys == [f"{n:09}" for n in range(start, 7)]
 
@@ -342,10 +348,10 @@ def test_damaged_chunks_are_refused(tmp_path, name):
         content = file.read_bytes()
         (tmp_path / file.name).write_bytes(content[:400] if file.suffix != ".json" else content)
     with pytest.raises(FormatError, match=r"(offsets|do not fit|its fields)"):
-        list(open_source(str(tmp_path), name, RowRules()).samples("", 0))
+        list(opened(tmp_path, kind=name).samples(""))
     (tmp_path / "index.json").write_text('{"shards": [{}], "chunks": [{}]}')
     with pytest.raises(FormatError, match="no index of"):
-        open_source(str(tmp_path), name, RowRules())
+        opened(tmp_path, kind=name)
 
 
 def test_datasets_of_hugging_face_keep_their_splits(tmp_path):
@@ -369,13 +375,17 @@ def test_datasets_of_hugging_face_keep_their_splits(tmp_path):
 
     saved = datasets.DatasetDict({"train": rows("train", 5), "test": rows("test", 3)})
     saved.save_to_disk(str(tmp_path / "in"))
-    assert detect_kind(str(tmp_path / "in")) == "huggingface"
+    assert kind_of(tmp_path / "in") == "huggingface"
     pack(tmp_path / "in", tmp_path / "out")
     assert set(load_split(tmp_path / "out").split_parts) == {"train", "test"}
     found = samples_of(tmp_path / "out", "test")
     assert list(found) == [f"test/{n:09}" for n in range(3)]
     assert found["test/000000001"]["jpg"] == jpeg(1)
-    assert json.loads(found["test/000000001"]["json"]) == {"text": "test 1", "label": 1}
+    assert json.loads(found["test/000000001"]["json"]) == {
+        "text": "test 1",
+        "label": 1,
+        "label_name": "b",
+    }
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
@@ -458,19 +468,19 @@ def test_going_on_with_another_source_is_refused(tmp_path):
 def test_kinds_are_found_out(tmp_path):
     write_shard(tmp_path / "shards/a.tar", [("a", {"txt": b"x"})])
     (tmp_path / "a.xyz").touch()
-    assert detect_kind(str(tmp_path / "shards")) == "shards"
-    assert detect_kind(str(tmp_path)) == "shards"
-    assert detect_kind("hf://mnist") == "huggingface"
-    with pytest.raises(ConfigError, match="wanted is a folder, or a table"):
-        detect_kind(str(tmp_path / "a.xyz"))
+    assert kind_of(tmp_path / "shards") == "shards"
+    assert kind_of(tmp_path) == "shards"
+    assert kind_of("hf://mnist") == "huggingface"
+    with pytest.raises(ConfigError, match="expected a folder, a tar archive or a table"):
+        kind_of(tmp_path / "a.xyz")
     with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
-        detect_kind(str(tmp_path / "nothing"))
+        kind_of(tmp_path / "nothing")
 
 
 def test_folders_without_files_are_refused(tmp_path):
     (tmp_path / "README").touch()
     with pytest.raises(DatasetNotFoundError, match="no file with an extension"):
-        open_source(str(tmp_path), "folder", RowRules())
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b'{"shards": [', b'{"shards": "\xff"}'])
@@ -478,4 +488,4 @@ def test_folders_without_files_are_refused(tmp_path):
 def test_an_index_that_is_damaged_is_named(tmp_path, kind, content):
     (tmp_path / "index.json").write_bytes(content)
     with pytest.raises(FormatError, match=r"index\.json"):
-        open_source(str(tmp_path), kind, RowRules())
+        opened(tmp_path, kind=kind)

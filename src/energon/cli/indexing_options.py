@@ -99,14 +99,18 @@ def show_size(info: DatasetInfo) -> None:
 
 
 @contextmanager
-def logging_to_terminal() -> Iterator[None]:
-    """Show warnings, as those about calls that are tried again, on standard error."""
+def logging_to_terminal(level: int = logging.INFO) -> Iterator[None]:
+    """Show warnings, as those about calls that are tried again, on standard error.
+
+    Args:
+        level: What is shown at least.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("energon")
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(min(before, logging.INFO) if before else logging.INFO)
+    logger.setLevel(min(before, level) if before else level)
     try:
         yield
     finally:

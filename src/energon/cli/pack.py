@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,123 +15,209 @@ import click
 
 from energon.cli.address import ADDRESS
 from energon.cli.field_map import parse_field_map
-from energon.cli.indexing_options import show_size
+from energon.cli.indexing_options import logging_to_terminal, show_size
+from energon.cli.options import options_object
 from energon.errors import ConfigError
 from energon.io.address import redact
-from energon.io.epath import AnyPath, any_path
+from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.formats.info import DatasetInfo
+    from energon.prepare.pack import PackOptions
+    from energon.prepare.packing.row import RowRules
+    from energon.prepare.packing.source import PackSource
 
 MAX_SHOWN = 10
+_ORDER = re.compile(r"shuffle(?:[:(](?P<seed>\d+)\)?)?")
+
+_OPTIONS = (
+    click.option(
+        "--kind",
+        type=click.Choice(
+            ["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
+        ),
+        help="What SOURCE is; detected automatically.",
+    ),
+    click.option("--as-files", is_flag=True, help="Make a sample of each file, whatever it holds."),
+    click.option(
+        "--label-from",
+        type=click.Choice(["folder"]),
+        help="Add the fields label and label_name, by the folder that a file is in.",
+    ),
+    click.option(
+        "--file-column",
+        "file_columns",
+        metavar="COLUMN",
+        multiple=True,
+        help="Column with paths of files; detected where the files are there.",
+    ),
+    click.option(
+        "--part",
+        "parts",
+        metavar="COLUMN:PART",
+        multiple=True,
+        help="Make a column a part of this name.",
+    ),
+    click.option("--leave-out", metavar="COLUMN", multiple=True, help="Leave a column out."),
+    click.option(
+        "--key-column", metavar="COLUMN", help="Column with keys; else rows are numbered."
+    ),
+    click.option(
+        "--root",
+        type=ADDRESS,
+        metavar="FOLDER",
+        help="What paths in columns are relative to; else the folder of the table.",
+    ),
+    click.option("--skip-missing", is_flag=True, help="Leave out rows whose files are missing."),
+    click.option(
+        "--prefix-keys", is_flag=True, help="Begin keys with the name of their old shard."
+    ),
+    click.option(
+        "--maxcount",
+        type=click.IntRange(1),
+        default=100_000,
+        show_default=True,
+        help="Most samples of a shard.",
+    ),
+    click.option(
+        "--maxsize",
+        type=click.IntRange(1),
+        default=3_000_000_000,
+        show_default=True,
+        help="Most bytes of a shard.",
+    ),
+    click.option(
+        "--split-ratio",
+        metavar="RATIO",
+        help="Draw splits by ratio: 8,1,1 or train:9,holdout:1. Else those that SOURCE has, or "
+        "all is train.",
+    ),
+    click.option(
+        "--stratify",
+        metavar="COLUMN",
+        help="Divide each value of a column alike, or each folder: --stratify folder.",
+    ),
+    click.option(
+        "--order",
+        metavar="ORDER",
+        default="as-is",
+        show_default=True,
+        help="Order of samples in the shards: as-is, shuffle or shuffle:SEED.",
+    ),
+    click.option("--sample-type", metavar="CLASS", default="CrudeWebdataset", show_default=True),
+    click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'),
+    click.option("--overwrite", is_flag=True, help="Delete the shards that TARGET has."),
+    click.option("--no-checksum", is_flag=True, help="Keep no checksums of contents."),
+    click.option(
+        "--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later."
+    ),
+    click.option("--wait", is_flag=True, help="Wait for another process that packs to TARGET."),
+    click.option("--progress/--no-progress", default=True, help="Show how far it is."),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the options of the command say, see its help."""
+
+    kind: Any
+    as_files: bool
+    label_from: str | None
+    file_columns: tuple[str, ...]
+    parts: tuple[str, ...]
+    leave_out: tuple[str, ...]
+    key_column: str | None
+    root: AnyPath | None
+    skip_missing: bool
+    prefix_keys: bool
+    maxcount: int
+    maxsize: int
+    split_ratio: str | None
+    stratify: str | None
+    order: str
+    sample_type: str
+    field_map: str | None
+    overwrite: bool
+    no_checksum: bool
+    no_sqlite: bool
+    wait: bool
+    progress: bool
+
+    def rules(self) -> RowRules:
+        """Return how rows become samples."""
+        from energon.prepare.packing.row import RowRules
+
+        return RowRules(
+            key_column=self.key_column,
+            file_columns=self.file_columns,
+            parts=_parse_parts(self.parts),
+            leave_out=self.leave_out,
+            root=self.root,
+            skip_missing=self.skip_missing,
+        )
+
+    def packing(self) -> PackOptions:
+        """Return how samples become shards, and these a dataset."""
+        from energon.prepare.pack import PackOptions
+        from energon.prepare.splits import parse_ratio
+
+        return PackOptions(
+            maxcount=self.maxcount,
+            maxsize=self.maxsize,
+            split_ratio=parse_ratio(self.split_ratio) if self.split_ratio else None,
+            stratify=self.stratify,
+            shuffle_seed=_parse_order(self.order),
+            overwrite=self.overwrite,
+            checksum=not self.no_checksum,
+            sample_type=self.sample_type,
+            field_map=parse_field_map(self.field_map),
+        )
 
 
 @click.command("pack")
-@click.argument("source", metavar="SOURCE")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.argument("target", type=ADDRESS)
-@click.option(
-    "--kind",
-    type=click.Choice(["folder", "table", "shards", "huggingface", "mds", "litdata"]),
-    help="What SOURCE is; found out by itself.",
-)
-@click.option("--file-column", metavar="COLUMN", multiple=True, help="Column with paths of files.")
-@click.option(
-    "--part", metavar="COLUMN:PART", multiple=True, help="Make a column a part of this name."
-)
-@click.option("--leave-out", metavar="COLUMN", multiple=True, help="Column that is not wanted.")
-@click.option("--key-column", metavar="COLUMN", help="Column with keys; else rows are numbered.")
-@click.option("--root", type=ADDRESS, help="What paths in columns are relative to.")
-@click.option("--skip-missing", is_flag=True, help="Leave out rows whose files are missing.")
-@click.option("--prefix-keys", is_flag=True, help="Begin keys with the name of their old shard.")
-@click.option("--maxcount", default=100_000, show_default=True, help="Most samples of a shard.")
-@click.option("--maxsize", default=3_000_000_000, show_default=True, help="Most bytes of a shard.")
-@click.option("--split-ratio", metavar="RATIO", help="Splits by ratio; else all is train.")
-@click.option("--sample-type", metavar="CLASS", default="CrudeWebdataset", show_default=True)
-@click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.')
-@click.option("--overwrite", is_flag=True, help="Delete the shards that TARGET has.")
-@click.option("--no-checksum", is_flag=True, help="Keep no checksums of contents.")
-@click.option("--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later.")
-@click.option("--wait", is_flag=True, help="Wait for another process that packs to TARGET.")
-@click.option("--progress/--no-progress", default=True, help="Show how far it is.")
-def command(
-    source: str,
-    target: AnyPath,
-    kind: Any,
-    file_column: tuple[str, ...],
-    part: tuple[str, ...],
-    leave_out: tuple[str, ...],
-    key_column: str | None,
-    root: AnyPath | None,
-    skip_missing: bool,
-    prefix_keys: bool,
-    maxcount: int,
-    maxsize: int,
-    split_ratio: str | None,
-    sample_type: str,
-    field_map: str | None,
-    overwrite: bool,
-    no_checksum: bool,
-    no_sqlite: bool,
-    wait: bool,
-    progress: bool,
-) -> None:
+@options_object(Options, _OPTIONS)
+def command(sources: tuple[str, ...], target: AnyPath, options: Options) -> None:
     """Make SOURCE a prepared dataset in the folder TARGET. Both may be URLs.
 
     SOURCE is a folder of files, of which those with equal names up to the first dot are a
-    sample; a table (CSV, TSV, JSON, Parquet), whose rows are samples; a folder of tar
-    archives, compressed ones too; a dataset of Hugging Face datasets (a folder that
-    save_to_disk wrote, or hf://NAME), of MosaicML Streaming or of LitData.
+    sample; tables (CSV, TSV, JSON, Parquet), whose rows are samples, with the files that they
+    name; tar archives, compressed ones too; or a dataset of Hugging Face datasets (a folder that
+    save_to_disk wrote, an ImageFolder, or hf://NAME), of MosaicML Streaming or of LitData. It may
+    be a pattern, or several files.
 
-    Columns of tables become fields of a part `json`. Those with pictures, other bytes or arrays
-    become parts of their own, and with --file-column the files that they name.
+    Columns of tables become fields of a part `json`. Those with images, other bytes or arrays
+    become parts of their own, and columns with paths the files that they name.
 
     If TARGET is a URL, each shard is uploaded as soon as it is complete, and takes space on this
     machine until then.
 
-    A run that was interrupted is taken up where it was when the same command is given again.
+    A run that was interrupted goes on where it was when the same command is given again.
 
     \b
     Example:
-      energon pack ./photos ./photos_packed
-      energon pack ./captions.csv ./coco --file-column image --part caption:txt
-      energon pack ./old_shards ./new_shards --maxcount 10000
-      energon pack s3://bucket/photos s3://bucket/photos_packed
+      energon pack ./photos ./photos_packed --split-ratio 8,1,1
+      energon pack ./captions.csv ./coco --part caption:txt
+      energon pack './data/*.parquet' ./packed --order shuffle
+      energon pack s3://bucket/old_shards s3://bucket/new_shards --maxcount 10000
     """
     from energon.prepare.dataset import Indexing
-    from energon.prepare.pack import ShardSizes, pack_dataset
-    from energon.prepare.packing.detect import detect_kind, open_source
-    from energon.prepare.packing.row import RowRules
-    from energon.prepare.splits import parse_ratio
+    from energon.prepare.pack import pack_dataset
+    from energon.prepare.pack_remote import pack_remote
 
-    kind = kind or detect_kind(source)
-    rules = RowRules(
-        key_column=key_column,
-        file_columns=file_column,
-        parts=_parse_parts(part),
-        leave_out=leave_out,
-        root=root or _folder_of(source, kind),
-        skip_missing=skip_missing,
-    )
-    opened = open_source(source, kind, rules, prefix_keys=prefix_keys)
-    about = {"source": redact(source), "kind": kind, "rules": rules.__dict__, "prefix": prefix_keys}
-    pack: Callable[..., DatasetInfo] = pack_dataset
-    if not isinstance(target, Path):
-        from energon.prepare.pack_remote import pack_remote as pack
-    with _counting(progress) as advance:
-        info = pack(
-            opened,
-            target if isinstance(target, Path) else target.url,
-            about=about,
-            sizes=ShardSizes(maxcount, maxsize),
-            overwrite=overwrite,
-            checksum=not no_checksum,
-            progress=advance,
-            split_ratio=parse_ratio(split_ratio) if split_ratio else None,
-            sample_type=sample_type,
-            field_map=parse_field_map(field_map),
-            indexing=Indexing(sqlite=not no_sqlite, wait=wait),
-        )
-    left_out = opened.skipped()
+    packing = options.packing()
+    with logging_to_terminal(logging.WARNING):
+        source, about = _open(sources, target, options)
+        _show_splits(source, packing)
+        indexing = Indexing(sqlite=not options.no_sqlite, wait=options.wait)
+        with _counting(options.progress) as advance:
+            settings: dict[str, Any] = {"about": about, "indexing": indexing, "progress": advance}
+            info = (
+                pack_dataset(source, target, packing, **settings)
+                if isinstance(target, Path)
+                else pack_remote(source, target.url, packing, **settings)
+            )
+    left_out = source.skipped()
     for reason in left_out[:MAX_SHOWN]:
         click.echo(f"left out: {reason}", err=True)
     if len(left_out) > MAX_SHOWN:
@@ -136,19 +225,64 @@ def command(
     show_size(info)
 
 
-def _folder_of(source: str, kind: str) -> AnyPath:
-    """Return what paths in a table are relative to; of other sources nothing is."""
-    return any_path(source).parent if kind == "table" else Path()
+def _open(
+    sources: Sequence[str], target: AnyPath, options: Options
+) -> tuple[PackSource, dict[str, Any]]:
+    """Return what is packed, and what tells it from anything else."""
+    from energon.prepare.packing.detect import complete_rules, find_source, open_source
+
+    found = find_source(sources, kind="folder" if options.as_files else options.kind, target=target)
+    rules, notes = complete_rules(found, options.rules())
+    source = open_source(
+        found,
+        rules,
+        prefix_keys=options.prefix_keys,
+        as_files=options.as_files,
+        label_from_folder=options.label_from is not None,
+    )
+    for note in (*found.notes, *notes, *source.notes()):
+        click.echo(note, err=True)
+    about = {
+        "source": [redact(each) for each in sources],
+        "kind": found.kind,
+        "rules": rules.__dict__,
+        "prefix": options.prefix_keys,
+        "as_files": options.as_files,
+    }
+    return source, about
 
 
-def _parse_parts(entries: tuple[str, ...]) -> dict[str, str]:
+def _show_splits(source: PackSource, packing: PackOptions) -> None:
+    """Say which splits the source has, and what becomes of them."""
+    names = source.split_names()
+    if names == [""]:
+        return
+    if packing.split_ratio is None:
+        click.echo(f"splits of the source: {', '.join(names)}", err=True)
+    else:
+        click.echo(
+            f"--split-ratio draws new splits, instead of {', '.join(names)} of the source", err=True
+        )
+
+
+def _parse_parts(entries: Sequence[str]) -> dict[str, str]:
     parts = {}
     for entry in entries:
         column, colon, part = entry.rpartition(":")
         if not (column and colon and part):
-            raise ConfigError(f"--part {entry}: wanted is COLUMN:PART, e.g. caption:txt")
+            raise ConfigError(f"--part {entry}: expected COLUMN:PART, e.g. caption:txt")
         parts[column] = part
     return parts
+
+
+def _parse_order(text: str) -> int | None:
+    """Return the seed of an order; None for that of the source."""
+    if text == "as-is":
+        return None
+    match = _ORDER.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--order {text}: expected as-is, shuffle, or shuffle:SEED")
+    return int(match["seed"] or 0)
 
 
 @contextmanager

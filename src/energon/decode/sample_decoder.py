@@ -180,6 +180,24 @@ class SampleDecoder:
         return pickle.loads(data)
 
 
+def is_media(name: str) -> bool:
+    """Return whether a file of this name is an image, audio or video."""
+    return name.rpartition(".")[2].lower() in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS}
+
+
+def is_decoded(part: str) -> bool:
+    """Return whether a part of this name is decoded, and does not just stay bytes.
+
+    Example:
+        >>> is_decoded("left.PNG"), is_decoded("json.gz"), is_decoded("parquet")
+        (True, True, False)
+    """
+    *before, extension = part.lower().split(".")
+    if extension == "gz":
+        return bool(before) and is_decoded(before[-1])
+    return extension in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLED, *_DECODERS}
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8")
 

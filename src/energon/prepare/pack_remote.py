@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -19,52 +19,63 @@ from energon.io.backend import ObjectInfo
 from energon.io.files import delete_file, list_files, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
+from energon.prepare.dataset import Indexing
 from energon.prepare.index import IndexOptions
 from energon.prepare.mirror import INDEX_FILES, INFO_FILES, Mirror, check_writable
-from energon.prepare.pack import RECORD, pack_dataset
+from energon.prepare.pack import RECORD, PackOptions, pack_dataset
 from energon.prepare.packing.source import PackSource
 
 
 def pack_remote(
     source: PackSource,
     address: str,
+    options: PackOptions | None = None,
     *,
-    overwrite: bool = False,
-    checksum: bool = True,
-    **settings: Any,
+    about: Mapping[str, Any],
+    progress: Callable[[int], None] = lambda samples: None,
+    indexing: Indexing | None = None,
 ) -> DatasetInfo:
     """Write the samples of a source to shards in a store, and prepare them, see `pack_dataset`.
 
     A run that was interrupted is taken up where it was, on any machine: shards that were
-    uploaded stay. At most two shards are on this machine at a time.
+    uploaded stay. On this machine there are at most a shard of each split and one that is on its
+    way; shuffled, all that samples hold themselves.
 
     Args:
         source: What to pack.
         address: Folder for the dataset.
-        overwrite: Whether to delete a dataset that is there.
-        checksum: Whether to keep a checksum of each part, for `energon verify`.
-        **settings: All else that `pack_dataset` takes.
+        options: How, see `pack_dataset`, as for the following.
+        about: What tells the source.
+        progress: Called with the number of samples that are written.
+        indexing: How the shards are indexed.
 
     Raises:
         ConfigError: If there is another dataset already, or the place cannot be listed.
         StorageError: If the store cannot be read or written.
     """
+    options = options or PackOptions()
     check_writable(address, "pack to a folder, or to an object store")
     mirror = Mirror(address)
     with mirror.locked(), mirror.hidden(), _Uploads(mirror) as uploads:
         found = list_files(address)
-        if not overwrite and found and f"{META}/{RECORD}" not in {each.key for each in found}:
+        if (
+            not options.overwrite
+            and found
+            and f"{META}/{RECORD}" not in {each.key for each in found}
+        ):
             raise ConfigError(
                 f"{redact(address)}: is not empty, and was not made by `energon pack`; choose a "
                 "new folder"
             )
-        if overwrite:
+        if options.overwrite:
             found = _without_shards(address, found)
         mirror.update(found)
         shards = [name for name in mirror.present() if name.endswith(".tar")]
-        mirror.index(shards, IndexOptions(checksum=checksum))
+        mirror.index(shards, IndexOptions(checksum=options.checksum))
         with mirror.changing():
-            return pack_dataset(source, uploads, overwrite=overwrite, checksum=checksum, **settings)
+            return pack_dataset(
+                source, uploads, options, about=about, progress=progress, indexing=indexing
+            )
 
 
 def _without_shards(address: str, found: Sequence[ObjectInfo]) -> list[ObjectInfo]:

@@ -131,7 +131,8 @@ def split_by_folder(shards: Sequence[str]) -> dict[str, list[str]]:
                 "train/ and val/ with all shards in them"
             )
         parts.setdefault(folder[common], []).append(shard)
-    return parts
+    first = [name for name in DEFAULT_NAMES if name in parts]
+    return {name: parts[name] for name in (*first, *parts)}
 
 
 def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str, list[str]]:

@@ -15,11 +15,12 @@ from energon.prepare.packing.chunks import fields, stored_picture
 from energon.prepare.packing.json_index import NAME, read_json_index
 from energon.prepare.packing.litdata_chunks import litdata_items
 from energon.prepare.packing.row import RowRules
+from energon.prepare.packing.source import PackSource, Wanted, every
 
 _CONTAINERS = ("builtins.dict", "builtins.list", "builtins.tuple")
 
 
-class LitDataSource:
+class LitDataSource(PackSource):
     """The items of a dataset, in the order of its chunks. JPEGs stay encoded as they are.
 
     Args:
@@ -50,10 +51,9 @@ class LitDataSource:
             raise ConfigError(f"{folder}: is encrypted; optimize it again without encryption")
         self._decoders = [_decoder(name, folder) for name in formats]
 
-    def split_names(self) -> list[str]:
-        return [""]
-
-    def samples(self, split: str, start: int) -> Iterator[Mapping[str, Any]]:
+    def samples(
+        self, split: str, start: int = 0, wanted: Wanted = every
+    ) -> Iterator[Mapping[str, Any]]:
         number = 0
         for path, count in self._chunks:
             skip = min(max(0, start - number), count)
@@ -63,13 +63,11 @@ class LitDataSource:
             for record in litdata_items(
                 path, compression=self._compression, level=self._level, start=skip
             ):
-                sample = self.rules.sample(self._row(record, path), number, str(path))
+                row = self._row(record, path)
+                sample = self.rules.sample(row, number, str(path))
                 number += 1
-                if sample is not None:
+                if sample is not None and wanted(sample["__key__"], row):
                     yield sample
-
-    def skipped(self) -> list[str]:
-        return []
 
     def _row(self, record: memoryview, path: AnyPath) -> dict[str, Any]:
         contents = fields(record, [None] * len(self._decoders), path)

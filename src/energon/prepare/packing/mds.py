@@ -13,6 +13,7 @@ from energon.io.epath import AnyPath
 from energon.prepare.packing.chunks import fields, read_chunk, records, stored_picture
 from energon.prepare.packing.json_index import NAME, read_json_index
 from energon.prepare.packing.row import RowRules
+from energon.prepare.packing.source import PackSource, Wanted, every
 
 _SCALARS = {
     "int": "<i8",
@@ -22,7 +23,7 @@ _SCALARS = {
 }
 
 
-class MdsSource:
+class MdsSource(PackSource):
     """The samples of a dataset, in the order of its shards. Pictures stay encoded as they are.
 
     Args:
@@ -44,10 +45,9 @@ class MdsSource:
         except (KeyError, TypeError) as error:
             raise FormatError(f"{path}: no index of MDS shards: {error!r}") from error
 
-    def split_names(self) -> list[str]:
-        return [""]
-
-    def samples(self, split: str, start: int) -> Iterator[Mapping[str, Any]]:
+    def samples(
+        self, split: str, start: int = 0, wanted: Wanted = every
+    ) -> Iterator[Mapping[str, Any]]:
         number = 0
         for shard in self.shards:
             skip = min(max(0, start - number), shard.num_samples)
@@ -57,11 +57,8 @@ class MdsSource:
             for row in shard.rows(skip):
                 sample = self.rules.sample(row, number, str(shard.path))
                 number += 1
-                if sample is not None:
+                if sample is not None and wanted(sample["__key__"], row):
                     yield sample
-
-    def skipped(self) -> list[str]:
-        return []
 
 
 class _Shard:

@@ -1,35 +1,16 @@
-"""Files and folders that are packed, on this machine or in a store."""
+"""Read files from the beginning to the end, on this machine or in a store."""
 
 from __future__ import annotations
 
 import io
 from typing import BinaryIO
 
-from energon.errors import DatasetNotFoundError
-from energon.formats.info import META
 from energon.io.epath import AnyPath, EPath
-from energon.io.files import list_files as list_objects
 from energon.io.range_file import RemoteFile
 from energon.io.raw_reader import RawReader
 from energon.io.skipping_reader import SkippingReader
-from energon.prepare.files import list_files
 
 BUFFER_BYTES = 1 << 20
-
-
-def names_below(folder: AnyPath) -> list[str]:
-    """Return the paths of all files below a folder, relative to it, sorted; none of `.nv-meta`.
-
-    Raises:
-        DatasetNotFoundError: If there is no such folder.
-        StorageError: If the place cannot say what it has, as web servers cannot.
-    """
-    if not isinstance(folder, EPath):
-        return list_files(folder)
-    names = [found.key for found in list_objects(folder) if found.key]
-    if not names:
-        raise DatasetNotFoundError(f"{folder}: no such file or folder")
-    return [name for name in names if META not in name.split("/")[:-1]]
 
 
 def open_ascending(path: AnyPath) -> BinaryIO:

@@ -36,11 +36,13 @@ class RowRules:
     with the name of the column before it if there are several such columns.
 
     Args:
-        key_column: Column with the keys; None numbers the rows.
+        key_column: Column with the keys, for which paths of files do up to their extension; None
+            numbers the rows.
         file_columns: Columns with paths of files; their contents become parts.
         parts: Names of parts by column, for columns that are to be parts under these names.
         leave_out: Columns that are not wanted.
-        root: Folder that paths are relative to, and below which all files have to be.
+        root: Folder that paths are relative to, and below which all files have to be; None for
+            that of the table, or else the working directory.
         skip_missing: Whether rows whose files are missing are left out.
     """
 
@@ -48,7 +50,7 @@ class RowRules:
     file_columns: tuple[str, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
-    root: AnyPath = Path()
+    root: AnyPath | None = None
     skip_missing: bool = False
 
     def sample(self, row: Mapping[str, Any], number: int, origin: str) -> dict[str, Any] | None:
@@ -69,9 +71,13 @@ class RowRules:
         fields: dict[str, Any] = {}
         own: list[tuple[str, str | None, Any]] = []
         for column, value in row.items():
-            if column in self.leave_out or column == self.key_column or value is None:
+            if column in self.leave_out or value is None:
+                continue
+            if column == self.key_column and column not in self.file_columns:
                 continue
             if column in self.file_columns:
+                if value == "":
+                    continue
                 path = self._path(value, where)
                 if path is None:
                     return None
@@ -99,6 +105,18 @@ class RowRules:
             sample["json"] = fields
         return sample
 
+    def has_file(self, value: str) -> bool:
+        """Return whether a value is the path of a file that may be taken."""
+        if isinstance(self.root, EPath):
+            path = self.root / value
+            return _is_below(path, self.root) and path.is_file()
+        root = (self.root or Path()).resolve()
+        try:
+            found = (root / value).resolve()
+            return found.is_relative_to(root) and found.is_file()
+        except (OSError, ValueError):
+            return False
+
     def _check(self, row: Mapping[str, Any], where: str) -> None:
         named = {*self.file_columns, *self.parts, *self.leave_out}
         if self.key_column is not None:
@@ -113,12 +131,16 @@ class RowRules:
         key = row[self.key_column]
         if key is None or key == "":
             raise ConfigError(f"{where}: column {self.key_column!r} has no key")
-        return str(key)
+        if self.key_column not in self.file_columns:
+            return str(key)
+        folder, _, name = os.path.normpath(str(key)).rpartition("/")
+        stem = os.path.splitext(name)[0].replace(".", "_")
+        return f"{folder}/{stem}" if folder else stem
 
     def _path(self, value: Any, where: str) -> AnyPath | None:
         if isinstance(self.root, EPath):
             return self._remote_path(self.root, str(value), where)
-        root = self.root.resolve()
+        root = (self.root or Path()).resolve()
         path = (root / str(value)).resolve()
         if not path.is_relative_to(root):
             raise ConfigError(
@@ -167,9 +189,12 @@ def extension_of(value: Any) -> str | None:
 
 
 def _part_name(column: str, extension: str | None, *, several: bool) -> str:
-    column = column.replace("/", "_")
+    # Tables of Hugging Face call the column of an image `file_name`, of a mask `mask_file_name`.
+    column = column.replace("/", "_").removesuffix("_file_name")
     if extension is None or extension == column:
         return column
+    if column == "file_name":
+        return extension
     return f"{column}.{extension}" if several else extension
 
 

@@ -14,43 +14,63 @@ from energon.extra import needs_extra
 from energon.formats.tar import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
-from energon.prepare.packing.place import names_below, open_ascending
+from energon.prepare.packing.place import open_ascending
+from energon.prepare.packing.selection import Selection, is_about_data, splits_by_name
+from energon.prepare.packing.source import PackSource, Wanted, every
 from energon.prepare.shards import COMPRESSED
 
 SUFFIXES = (".tar", *COMPRESSED)
+INDEX_SUFFIXES = (".idx", ".parts", ".json")
+"""Of files that may lie beside archives and are about them."""
 
 
-class ShardSource:
-    """The samples of all archives below a folder, in the order of their paths.
+def is_archive(name: str) -> bool:
+    """Return whether a file is a tar archive, by its name."""
+    return name.lower().endswith(SUFFIXES)
+
+
+class ShardSource(PackSource):
+    """The samples of archives, in the order of their paths.
+
+    They have splits if the paths of all archives say which they are in.
 
     Args:
-        folder: The folder.
+        files: The archives, maybe with other files between them.
         prefix_keys: Whether the key of each sample begins with the name of its archive.
     """
 
-    def __init__(self, folder: AnyPath, *, prefix_keys: bool = False) -> None:
-        self.folder = folder
+    def __init__(self, files: Selection, *, prefix_keys: bool = False) -> None:
+        self.folder = files.folder
         self.prefix_keys = prefix_keys
-        self.archives = [name for name in names_below(folder) if name.endswith(SUFFIXES)]
+        archives = [name for name in files.names if is_archive(name)]
+        self._left_out = [
+            f"{name}: no archive, as others here"
+            for name in files.names
+            if not (is_archive(name) or name.endswith(INDEX_SUFFIXES) or is_about_data(name))
+        ]
+        self._splits = splits_by_name(archives, by_file=True)
 
     def split_names(self) -> list[str]:
-        return [""]
+        return list(self._splits)
 
-    def samples(self, split: str, start: int) -> Iterator[Mapping[str, Any]]:
-        for name in self.archives:
-            for sample in self._of(name, start):
+    def samples(
+        self, split: str, start: int = 0, wanted: Wanted = every
+    ) -> Iterator[Mapping[str, Any]]:
+        for name in self._splits[split]:
+            for sample in self._of(name, start, wanted):
                 start -= 1
                 if sample is not None:
                     yield sample
 
     def skipped(self) -> list[str]:
-        return []
+        return self._left_out
 
-    def _of(self, name: str, start: int) -> Iterator[Mapping[str, Any] | None]:
-        """Yield the samples of an archive; None for those before `start`, which are not read."""
+    def _of(self, name: str, start: int, wanted: Wanted) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the samples of an archive; None for those that are not wanted, and not read."""
         path = self.folder / name
         prefix = f"{_stem(name)}/" if self.prefix_keys else ""
         current: str | None = None
+        is_wanted = False
         sample: dict[str, Any] = {}
         try:
             with reporting(path), _open(path) as tar:
@@ -64,7 +84,9 @@ class ShardSource:
                             yield sample or None
                         current, sample = key, {}
                         start -= 1
-                    if start < 0:
+                        row = {"folder": name.rpartition("/")[0]}
+                        is_wanted = start < 0 and wanted(prefix + key, row)
+                    if is_wanted:
                         sample["__key__"] = prefix + key
                         sample[part] = _content(tar, member)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
