@@ -166,7 +166,6 @@ SYSTEM_EXCEPTIONS: tuple[type[BaseException], ...] = (
     ImportError,
     StopIteration,
     StopAsyncIteration,
-    MemoryError,
     RecursionError,
     ReferenceError,
     NameError,

@@ -81,6 +81,18 @@ BRACE_NAMES = Limit(
     "BRACE_NAMES", 1_000_000, "names that the patterns with braces of a document stand for"
 )
 
+PART_DEPTH = Limit("PART_DEPTH", 400, "levels of nesting in a JSON, msgpack or CBOR part")
+UNPACKED_BYTES = Limit("UNPACKED_BYTES", 1 << 30, "bytes that a compressed part unpacks to")
+DECODED_BYTES = Limit(
+    "DECODED_BYTES", 4 << 30, "bytes of the frames, samples or tensors that a part is decoded to"
+)
+# Where Pillow draws the line, too.
+IMAGE_PIXELS = Limit("IMAGE_PIXELS", 178_956_970, "pixels of an image, or of a frame of a video")
+JPEG_SCANS = Limit("JPEG_SCANS", 100, "passes over the pixels that a progressive JPEG makes")
+MEDIA_PACKETS = Limit(
+    "MEDIA_PACKETS", 10_000_000, "packets that an MP4 file lists without a size for each"
+)
+
 LIMITS: dict[str, Limit] = {
     name: value for name, value in list(globals().items()) if isinstance(value, Limit)
 }

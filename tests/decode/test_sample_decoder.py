@@ -197,14 +197,17 @@ def test_failures_of_the_users_functions_are_told_apart_from_faults_of_the_progr
         SampleDecoder(decoders={"x": skip}).decode("k.x", b"")
 
 
-def test_missing_memory_and_modules_are_no_faults_of_the_data():
+def test_a_missing_module_is_no_fault_of_the_data_but_missing_memory_is():
     def unpickled(error):
         return pickle.dumps(Raising(error))
 
-    decoder = SampleDecoder(allow=("pickle",))
-    for error in (MemoryError(), ModuleNotFoundError("no such module")):
-        with pytest.raises(type(error)):
-            decoder.decode("k.pkl", unpickled(error))
+    decoder = SampleDecoder(allow=("pickle",), decoders={"mine": pickle.loads})
+    with pytest.raises(ModuleNotFoundError):
+        decoder.decode("k.pkl", unpickled(ModuleNotFoundError("no such module")))
+    for name in ("k.pkl", "k.mine"):
+        for error in (MemoryError(), RecursionError()):
+            with pytest.raises(DecodeError, match=type(error).__name__):
+                decoder.decode(name, unpickled(error))
 
 
 class Raising:

@@ -15,10 +15,18 @@ from typing import IO, Any, Literal, cast
 
 from energon.decode.av_arrays import as_frames, as_tensor
 from energon.decode.av_audio import AudioReader
-from energon.decode.av_container import StreamView, as_stream, check_riff, open_container
+from energon.decode.av_container import (
+    StreamView,
+    as_stream,
+    check_claims,
+    check_riff,
+    decoding,
+    open_container,
+)
 from energon.decode.av_video import Clip, Size, VideoReader
 from energon.errors import ConfigError, DecodeError
 from energon.formats.media import AVMetadata
+from energon.formats.mp4 import Piece
 
 logger = logging.getLogger("energon")
 
@@ -57,17 +65,20 @@ class AVDecoder:
         self.stream = as_stream(stream)
         self.suppress_warnings = suppress_warnings
 
+    @decoding()
     def get_video(self) -> AVData:
         """Return all frames, as one clip."""
         clip = self._video.all()
         return AVData([as_frames(clip)], [(clip.start, clip.stop)], None, None)
 
+    @decoding()
     def get_audio(self) -> AVData:
         """Return all samples of the audio, as one clip."""
         samples = self._audio.all()
         stop = self._audio.to_seconds(samples.shape[1])
         return AVData(None, None, [as_tensor(samples)], [(self._audio.start, stop)])
 
+    @decoding()
     def get_video_with_audio(self) -> AVData:
         """Return all frames and all samples of the audio, as one clip of each."""
         video, audio = self.get_video(), self.get_audio()
@@ -75,6 +86,7 @@ class AVDecoder:
             video.video_clips, video.video_timestamps, audio.audio_clips, audio.audio_timestamps
         )
 
+    @decoding()
     def get_frames(self, video_decode_audio: bool = False) -> AVData | None:
         """Return all frames, and the audio if it is wanted or if there is nothing else.
 
@@ -86,6 +98,7 @@ class AVDecoder:
             return self.get_video_with_audio() if with_audio else self.get_video()
         return self.get_audio() if self.has_audio_stream() else None
 
+    @decoding()
     def check(self) -> None:
         """Decode everything and keep nothing, to find out whether the file is whole.
 
@@ -98,11 +111,12 @@ class AVDecoder:
             reached.append(self._video.check())
         if self.has_audio_stream():
             reached.append(self._audio.check())
-        with open_container(self.stream) as container:
+        with open_container(self._view()) as container:
             expected = (container.duration or 0) / 1_000_000
         if max(reached) <= min(expected - MISSING_SECONDS, (1 - MISSING_SHARE) * expected):
             raise DecodeError(f"the file ends after {max(reached):.3f} of {expected:.3f} s")
 
+    @decoding()
     def get_video_clips(
         self,
         video_clip_ranges: Sequence[Range],
@@ -139,6 +153,7 @@ class AVDecoder:
             times[number] = clip.start, clip.stop
         return clips, times
 
+    @decoding()
     def get_audio_clips(
         self, audio_clip_ranges: Sequence[Range], audio_unit: AudioUnit = "seconds"
     ) -> tuple[list[Any], list[Range]]:
@@ -165,6 +180,7 @@ class AVDecoder:
             times.append((reader.to_seconds(first), reader.to_seconds(first + samples.shape[1])))
         return clips, times
 
+    @decoding()
     def get_clips(
         self,
         video_clip_ranges: Sequence[Range] | None = None,
@@ -188,22 +204,27 @@ class AVDecoder:
             )
         return found
 
+    @decoding()
     def has_video_stream(self) -> bool:
         """Return whether there is video."""
         return self._streams[0]
 
+    @decoding()
     def has_audio_stream(self) -> bool:
         """Return whether there is audio."""
         return self._streams[1]
 
+    @decoding()
     def get_video_fps(self) -> float:
         """Return frames per second, on average."""
         return self._video.frames_per_second
 
+    @decoding()
     def get_audio_samples_per_second(self) -> int:
         """Return the rate of the audio."""
         return self._audio.rate
 
+    @decoding()
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float, int | None]:
         """Return seconds and number of frames.
 
@@ -213,10 +234,12 @@ class AVDecoder:
         """
         return self._video.duration, self._video.num_frames if get_frame_count else None
 
+    @decoding()
     def get_audio_duration(self) -> float:
         """Return the seconds of the audio, as its header has them."""
         return self._audio.duration
 
+    @decoding()
     def get_metadata(
         self,
         get_video: bool = True,
@@ -266,17 +289,24 @@ class AVDecoder:
 
     @cached_property
     def _streams(self) -> tuple[bool, bool]:
-        with open_container(self.stream) as container:
+        with open_container(self._view()) as container:
             return bool(container.streams.video), bool(container.streams.audio)
 
-    # Two readers seek in one stream, each to where it wants to be.
     @cached_property
     def _video(self) -> VideoReader:
-        return VideoReader(cast(IO[bytes], StreamView(self.stream)))
+        return VideoReader(self._view())
 
     @cached_property
     def _audio(self) -> AudioReader:
-        return AudioReader(cast(IO[bytes], StreamView(self.stream)))
+        return AudioReader(self._view())
+
+    @cached_property
+    def _pieces(self) -> list[Piece]:
+        return check_claims(self.stream)
+
+    def _view(self) -> IO[bytes]:
+        """Return a stream over the file: each reader seeks in its own."""
+        return cast(IO[bytes], StreamView(self.stream, self._pieces))
 
     def _warn(self, low: float, high: float, unit: str) -> None:
         if not self.suppress_warnings:

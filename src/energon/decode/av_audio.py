@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.av_container import Stream, av_errors, open_container
+from energon.decode.av_container import Stream, decoding, open_container
+from energon.decode.bounds import check_limit
 from energon.errors import DecodeError
+from energon.limits import DECODED_BYTES
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -38,6 +40,22 @@ class _Grid(NamedTuple):
         """Return the beginning of a frame next to `place`."""
         number = round((place - self.first) / self.step)
         return self.first + number * self.step if place > self.first / 2 else 0
+
+
+class _Pieces:
+    """Samples that are collected, up to `DECODED_BYTES`."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Samples] = []
+        self._bytes = 0
+
+    def add(self, samples: Samples) -> None:
+        self._bytes += samples.nbytes
+        check_limit(self._bytes, DECODED_BYTES, "the audio is long; ask for shorter clips")
+        self._pieces.append(samples)
+
+    def joined(self, nothing: Samples) -> Samples:
+        return np.concatenate(self._pieces, axis=1) if self._pieces else nothing
 
 
 class AudioReader:
@@ -72,7 +90,7 @@ class AudioReader:
             return float(Fraction(self._stream.duration) * self._tick)
         if self._container.duration:
             return float(self._container.duration / 1_000_000)
-        return float(self.all().shape[1] / self.rate)
+        return self._count() / self.rate
 
     @property
     def num_samples(self) -> int:
@@ -87,8 +105,10 @@ class AudioReader:
     def all(self) -> Samples:
         """Return all samples, with shape (channels, samples) and values from -1 to 1."""
         self._reopen()
-        pieces = [_to_floats(frame) for frame in self._frames()]
-        return np.concatenate(pieces, axis=1) if pieces else self._nothing()
+        pieces = _Pieces()
+        for frame in self._frames():
+            pieces.add(_to_floats(frame))
+        return pieces.joined(self._nothing())
 
     def check(self) -> float:
         """Decode all samples, keep none, and return when the last one ends.
@@ -96,24 +116,21 @@ class AudioReader:
         Raises:
             DecodeError: If they are damaged.
         """
-        self._reopen()
-        total = sum(frame.samples for frame in self._frames())
-        self._reopen()
-        return self.to_seconds(total)
+        return self.to_seconds(self._count())
 
     def by_number(self, first: int, stop: int) -> Samples:
         """Return samples from number `first` up to but without `stop`; see `all`."""
         first = max(0, first)
         if stop <= first:
             return self._nothing()
-        pieces = []
+        pieces = _Pieces()
         for place, samples in self._from(first):
             low, high = max(0, first - place), min(samples.shape[1], stop - place)
             if low < high:
-                pieces.append(samples[:, low:high])
+                pieces.add(samples[:, low:high])
             if place + samples.shape[1] >= stop:
                 break
-        return np.concatenate(pieces, axis=1) if pieces else self._nothing()
+        return pieces.joined(self._nothing())
 
     def to_number(self, seconds: float) -> int:
         """Return the number of the sample that is heard at a time, or the nearest."""
@@ -155,6 +172,13 @@ class AudioReader:
         start: Fraction = self._known_tick * self._tick - Fraction(self._known_place, self.rate)
         self._start = max(0.0, float(start) - self._origin)
 
+    def _count(self) -> int:
+        """Return how many samples there are. Decodes all and keeps none."""
+        self._reopen()
+        total = sum(frame.samples for frame in self._frames())
+        self._reopen()
+        return total
+
     def _has_gap(self, ticks: int, samples: int) -> bool:
         between = ticks * self._tick * self.rate
         return abs(float(between) - samples) > max(1.0, float(self._tick * self.rate))
@@ -174,7 +198,7 @@ class AudioReader:
                     yield head
                     yield from found
                     return
-                back -= 4 * int(RUN_UP_SECONDS * self.rate)
+                back -= max(1, 4 * int(RUN_UP_SECONDS * self.rate))
         self._reopen()
         place = 0
         for frame in self._frames():
@@ -186,7 +210,7 @@ class AudioReader:
         ahead = Fraction(target - self._known_place, self.rate) / self._tick
         tick = self._known_tick + int(ahead)
         try:
-            with av_errors():
+            with decoding():
                 self._container.seek(tick, stream=self._stream, backward=True)
         except DecodeError:
             return
@@ -207,7 +231,7 @@ class AudioReader:
         return self._grid.snap(float(place))
 
     def _frames(self) -> Iterator[AudioFrame]:
-        with av_errors():
+        with decoding():
             yield from self._container.decode(self._stream)
 
 

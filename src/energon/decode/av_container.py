@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from energon.errors import DecodeError
+from energon.decode.bounds import check_limit
+from energon.errors import DecodeError, EnergonError
 from energon.extra import needs_extra
+from energon.formats.mp4 import Piece, count_claimed_packets, read_headers
+from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -45,20 +48,38 @@ def open_container(stream: Stream) -> InputContainer:
     """
     av = import_av()
     stream.seek(0)
-    with av_errors():
+    # A playlist may name files of this machine, and servers; nothing of it is opened.
+    options = {"protocol_whitelist": "none", **codec_options()}
+    with decoding():
         # Metadata may be in any encoding, and is not looked at.
-        container: InputContainer = av.open(stream, "r", metadata_errors="ignore")
+        container: InputContainer = av.open(stream, "r", metadata_errors="ignore", options=options)
     return container
 
 
+def codec_options() -> dict[str, str]:
+    """Return what keeps codecs from taking memory for frames that are too large.
+
+    They round sizes up, so this is not exact.
+    """
+    return {"max_pixels": str(2 * IMAGE_PIXELS.value)}
+
+
 @contextmanager
-def av_errors() -> Iterator[None]:
-    """Raise DecodeError where FFmpeg fails on the data."""
-    av = import_av()
+def decoding() -> Iterator[None]:
+    """Raise DecodeError for whatever fails on damaged audio or video, or takes too much memory.
+
+    FFmpeg and PyAV raise errors of many kinds, and their attributes may be None or 0.
+    """
     try:
         yield
-    except av.error.FFmpegError as error:
-        raise DecodeError(f"no whole audio or video file: {error}") from error
+    except (EnergonError, ImportError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, import_av().error.FFmpegError):
+            # The stream could not be read, which is no fault of what is in it.
+            raise
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise DecodeError(f"no whole audio or video file: {kind}{error}") from error
 
 
 def as_stream(data: Stream | bytes) -> Stream:
@@ -67,14 +88,25 @@ def as_stream(data: Stream | bytes) -> Stream:
 
 
 class StreamView:
-    """A stream with a place of its own, over one that others read, too."""
+    """A stream with a place of its own, over one that others read, too.
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    Args:
+        stream: The other.
+        pieces: What is known of it, which is not read again.
+    """
+
+    def __init__(self, stream: IO[bytes], pieces: Sequence[Piece] = ()) -> None:
         self._stream = stream
+        self._pieces = pieces
         self._place = 0
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes."""
+        """Return the next bytes; maybe fewer than there are."""
+        for start, content in self._pieces if size > 0 else ():
+            if start <= self._place < start + len(content):
+                data = content[self._place - start :][:size]
+                self._place += len(data)
+                return data
         self._stream.seek(self._place)
         data = self._stream.read(size)
         self._place += len(data)
@@ -90,6 +122,21 @@ class StreamView:
     def tell(self) -> int:
         """Return the place."""
         return self._place
+
+
+def check_claims(stream: IO[bytes]) -> list[Piece]:
+    """Raise DecodeError if a file claims more packets than there may be; call it before opening.
+
+    Decoders make an index of all packets, whether they are there or not.
+
+    Returns:
+        What was read of a file that is not in memory, for `StreamView`.
+    """
+    with decoding():
+        pieces = read_headers(stream)
+        claimed = sum(count_claimed_packets(piece.content) for piece in pieces[1:])
+    check_limit(claimed, MEDIA_PACKETS, f"the file claims to have {claimed} packets")
+    return [] if isinstance(stream, io.BytesIO) else pieces
 
 
 def check_riff(stream: IO[bytes]) -> None:

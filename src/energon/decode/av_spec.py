@@ -24,9 +24,10 @@ def decode_av(data: bytes, spec: str, *, with_audio: bool) -> Any:
         MissingExtraError: If PyAV is not installed.
     """
     from energon.decode.av import AVDecoder
-    from energon.decode.av_container import open_container
+    from energon.decode.av_container import check_claims, open_container
 
     if spec == "pyav":
+        check_claims(io.BytesIO(data))
         return open_container(io.BytesIO(data))
     decoder = AVDecoder(io.BytesIO(data))
     return decoder if spec == "AVDecoder" else decoder.get_frames(with_audio)

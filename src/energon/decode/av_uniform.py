@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from energon.decode.av import AVData, AVDecoder
+from energon.decode.av_container import decoding
 from energon.decode.av_video import Size
 from energon.errors import ConfigError
 
 
+@decoding()
 def get_clips_uniform(
     av_decoder: AVDecoder,
     clip_duration_seconds: float,
@@ -58,6 +60,7 @@ def get_clips_uniform(
     )
 
 
+@decoding()
 def get_single_frames_uniform(
     av_decoder: AVDecoder,
     num_frames: int,

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.av_container import Stream, av_errors, import_av, open_container
+from energon.decode.av_container import (
+    Stream,
+    codec_options,
+    decoding,
+    import_av,
+    open_container,
+)
+from energon.decode.bounds import check_limit
 from energon.errors import DecodeError
+from energon.limits import DECODED_BYTES, IMAGE_PIXELS
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -94,7 +102,7 @@ class VideoReader:
         if self._times is None:
             self._reopen()
             codec = self._stream.codec_context.name
-            with av_errors():
+            with decoding():
                 packets = [
                     (_time(packet), packet.is_keyframe)
                     for packet in self._container.demux(self._stream)
@@ -119,7 +127,7 @@ class VideoReader:
             DecodeError: If one is damaged.
         """
         self._reopen()
-        self._stream.codec_context.options = {"err_detect": "explode"}
+        self._stream.codec_context.options |= {"err_detect": "explode"}
         reached = 0.0
         for number, frame in enumerate(self._frames()):
             if frame.is_corrupt:
@@ -158,7 +166,10 @@ class VideoReader:
             raise DecodeError("the file has no video stream")
         self._stream = self._container.streams.video[0]
         # Loaders have many workers; threads in each would only get in one another's way.
-        self._stream.codec_context.thread_count = 1
+        codec = self._stream.codec_context
+        codec.thread_count = 1
+        codec.options = codec_options()
+        _check_size(codec.width, codec.height)
         self._tick = Fraction(self._stream.time_base or Fraction(1, 1_000_000))
         origin = max(0, self._container.start_time or 0)
         self._origin = int(Fraction(origin, 1_000_000) / self._tick)
@@ -188,9 +199,17 @@ class VideoReader:
         if frame is None:
             raise DecodeError("the video stream has no frames")
         frames, start = [self._pixels(frame, size)], _time(frame)
+        total = frames[0].nbytes
         while cursor.following is not None and _time(cursor.following) <= stop:
             frame = cursor.advance()
             frames.append(self._pixels(frame, size))
+            total += frames[-1].nbytes
+            check_limit(
+                total,
+                DECODED_BYTES,
+                f"{len(frames)} frames of {frame.width} x {frame.height} pixels have {total} bytes "
+                "already; ask for shorter clips or smaller frames",
+            )
         end = self._end(frame) if cursor.following is None else _time(cursor.following)
         return Clip(frames, self._to_seconds(start), self._to_seconds(end))
 
@@ -236,7 +255,7 @@ class VideoReader:
         target, back = tick, max(1, int(Fraction(1, 4) / self._tick))
         while target > self._origin:
             try:
-                with av_errors():
+                with decoding():
                     self._container.seek(target, stream=self._stream, backward=True)
             except DecodeError:
                 break
@@ -256,10 +275,11 @@ class VideoReader:
                 these lack the frames that they refer to.
         """
         waiting = from_key
-        with av_errors():
+        with decoding():
             for frame in self._container.decode(self._stream):
                 waiting = waiting and not frame.key_frame
                 if not waiting:
+                    _check_size(frame.width, frame.height)
                     yield frame
 
 
@@ -282,6 +302,10 @@ class _Cursor:
     def is_before(self, tick: int) -> bool:
         """Return whether the present frame is shown at `tick` or before it."""
         return self.present is not None and _time(self.present) <= tick
+
+
+def _check_size(width: int, height: int) -> None:
+    check_limit(width * height, IMAGE_PIXELS, f"the video has {width} x {height} pixels")
 
 
 def _time(timed: VideoFrame | Packet[Any]) -> int:

@@ -8,13 +8,14 @@ first; making floats of it costs more than decoding if it is not done by torch.
 from __future__ import annotations
 
 import io
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.decode.bounds import check_limit
 from energon.errors import ConfigError, DecodeError, MissingExtraError
+from energon.limits import IMAGE_PIXELS, JPEG_SCANS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +30,12 @@ EXTENSIONS = frozenset(
     }
 )
 """Of all that Pillow registers, what it decodes by itself, and what holds nothing but images."""
+
+
+_JPEG_START = b"\xff\xd8"
+_MARKER, _SCAN = 0xFF, 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1, 0xC9})
 
 
 class ImageSpec(NamedTuple):
@@ -79,6 +86,8 @@ def decode_image(data: bytes, spec: ImageSpec) -> Any:
         DecodeError: If the data are damaged, cut off or no image.
         MissingExtraError: If tensors are wanted and torch is not installed.
     """
+    if data[:2] == _JPEG_START:
+        _check_scans(data)
     if spec.library == "pil":
         return _open(data, spec.mode)
     pixels = _jpeg_pixels(data, spec.mode)
@@ -91,15 +100,17 @@ def _open(data: bytes, mode: str) -> Image:
     from PIL import Image
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data))
-            image.load()
-            return image.convert(mode)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if it is meant") from error
-    except MemoryError:
+        # Reads the header only, as far as memory is concerned.
+        image = Image.open(io.BytesIO(data))
+        _check_pixels(*image.size)
+        image.load()
+        return image.convert(mode)
+    except DecodeError:
         raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DecodeError(
+            f"{error}; {IMAGE_PIXELS.hint}, and PIL.Image.MAX_IMAGE_PIXELS as well"
+        ) from error
     except Exception as error:
         # Some messages end with the address of the stream in memory.
         reason = str(error).partition(" <")[0]
@@ -110,24 +121,52 @@ def _open(data: bytes, mode: str) -> Image:
 
 def _jpeg_pixels(data: bytes, mode: str) -> NDArray[np.uint8] | None:
     """Return pixels if simplejpeg gives the same ones as Pillow would, else None."""
-    if data[:2] != b"\xff\xd8" or mode == "RGBA":
+    if data[:2] != _JPEG_START or mode == "RGBA":
         return None
     try:
         import simplejpeg
     except ImportError:
         return None
     try:
-        _, _, colors, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        _check_pixels(width, height)
         if (mode, colors) == ("L", "Gray"):
             grey: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace="Gray")[:, :, 0]
             return grey
         if mode == "RGB" and colors in ("Gray", "YCbCr", "RGB"):
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace="RGB")
             return pixels
+    except DecodeError:
+        raise
     except ValueError:
         # Pillow says what is wrong, or is more forgiving.
         return None
     return None
+
+
+def _check_pixels(width: int, height: int) -> None:
+    check_limit(width * height, IMAGE_PIXELS, f"the image has {width} x {height} pixels")
+
+
+def _check_scans(data: bytes) -> None:
+    """Raise DecodeError if a JPEG goes over its pixels more often than `JPEG_SCANS`.
+
+    A few bytes make another pass, which takes as long as there are pixels.
+    """
+    place, frame_components = 2, 0
+    while place + 10 <= len(data) and data[place] == _MARKER:
+        marker = data[place + 1]
+        if marker in _FRAMES:
+            frame_components = data[place + 9]
+            is_progressive = marker not in _SEQUENTIAL_FRAMES
+        elif marker == _SCAN:
+            if frame_components and (is_progressive or data[place + 4] < frame_components):
+                scans = data.count(bytes((_MARKER, _SCAN)))
+                check_limit(scans, JPEG_SCANS, f"the image has {scans} scans")
+            return
+        # A marker may have any number of these before it.
+        is_fill = marker == _MARKER
+        place += 1 if is_fill else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
 
 
 def _to_array(pixels: NDArray[np.uint8], spec: ImageSpec) -> NDArray[Any]:

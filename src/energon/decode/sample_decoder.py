@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
 from energon.allow import is_allowed, refusal
+from energon.decode.arrays import decode_npy, decode_npz, decode_pth
 from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.av_spec import check_av_spec, decode_av
+from energon.decode.bounds import check_limit
+from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.decode.images import decode_image, image_spec
 from energon.decode.tenbin import decode_tenbin
@@ -26,12 +26,15 @@ from energon.errors import (
     EnergonError,
     SkipSample,
 )
-from energon.extra import needs_extra
 from energon.formats.signature import guess_extension
+from energon.limits import UNPACKED_BYTES
 
-MAX_UNPACKED_BYTES = 1 << 30
-"""What a compressed part may grow to."""
-_NOT_OF_THE_DATA: tuple[type[BaseException], ...] = (*SYSTEM_EXCEPTIONS, EnergonError, SkipSample)
+# Data that are nested too deep end in a RecursionError.
+_NOT_OF_THE_DATA: tuple[type[BaseException], ...] = (
+    *(kind for kind in SYSTEM_EXCEPTIONS if kind is not RecursionError),
+    EnergonError,
+    SkipSample,
+)
 _PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
 
 
@@ -128,7 +131,7 @@ class SampleDecoder:
             return data if decode is None else decode(data)
         except DecodeError as error:
             raise DecodeError(f"{fname}: {error}") from error
-        except (EnergonError, MemoryError, ImportError):
+        except (EnergonError, ImportError):
             # Not the fault of the data.
             raise
         except Exception as error:
@@ -172,9 +175,7 @@ class SampleDecoder:
                 "decoder = None to get its bytes",
             )
         if extension == "pth":
-            import torch
-
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+            return decode_pth(data, trusted=True)
         import pickle
 
         return pickle.loads(data)
@@ -202,61 +203,24 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _npz(data: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _npy(data: bytes) -> Any:
-    # A header may claim any size: numpy reads into memory that is there, not what is claimed.
-    stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, fortran, dtype = read(stream)
-    if dtype.hasobject:
-        raise DecodeError("the array holds pickled objects, which are not unpickled")
-    content = memoryview(data)[stream.tell() :]
-    wanted = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if len(content) < wanted:
-        raise DecodeError(f"the array needs {wanted} bytes, {len(content)} are there")
-    array = np.frombuffer(content[:wanted], dtype)
-    return array.reshape(shape, order="F" if fortran else "C").copy()
-
-
-def _msgpack(data: bytes) -> Any:
-    with needs_extra("formats", "msgpack parts need msgpack"):
-        import msgpack
-    return msgpack.unpackb(data)
-
-
-def _cbor(data: bytes) -> Any:
-    with needs_extra("formats", "cbor parts need cbor2"):
-        import cbor2
-    return cbor2.loads(data)
-
-
 def _gunzip(data: bytes) -> bytes:
+    limit = UNPACKED_BYTES.value
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            unpacked = stream.read(MAX_UNPACKED_BYTES + 1)
+            unpacked = stream.read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DecodeError(f"no whole gzip data: {error}") from error
-    if len(unpacked) > MAX_UNPACKED_BYTES:
-        raise DecodeError(f"unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+    check_limit(len(unpacked), UNPACKED_BYTES, f"it unpacks to more than {limit} bytes")
     return unpacked
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    "npy": _npy,
-    "npz": _npz,
+    **dict.fromkeys(("json", "jsn"), decode_json),
+    "npy": decode_npy,
+    "npz": decode_npz,
     **dict.fromkeys(("ten", "tb"), decode_tenbin),
-    **dict.fromkeys(("mp", "msg"), _msgpack),
-    "cbor": _cbor,
+    **dict.fromkeys(("mp", "msg"), decode_msgpack),
+    "cbor": decode_cbor,
 }

@@ -7,6 +7,7 @@ dimensions and dimensions as int64) and a chunk of content.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -83,13 +84,15 @@ def _chunks(data: bytes) -> list[memoryview]:
 
 
 def _array(header: memoryview, content: memoryview) -> NDArray[Any]:
+    if len(header) < 24:
+        raise DecodeError(f"tenbin header {bytes(header)!r} is too short")
     code = bytes(header[:8]).strip(b"\0 ").decode("ascii", "replace")
     sizes = struct.unpack(f"<{len(header) // 8 - 2}q", header[16 : len(header) // 8 * 8])
     if code not in _DTYPES or not sizes or len(sizes) != sizes[0] + 1 or sizes[0] > MAX_DIMENSIONS:
         raise DecodeError(f"tenbin header {bytes(header)!r} describes no array")
     shape = sizes[1:]
     dtype = np.dtype(_DTYPES[code])
-    wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    wanted = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or wanted != len(content):
         raise DecodeError(f"tenbin array {code}{shape} needs {wanted} bytes, has {len(content)}")
     return np.frombuffer(content, dtype).reshape(shape)

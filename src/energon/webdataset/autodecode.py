@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from energon.allow import refusal
+from energon.decode.arrays import decode_pth
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, SecurityError
 from energon.webdataset import security
@@ -255,13 +255,11 @@ def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
 def load_torch(data: bytes, allowed: Collection[str]) -> Any:
     """Do what `torch_loads` does, with what was allowed before; see `security.resolve`."""
-    import torch
-
     trusted = "pickle" in allowed or not pytorch_weights_only
     if trusted and os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") != "1":
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        return decode_pth(data, trusted=True)
     try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return decode_pth(data, trusted=False)
     except pickle.UnpicklingError as error:
         raise refusal(
             "pickle",

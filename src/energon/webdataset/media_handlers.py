@@ -24,7 +24,13 @@ class _MediaHandler:
         return key.rpartition(".")[2].lower() in self.extensions
 
     def __call__(self, key: str, data: bytes) -> Any:
-        return self.decode(data) if self.claims(key) else None
+        if not self.claims(key):
+            return None
+        from energon.decode.av_container import check_claims, decoding
+
+        with decoding():
+            check_claims(io.BytesIO(data))
+            return self.decode(data)
 
     def decode(self, data: bytes) -> Any:
         """Return what the file holds."""

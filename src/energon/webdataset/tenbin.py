@@ -15,6 +15,8 @@ from energon.errors import ConfigError, DecodeError
 
 Arrays = list[NDArray[Any]]
 
+_PIECE_BYTES = 1 << 20
+
 
 def encode_buffer(l: Arrays, infos: Sequence[str] | None = None) -> bytes:  # noqa: E741
     """Return arrays as bytes; `infos` has a text for each."""
@@ -82,7 +84,13 @@ def _chunk(stream: BinaryIO) -> bytes:
     if len(start) < 16 or not start.startswith(MAGIC):
         return start
     (length,) = struct.unpack_from("<q", start, 8)
-    return start + stream.read(max(0, length + -length % 64))
+    left = max(0, length + -length % 64)
+    parts = [start]
+    # In pieces: streams take memory for what they are asked for, whether it is there or not.
+    while left > 0 and (part := stream.read(min(left, _PIECE_BYTES))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def _check(fname: str | os.PathLike[str], nocheck: bool) -> None:

@@ -1,0 +1,77 @@
+"""Values that were written down: JSON, msgpack and CBOR, up to a size and a depth."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from energon.decode.bounds import check_depth, check_limit, too_deep
+from energon.extra import needs_extra
+from energon.limits import DOCUMENT_BYTES, PART_DEPTH
+
+_OPENING = (b"[", b"{")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def decode_json(data: bytes) -> Any:
+    """Return the value that a JSON text describes.
+
+    Raises:
+        ValueError: If it is none.
+        DecodeError: If it is larger than `DOCUMENT_BYTES` or deeper than `PART_DEPTH`.
+    """
+    _check_size(data)
+    # Most texts have few brackets; only of others a person would ask how deep they are.
+    if sum(map(data.count, _OPENING)) > PART_DEPTH.value and _json_depth(data) > PART_DEPTH.value:
+        raise too_deep()
+    return json.loads(data)
+
+
+def decode_msgpack(data: bytes) -> Any:
+    """Return a value from its bytes in msgpack, see `decode_json`."""
+    with needs_extra("formats", "msgpack parts need msgpack"):
+        import msgpack
+    _check_size(data)
+    value = msgpack.unpackb(data)
+    # Each level takes a byte.
+    if len(data) > PART_DEPTH.value and isinstance(value, list | dict):
+        check_depth(value)
+    return value
+
+
+def decode_cbor(data: bytes) -> Any:
+    """Return a value from its bytes in CBOR, see `decode_json`."""
+    with needs_extra("formats", "cbor parts need cbor2"):
+        import cbor2
+    _check_size(data)
+    try:
+        return cbor2.loads(data, max_depth=PART_DEPTH.value)
+    except cbor2.CBORDecodeError as error:
+        if "nesting depth" in str(error):
+            raise too_deep() from error
+        raise
+
+
+def _check_size(data: bytes) -> None:
+    check_limit(len(data), DOCUMENT_BYTES, f"the part has {len(data)} bytes")
+
+
+def _json_depth(data: bytes) -> int:
+    """Return how deep a JSON text is nested, at most: damaged ones have no depth."""
+    if _deepest(data) <= PART_DEPTH.value:
+        return 0
+    # Brackets in strings do not count. They are looked for now only, as that takes time.
+    text = data.decode(json.detect_encoding(data), "surrogatepass").encode("utf-8", "surrogatepass")
+    return _deepest(_STRING.sub(b"", text))
+
+
+def _deepest(text: bytes) -> int:
+    codes = np.frombuffer(text, np.uint8)
+    steps = np.isin(codes, np.frombuffer(b"[{", np.uint8)).view(np.int8) - np.isin(
+        codes, np.frombuffer(b"]}", np.uint8)
+    ).view(np.int8)
+    steps = steps[steps != 0]
+    return int(np.cumsum(steps, dtype=np.int64).max(initial=0))

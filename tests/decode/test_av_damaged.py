@@ -1,0 +1,91 @@
+"""Damaged audio and video: whatever is asked of them, the answer is a DecodeError or a result."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from energon.decode.av import AVDecoder
+from energon.decode.av_uniform import get_clips_uniform, get_single_frames_uniform
+from energon.errors import DecodeError
+from energon.webdataset.autodecode import torch_audio, torch_video
+from tests.decode.videos import KINDS, encode_video
+
+QUESTIONS = {
+    "get_video": lambda av: av.get_video(),
+    "get_audio": lambda av: av.get_audio(),
+    "get_video_with_audio": lambda av: av.get_video_with_audio(),
+    "get_frames": lambda av: av.get_frames(video_decode_audio=True),
+    "check": lambda av: av.check(),
+    "get_video_clips": lambda av: av.get_video_clips([(0, 1), (2, 100)]),
+    "get_video_clips by number": lambda av: av.get_video_clips([(3, 9)], "frames"),
+    "get_audio_clips": lambda av: av.get_audio_clips([(0, 1), (2, 100)]),
+    "get_audio_clips by number": lambda av: av.get_audio_clips([(20, 3000)], "samples"),
+    "get_clips": lambda av: av.get_clips([(0.1, 0.3)], [(1, 2)], video_out_frame_size=(9, 9)),
+    "has_video_stream": lambda av: av.has_video_stream(),
+    "has_audio_stream": lambda av: av.has_audio_stream(),
+    "get_video_fps": lambda av: av.get_video_fps(),
+    "get_audio_samples_per_second": lambda av: av.get_audio_samples_per_second(),
+    "get_video_duration": lambda av: av.get_video_duration(get_frame_count=True),
+    "get_audio_duration": lambda av: av.get_audio_duration(),
+    "get_metadata": lambda av: av.get_metadata(get_audio_num_samples=True),
+    "get_clips_uniform": lambda av: get_clips_uniform(av, 0.5, 3, True, True),
+    "get_single_frames_uniform": lambda av: get_single_frames_uniform(av, 3),
+}
+
+
+def ask(question, data):
+    """Return the answer, or the error if that is one of those that are expected."""
+    try:
+        return question(AVDecoder(data, suppress_warnings=True))
+    except DecodeError as error:
+        return error
+
+
+def mutated(data, rng):
+    """Return a file that differs somewhere from `data`, at the beginning most often."""
+    data = bytearray(data)
+    for _ in range(rng.choice((1, 2, 5, 20))):
+        if not data:
+            break
+        place = rng.randrange(min(len(data), rng.choice((64, 1024, 1 << 30))))
+        what = rng.random()
+        if what < 0.5:
+            data[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        elif what < 0.7:
+            data[place : place + 4] = rng.choice(
+                (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff")
+            )
+        elif what < 0.8:
+            del data[place : place + rng.choice((1, 8, 1000))]
+        elif what < 0.9:
+            data[place:place] = data[place : place + rng.choice((1, 8, 1000))]
+        else:
+            del data[max(1, place) :]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 100, b"RIFF\xff\xff\xff\xffWAVE", b"ID3", b"GIF89a"], ids=repr
+)
+def test_what_is_no_media_file_at_all_is_a_decode_error(question, data):
+    with pytest.raises(DecodeError):
+        QUESTIONS[question](AVDecoder(data, suppress_warnings=True))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_damaged_files_give_a_result_or_a_decode_error(kind):
+    rng = random.Random(kind.name)
+    video = encode_video(kind, frames=12)
+    failed = 0
+    for _ in range(15):
+        data = mutated(video, rng)
+        for question in QUESTIONS.values():
+            failed += isinstance(ask(question, data), DecodeError)
+        for handler, part in ((torch_video, "mp4"), (torch_audio, "wav")):
+            with contextlib.suppress(DecodeError):
+                handler(f".{part}", data)
+    assert failed
