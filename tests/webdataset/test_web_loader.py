@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from energon.errors import ConfigError, StateError
+from energon.errors import ConfigError, StateError, WorkerError
 from energon.webdataset.compat import WebDataset
 from energon.webdataset.web_loader import WebLoader
 from tests.webdataset.shards import make_shards
@@ -116,6 +117,17 @@ def test_a_worker_that_dies_is_replaced_and_the_order_stays(urls, tmp_path):
     with WebLoader(WebDataset(urls).map(die_once), batch_size=None, num_workers=2) as loader:
         assert list(loader) == expected
     assert flag.exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_ends_the_program_is_named_with_its_sample(urls, workers):
+    def leave(sample):
+        return sys.exit("enough") if number(sample) == 9 else number(sample)
+
+    message = r"SystemExit\('enough'\) was raised by leave .*, sample '0*9' of .*tar, in batch"
+    loader = WebLoader(WebDataset(urls).map(leave), batch_size=None, num_workers=workers)
+    with loader, pytest.raises(WorkerError, match=message):
+        list(loader)
 
 
 def test_generator_functions_load_and_say_that_they_cannot_be_saved(urls):

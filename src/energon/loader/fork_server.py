@@ -33,6 +33,7 @@ START = 0
 IMPORT_TORCH = -1
 RUNNING = -(1 << 30)
 
+_end_process = os._exit  # the worker replaces it for user code
 _MESSAGE = struct.Struct("qq")
 _MAX_DESCRIPTORS = 2
 _POLL_SECONDS = 1.0
@@ -175,7 +176,7 @@ def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] =
         traceback.print_exc()
     finally:
         _flush()
-        os._exit(code)
+        _end_process(code)
 
 
 def _flush() -> None:

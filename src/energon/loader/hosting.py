@@ -7,14 +7,17 @@ puts what it yields into a queue, a process sends it through shared memory.
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from energon.errors import WorkerError
 from energon.loader.order import DeliveryOrder
-from energon.loader.pipeline import Pipeline
+from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
+from energon.stages.hook import describe_exit, is_of_program
 from energon.stages.lane import Lane, Present
 
 
@@ -92,8 +95,19 @@ class LaneHost:
             raise StopIteration
         if self._watch is not None:
             self._watch.enter(lane)
-        iterator, opened = self._open.get(lane) or self._open_lane(lane)
-        batch = next(iterator, _END)
+        try:
+            iterator, opened = self._open.get(lane) or self._open_lane(lane)
+            batch = next(iterator, _END)
+        except Exception:
+            raise
+        except BaseException as error:
+            if is_of_program(error):
+                raise
+            raise WorkerError(
+                f"{describe_exit(error)} was raised by {_raiser(error)}, {self._place(lane)}; code "
+                "that runs in a loader cannot end the program. Raise SkipSample in a hook to leave "
+                "a sample out, or an error of your own"
+            ) from error
         if self._watch is not None:
             self._watch.leave()
         if batch is _END:
@@ -102,6 +116,18 @@ class LaneHost:
         opened.present.batch += 1
         self._order.advance()
         return Event(lane, batch, pickle.dumps(iterator.state_dict()), dict(opened.counts))
+
+    def _place(self, lane: int) -> str:
+        """Return in words what a lane works on."""
+        if lane not in self._open:
+            return f"while lane {lane} was opened"
+        present = self._open[lane][1].present
+        place = f"in batch {present.batch} of lane {lane}"
+        if not isinstance(self._pipeline, DescribesRows):
+            return place
+        state = self._positions[lane].saved_state()
+        sample = self._pipeline.describe_row(lane, self._lanes, present.row, state)
+        return f"{place}, at row {present.row}: {sample}"
 
     def _open_lane(self, number: int) -> tuple[DatasetIterator[Any], Lane]:
         position = self._positions[number]
@@ -117,6 +143,13 @@ class LaneHost:
         iterator = self._pipeline.open_lane(lane, position.saved_state())
         self._open[number] = iterator, lane
         return self._open[number]
+
+
+def _raiser(error: BaseException) -> str:
+    """Return the function and the line that raised an exception, and what its notes say."""
+    (*_, last) = traceback.extract_tb(error.__traceback__) or [None]
+    place = "code of C" if last is None else f"{last.name} ({last.filename}:{last.lineno})"
+    return ", ".join([place, *getattr(error, "__notes__", ())])
 
 
 _END = object()

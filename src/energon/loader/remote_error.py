@@ -40,12 +40,17 @@ class RemoteError:
     def rebuild(self) -> BaseException:
         """Return the exception, with the traceback of the worker as its cause.
 
-        One that cannot be pickled becomes a `WorkerError` with the same text.
+        One that cannot be pickled becomes a `WorkerError` with the same text, and so does one
+        that is no `Exception`: SystemExit is not to end the training process.
         """
-        error = _loaded(self.pickled) or WorkerError(
-            f"a worker raised an exception that cannot be sent to the training process: "
-            f"{self.summary}"
-        )
+        error = _loaded(self.pickled)
+        if error is None:
+            error = WorkerError(
+                "a worker raised an exception that cannot be sent to the training process: "
+                f"{self.summary}"
+            )
+        elif not isinstance(error, Exception):
+            error = WorkerError(f"a worker raised {self.summary}")
         error.__cause__ = RemoteTraceback(self.traceback)
         return error
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from energon.loader.end import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.heap import keep_heap
@@ -31,6 +31,7 @@ from energon.loader.wire import Kind, Message, is_readable, receive
 from energon.stages.random_state import own_process
 
 _TICK_SECONDS = 0.02
+_end_process = os._exit
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class _Companion(threading.Thread):
                 with contextlib.suppress(OSError):
                     self.outbox.flush_idle()
         time.sleep(GRACE_SECONDS)
-        os._exit(0)
+        _end_process(0)
 
 
 def _report_faults(descriptor: int) -> None:
@@ -235,6 +236,19 @@ def _report_faults(descriptor: int) -> None:
     seek_to_trace(descriptor)
     faulthandler.enable(descriptor, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=False)
+    _report_exits(descriptor)
+
+
+def _report_exits(descriptor: int) -> None:
+    """Leave a traceback as well where user code calls `os._exit` in this process."""
+    process = os.getpid()
+
+    def traced_exit(status: int) -> NoReturn:
+        if os.getpid() == process:
+            faulthandler.dump_traceback(descriptor, all_threads=False)
+        _end_process(status)
+
+    os._exit = traced_exit
 
 
 def _seed_generators(seed: int) -> None:

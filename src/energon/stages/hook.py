@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from types import GeneratorType
+from types import FunctionType, GeneratorType, MethodType
 from typing import Any, Final
 
 from energon.errors import (
@@ -19,7 +22,7 @@ from energon.errors import (
 )
 from energon.plan.seeds import derive_seed
 from energon.stages.lane import Lane, active
-from energon.stages.random_state import seeded
+from energon.stages.random_state import is_worker_process, seeded
 
 logger = logging.getLogger("energon")
 
@@ -101,6 +104,9 @@ class HookRunner:
                 output = self.function(argument)
         except Exception as error:
             return self._failed(error, argument)
+        except BaseException as error:
+            self._exited(error, argument)
+            raise
         if type(output) is GeneratorType:
             if not self.hook.may_yield:
                 raise FatalSampleError(
@@ -123,6 +129,9 @@ class HookRunner:
             except Exception as error:
                 self._failed(error, argument)
                 return
+            except BaseException as error:
+                self._exited(error, argument)
+                raise
             if output is SKIPPED:
                 return
             self.failed_in_a_row = 0
@@ -138,7 +147,7 @@ class HookRunner:
         if isinstance(error, SkipSample):
             self._count("skipped", argument)
             return SKIPPED
-        sources = hook.locate(argument) if hook.locate is not None else ()
+        sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
         cause = f"{type(error).__name__}: {error}"
         if isinstance(error, SYSTEM_EXCEPTIONS) or _is_ours_and_fatal(error):
@@ -158,6 +167,18 @@ class HookRunner:
             log_exception(error, argument, sources, brief=place in self._shown)
             self._shown.add(place)
         return SKIPPED
+
+    def _exited(self, error: BaseException, argument: Any) -> None:
+        """Raise an error instead of what would end the program without saying why."""
+        if not is_of_program(error):
+            raise FatalSampleError(
+                f"{self.hook.name} raised {describe_exit(error)} on "
+                f"{describe_sources(self._sources(argument))}; a hook cannot end the program. "
+                "Raise SkipSample to leave the sample out, or an error of your own"
+            ) from error
+
+    def _sources(self, argument: Any) -> tuple[Any, ...]:
+        return self.hook.locate(argument) if self.hook.locate is not None else ()
 
     def _count(self, what: str, argument: Any) -> None:
         hook, counts = self.hook, self.lane.counts
@@ -184,6 +205,42 @@ class HookRunner:
                 "@stateless(failure_rate=...)"
             )
         return None
+
+
+def is_of_program(error: BaseException) -> bool:
+    """Return whether an exception that is no `Exception` ends the program, not user code.
+
+    That is ^C, and what a handler of signals raises, in the main thread of the program.
+    """
+    if is_worker_process() or threading.current_thread() is not threading.main_thread():
+        return False
+    return isinstance(error, KeyboardInterrupt) or _comes_from_signal(error)
+
+
+def describe_exit(error: BaseException) -> str:
+    """Return an exception that is no `Exception` as the user may have written it."""
+    arguments = ", ".join(map(repr, error.args))
+    return f"{type(error).__name__}({arguments})"
+
+
+def _comes_from_signal(error: BaseException) -> bool:
+    handlers = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    known = {code for code in handlers if code is not None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in known:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> Any:
+    """Return the code of a handler of signals; None if that is not Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not isinstance(handler, FunctionType | MethodType):
+        handler = vars(type(handler)).get("__call__")
+    return getattr(handler, "__code__", None)
 
 
 def log_exception(

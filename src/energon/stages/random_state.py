@@ -32,6 +32,11 @@ def own_process() -> None:
     _is_worker_process = True
 
 
+def is_worker_process() -> bool:
+    """Return whether `own_process` was called."""
+    return _is_worker_process
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed `random`, numpy and torch inside the block, from 64 bits.

@@ -79,9 +79,13 @@ class _Mapped(StageIterator):
 
 def _goes_on(error: Exception, item: Any, handler: Handler) -> bool:
     """Ask the handler about an error, which is told whose it is, if the item says."""
+    _note_origin(error, item)
+    return handler(error)
+
+
+def _note_origin(error: BaseException, item: Any) -> None:
     if isinstance(item, dict) and "__key__" in item:
         error.add_note(f"sample {item['__key__']!r} of {item.get('__url__', 'unknown origin')}")
-    return handler(error)
 
 
 def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
@@ -92,6 +96,9 @@ def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler
             if _goes_on(error, item, handler):
                 continue
             return
+        except BaseException as error:
+            _note_origin(error, item)
+            raise
         if result is None:
             continue
         if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
@@ -109,6 +116,9 @@ def _apply(
             if _goes_on(error, item, handler):
                 continue
             return
+        except BaseException as error:
+            _note_origin(error, item)
+            raise
         yield result
 
 
@@ -122,6 +132,9 @@ def _select(
             if _goes_on(error, item, handler):
                 continue
             return
+        except BaseException as error:
+            _note_origin(error, item)
+            raise
         if wanted:
             yield item
 
