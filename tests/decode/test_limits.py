@@ -9,6 +9,7 @@ import multiprocessing
 import re
 import resource
 import struct
+import tracemalloc
 import zipfile
 import zlib
 
@@ -18,17 +19,20 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+import zstandard
 from PIL import Image
 
+import energon.webdataset as wds
 from energon import get_savable_loader
 from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
 from energon.decode.tenbin import decode_tenbin, encode_tenbin
-from energon.errors import DecodeError
+from energon.errors import DecodeError, FormatError
 from energon.limits import LIMITS
 from energon.prepare.dataset import prepare_dataset
 from energon.webdataset import tenbin
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_loads, torch_video
+from energon.webdataset.opening import Opening
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.task_encoder.runs import config, val
@@ -333,6 +337,68 @@ def test_fluid_pipelines_have_the_same_limits(part):
     decode = Decoder("rgb8", torch_video)
     with pytest.raises(DecodingError, match="cannot be decoded"):
         decode({"__key__": "k", part: CLAIMS[part]})
+
+
+@pytest.mark.parametrize(
+    ("stage", "value"),
+    [
+        (wds.jsonl_to_samples, b'"%s"\n'),
+        (wds.msgpacks_to_samples, b"\xc6" + struct.pack(">I", 100_000_000) + b"%s"),
+        (wds.cbors_to_samples, b"\x5a" + struct.pack(">I", 100_000_000) + b"%s"),
+    ],
+)
+def test_records_in_streams_have_the_limits_of_documents(stage, value, tmp_path, monkeypatch):
+    monkeypatch.setenv(LIMITS["DOCUMENT_BYTES"].variable, "1000000")
+    path = tmp_path / "records.gz"
+    with gzip.open(path, "wb") as file:
+        start, end = value.split(b"%s")
+        file.write(start)
+        for _ in range(100):
+            file.write(bytes(MB))
+        file.write(end)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="more than 1000000 bytes; .*DOCUMENT_BYTES"):
+            list(wds.DataPipeline(wds.SimpleShardList(str(path)), stage()))
+        assert tracemalloc.get_traced_memory()[1] < 50 * MB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("stage", "value"),
+    [
+        (wds.jsonl_to_samples, b"[" * 401 + b"]" * 401),
+        (wds.msgpacks_to_samples, b"\x91" * 401 + b"\0"),
+        (wds.cbors_to_samples, b"\x81" * 401 + b"\0"),
+    ],
+)
+def test_records_in_streams_may_not_be_nested_deeper_than_parts(stage, value, tmp_path):
+    path = tmp_path / "records"
+    path.write_bytes(value)
+    with pytest.raises(FormatError, match="nest"):
+        list(wds.DataPipeline(wds.SimpleShardList(str(path)), stage()))
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_compressed_streams_are_unpacked_piece_by_piece(kind, tmp_path):
+    path = tmp_path / f"zeros.{kind}"
+    opener = {"gz": gzip.open, "zst": zstandard.open}[kind]
+    with opener(path, "wb") as file:
+        for _ in range(200):
+            file.write(bytes(MB))
+    opened = Opening().open(str(path))
+    tracemalloc.start()
+    try:
+        total, zeros = 0, bytes(MB)
+        while data := opened.stream.read(100_000):
+            assert data[:MB] == zeros[: len(data)]
+            total += len(data)
+        assert total + len(opened.head) == 200 * MB
+        assert tracemalloc.get_traced_memory()[1] < 80 * MB
+    finally:
+        tracemalloc.stop()
+        opened.stream.close()
 
 
 def test_tensors_are_limited_by_what_they_claim(monkeypatch):

@@ -14,6 +14,7 @@ from energon.extra import needs_extra
 HEAD_BYTES = 6
 """So many bytes tell what a stream is."""
 CHUNK_BYTES = 1 << 18
+ZSTD_BYTES = 1 << 10
 
 
 def unpacker_for(head: bytes) -> Callable[[], Any] | None:
@@ -114,6 +115,7 @@ class _Zstd:
             import zstandard
         self._inner = zstandard.ZstdDecompressor().decompressobj()
         self._error = zstandard.ZstdError
+        self._packed, self._at = b"", 0
 
     @property
     def eof(self) -> bool:
@@ -121,13 +123,22 @@ class _Zstd:
 
     @property
     def unused_data(self) -> bytes:
-        return self._inner.unused_data
+        return self._inner.unused_data + self._packed[self._at :]
 
     def decompress(self, data: bytes, size: int) -> bytes:
+        if data:
+            self._packed, self._at = data, 0
         try:
-            return self._inner.decompress(data) if data else b""
+            while self._at < len(self._packed):
+                # A byte may stand for 32 KiB, and all that is given is unpacked at once.
+                piece = self._packed[self._at : self._at + ZSTD_BYTES]
+                self._at += len(piece)
+                unpacked: bytes = self._inner.decompress(piece)
+                if unpacked or self._inner.eof:
+                    return unpacked
         except self._error as error:
             raise ValueError(str(error)) from error
+        return b""
 
 
 _FORMATS: dict[bytes, Callable[[], Any]] = {

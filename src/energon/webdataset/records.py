@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from energon.decode.bounds import check_depth
+from energon.decode.documents import decode_json
 from energon.errors import FormatError, StateError, TruncatedError
 from energon.extra import needs_extra
+from energon.limits import DOCUMENT_BYTES, PART_DEPTH
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.opening import Opening
@@ -120,10 +122,13 @@ def read_cbor(opened: ShardStream) -> Iterator[Any]:
     number = 0
     while stream.has_more():
         try:
-            yield cbor2.load(stream)  # type: ignore[arg-type]
+            stream.begin(number)
+            yield cbor2.load(stream, max_depth=PART_DEPTH.value)  # type: ignore[arg-type]
         except cbor2.CBORDecodeEOF as error:
             raise _cut_off(opened, number) from error
         except cbor2.CBORDecodeError as error:
+            if isinstance(error.__cause__, FormatError):
+                raise error.__cause__ from None
             raise _damaged(opened, number, error) from error
         number += 1
 
@@ -137,16 +142,19 @@ def read_msgpack(opened: ShardStream) -> Iterator[Any]:
     """
     with needs_extra("formats", "MsgPack needs msgpack"):
         import msgpack
-    # Without a limit: the size of a value is that of the file at most.
-    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker = msgpack.Unpacker(max_buffer_size=DOCUMENT_BYTES.value + _CHUNK_BYTES)
     number = fed = 0
     for chunk in _chunks(opened):
-        unpacker.feed(chunk)
         fed += len(chunk)
         try:
+            unpacker.feed(chunk)
             for value in unpacker:
+                if isinstance(value, list | dict):
+                    check_depth(value)
                 yield value
                 number += 1
+        except msgpack.BufferFull as error:
+            raise _too_large(opened, number) from error
         except (ValueError, msgpack.UnpackException) as error:
             raise _damaged(opened, number, error) from error
     if unpacker.tell() < fed:
@@ -159,22 +167,30 @@ def read_jsonl(opened: ShardStream) -> Iterator[Any]:
     Raises:
         FormatError: If a line is no JSON.
     """
-    rest, number = b"", 0
+    # A long line comes in many pieces, which are joined once.
+    pieces: list[bytes] = []
+    number = length = 0
     for chunk in _chunks(opened):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, rest = chunk.split(b"\n")
         for line in lines:
+            whole = b"".join((*pieces, line))
+            pieces, length = [], 0
+            if whole.strip():
+                yield _json(opened, number, whole)
             number += 1
-            if line.strip():
-                yield _json(opened, number, line)
-    if rest.strip():
-        yield _json(opened, number + 1, rest)
+        pieces.append(rest)
+        length += len(rest)
+        if length > DOCUMENT_BYTES.value:
+            raise _too_large(opened, number)
+    if (last := b"".join(pieces)).strip():
+        yield _json(opened, number, last)
 
 
 def _json(opened: ShardStream, number: int, line: bytes) -> Any:
     try:
-        return json.loads(line)
-    except ValueError as error:
-        raise FormatError(f"{opened.url}: line {number} is no JSON: {error}") from error
+        return decode_json(line)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{opened.url}: line {number + 1} is no JSON: {error}") from error
 
 
 def _chunks(opened: ShardStream) -> Iterable[bytes]:
@@ -188,9 +204,15 @@ class _Buffered(io.RawIOBase):
     """A stream that can say whether it has ended, and gives exactly what is asked for."""
 
     def __init__(self, opened: ShardStream) -> None:
+        self._opened = opened
         self._chunks = iter(_chunks(opened))
         self._buffer = b""
         self._at = 0
+        self._number = self._taken = 0
+
+    def begin(self, number: int) -> None:
+        """Say which value is read next; each may have `DOCUMENT_BYTES`."""
+        self._number, self._taken = number, 0
 
     def readable(self) -> bool:
         return True
@@ -209,12 +231,22 @@ class _Buffered(io.RawIOBase):
             self._at += len(part)
             size -= len(part)
             parts.append(part)
+            self._taken += len(part)
+            if self._taken > DOCUMENT_BYTES.value:
+                raise _too_large(self._opened, self._number)
         return b"".join(parts)
 
 
 def _cut_off(opened: ShardStream, number: int) -> TruncatedError:
     return TruncatedError(
         f"{opened.url}: value {number} is cut off; restore the file or write it again"
+    )
+
+
+def _too_large(opened: ShardStream, number: int) -> FormatError:
+    return FormatError(
+        f"{opened.url}: value {number} has more than {DOCUMENT_BYTES.value} bytes; "
+        f"{DOCUMENT_BYTES.hint}"
     )
 
 
