@@ -93,31 +93,14 @@ _ROOMS = {
     "sources.file_store_folder": ["SystemFileStore"],
     "stages.hook": ["log_exception", "reraise_exception"],
     "stages.quarantine": ["Quarantine"],
-    "task_encoder.augment": ["AugmentTaskEncoder"],
-    "task_encoder.build": ["LoadedDataset"],
     "task_encoder.cooker": ["Cooker", "cooker", "stateless"],
     "task_encoder.dataset": ["SavableDataset"],
     "task_encoder.encoder": ["DefaultTaskEncoder", "TaskEncoder"],
     "task_encoder.getters": ["get_train_dataset", "get_val_dataset", "get_val_datasets"],
-    "task_encoder.load_dataset": [
-        "DatasetLoader",
-        "LoadedDatasetList",
-        "load_dataset",
-        "prepare_metadataset",
-    ],
+    "task_encoder.prepare_metadataset": ["prepare_metadataset"],
+    "task_encoder.recipe": ["Recipe"],
     "version": ["__version__"],
     "worker": ["WorkerConfig"],
-    "wrappers.batches": ["BatchDataset", "GroupBatchDataset", "MixBatchDataset", "PackingDataset"],
-    "wrappers.items": ["FilterDataset", "IterMapDataset", "MapDataset"],
-    "wrappers.streams": [
-        "BlendDataset",
-        "ConcatDataset",
-        "EpochizeDataset",
-        "LimitDataset",
-        "RepeatDataset",
-        "ShuffleBufferDataset",
-    ],
-    "wrappers.watching": ["GcDataset", "LogSampleDataset", "WatchdogDataset"],
 }
 _HOME = {name: f"energon.{room}" for room, names in _ROOMS.items() for name in names}
 

@@ -86,8 +86,6 @@ from energon.stages.hook import (
     reraise_exception as reraise_exception,
 )
 from energon.stages.quarantine import Quarantine as Quarantine
-from energon.task_encoder.augment import AugmentTaskEncoder as AugmentTaskEncoder
-from energon.task_encoder.build import LoadedDataset as LoadedDataset
 from energon.task_encoder.cooker import Cooker as Cooker, cooker as cooker, stateless as stateless
 from energon.task_encoder.dataset import SavableDataset as SavableDataset
 from energon.task_encoder.encoder import (
@@ -99,37 +97,9 @@ from energon.task_encoder.getters import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
-from energon.task_encoder.load_dataset import (
-    DatasetLoader as DatasetLoader,
-    LoadedDatasetList as LoadedDatasetList,
-    load_dataset as load_dataset,
-    prepare_metadataset as prepare_metadataset,
-)
+from energon.task_encoder.prepare_metadataset import prepare_metadataset as prepare_metadataset
+from energon.task_encoder.recipe import Recipe as Recipe
 from energon.version import __version__ as __version__
 from energon.worker import WorkerConfig as WorkerConfig
-from energon.wrappers.batches import (
-    BatchDataset as BatchDataset,
-    GroupBatchDataset as GroupBatchDataset,
-    MixBatchDataset as MixBatchDataset,
-    PackingDataset as PackingDataset,
-)
-from energon.wrappers.items import (
-    FilterDataset as FilterDataset,
-    IterMapDataset as IterMapDataset,
-    MapDataset as MapDataset,
-)
-from energon.wrappers.streams import (
-    BlendDataset as BlendDataset,
-    ConcatDataset as ConcatDataset,
-    EpochizeDataset as EpochizeDataset,
-    LimitDataset as LimitDataset,
-    RepeatDataset as RepeatDataset,
-    ShuffleBufferDataset as ShuffleBufferDataset,
-)
-from energon.wrappers.watching import (
-    GcDataset as GcDataset,
-    LogSampleDataset as LogSampleDataset,
-    WatchdogDataset as WatchdogDataset,
-)
 
 __all__: list[str]

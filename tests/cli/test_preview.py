@@ -5,8 +5,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from energon import LogSampleDataset, get_loader
+from energon import (
+    get_loader,
+)
 from energon.cli.main import main
+from megatron.energon import (
+    LogSampleDataset,
+)
 from tests.datasets import make_captions, make_crude
 from tests.task_encoder.runs import config, val
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from energon import (
-    BatchDataset,
     ConfigError,
     DefaultTaskEncoder,
     get_savable_loader,
 )
-from energon.task_encoder.factories import CrudeWebdataset
+from energon.compat.megatron.datasets.webdataset import CrudeWebdataset
+from megatron.energon import (
+    BatchDataset,
+)
 from tests.datasets import make_crude
 from tests.task_encoder.runs import config, train, val
 

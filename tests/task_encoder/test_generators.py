@@ -7,9 +7,16 @@ import random
 
 import pytest
 
-from energon import AugmentTaskEncoder, Cooker, DefaultTaskEncoder, FatalSampleError
-from energon.task_encoder.augment import may_yield
+from energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    FatalSampleError,
+)
+from energon.compat.megatron.augment import may_yield
 from energon.task_encoder.cooker import is_generator_function
+from megatron.energon import (
+    AugmentTaskEncoder,
+)
 from tests.task_encoder.runs import one_lane, resumable, train
 
 

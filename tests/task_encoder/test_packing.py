@@ -10,7 +10,6 @@ from itertools import islice
 import pytest
 
 from energon import (
-    AugmentTaskEncoder,
     Batch,
     Cooker,
     DefaultTaskEncoder,
@@ -26,6 +25,9 @@ from energon import (
     stateless,
 )
 from energon.packing import Packer
+from megatron.energon import (
+    AugmentTaskEncoder,
+)
 from tests.datasets import make_crude
 from tests.task_encoder.runs import config, resumable, train, val
 

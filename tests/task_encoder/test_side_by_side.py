@@ -10,7 +10,6 @@ import pytest
 from energon import (
     Cooker,
     DefaultTaskEncoder,
-    EpochizeDataset,
     WorkerConfig,
     basic_sample_keys,
     cooker,
@@ -21,6 +20,9 @@ from energon import (
     stateless,
 )
 from energon.samples.types import TextSample
+from megatron.energon import (
+    EpochizeDataset,
+)
 from tests.task_encoder.runs import config, train, val
 
 

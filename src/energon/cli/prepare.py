@@ -153,7 +153,7 @@ def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> N
 
 
 def _prepare_metadataset(path: AnyPath) -> None:
-    from energon.task_encoder.load_dataset import prepare_metadataset
+    from energon.task_encoder.prepare_metadataset import prepare_metadataset
 
     indexes = prepare_metadataset(path)
     for index in indexes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.cache.pool import CachePool, active_pool
@@ -12,11 +12,12 @@ from energon.packing.selection import Selection
 from energon.samples.collate import generic_batch
 from energon.stages.hook import DEFAULT_TOLERANCE
 from energon.stages.lane import active_generator, active_lane
-from energon.task_encoder.build import PipelineBuilder
-from energon.task_encoder.cooker import Cooker
+from energon.task_encoder.cooker import Cooker, is_generator_function
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from energon.task_encoder.recipe import Recipe
 
 T_sample = TypeVar("T_sample")
 T_encoded_sample = TypeVar("T_encoded_sample")
@@ -24,7 +25,24 @@ T_raw_batch = TypeVar("T_raw_batch")
 T_batch = TypeVar("T_batch")
 
 
-class TaskEncoder(PipelineBuilder, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+@dataclass(frozen=True)
+class HookMethod:
+    """A hook of a task encoder, as the recipe needs it.
+
+    Args:
+        function: What is called.
+        marked: What `stateless` marked, which says how the hook is run; mostly the function.
+        overridden: Whether it does anything: a hook that does not adds no stage.
+        may_yield: Whether one input may become several outputs.
+    """
+
+    function: Callable[..., Any]
+    marked: Any
+    overridden: bool
+    may_yield: bool
+
+
+class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """What becomes of samples on their way to a batch. Subclass it and override hooks.
 
     A sample passes `cook_crude_sample` (crude datasets only), `encode_sample`, `batch` and
@@ -140,14 +158,26 @@ class TaskEncoder(PipelineBuilder, Generic[T_sample, T_encoded_sample, T_raw_bat
         """The cache pool that the loader was given; one that caches nothing without any."""
         return active_pool()
 
-    def _hook(self, name: str) -> Callable[[Any], Any]:
-        """Return what runs as the hook of this name."""
-        hook: Callable[[Any], Any] = getattr(self, name)
-        return hook
+    def assemble(self, recipe: Recipe) -> Any:
+        """Return the pipeline of a run, which the dataset getters hand to the caller.
 
-    def _overrides(self, name: str) -> bool:
-        """Return whether a hook does anything of its own."""
-        return overrides(self, name)
+        Override it to put stages of your own between those of the recipe or around them.
+
+        Args:
+            recipe: Opened datasets, their order, and the steps from samples to batches.
+        """
+        return recipe.pipeline()
+
+    def _hook_method(self, name: str) -> HookMethod:
+        """Return the hook of this name, and how it is run."""
+        function = getattr(self, name)
+        spaces = (vars(self), *map(vars, type(self).__mro__))
+        return HookMethod(
+            function=function,
+            marked=function,
+            overridden=overrides(self, name),
+            may_yield=any(is_generator_function(space[name]) for space in spaces if name in space),
+        )
 
     def _batch(
         self,

@@ -7,15 +7,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from energon.metadataset.resolve import DatasetPath, resolve
-from energon.task_encoder.assembly import train_pipeline, validation_pipeline
 from energon.task_encoder.dataset import SavableDataset
+from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
-from energon.task_encoder.leaf_dataset import LeafDataset, loaded_datasets
-from energon.task_encoder.leaves import open_leaves
-from energon.task_encoder.legacy import with_legacy_arguments
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.recipe import train_recipe, validation_recipe
 from energon.task_encoder.settings import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
-from energon.wrappers.base import WrapperDataset
 
 
 def get_train_dataset(
@@ -39,8 +37,7 @@ def get_train_dataset(
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
-    **legacy: Any,
-) -> SavableDataset | WrapperDataset:
+) -> SavableDataset:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
 
     Args:
@@ -62,8 +59,7 @@ def get_train_dataset(
             16.
         blend_unit: Whether a blend draws single samples, so that batches are mixed, or whole
             batches of one dataset; None for what the metadataset says, or else samples.
-        task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`. If it overrides
-            `build_train_datasets`, that builds what is returned, of wrappers.
+        task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         repeat: Whether the data start again at their end. A blend by weights has no end, unless
             all of its entries have `max_epochs`; then it ends in any case.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
@@ -73,7 +69,7 @@ def get_train_dataset(
             left out. None for none.
         allow: "code" lets code beside datasets make their samples (`sample_loader.py`), and
             modules be imported that they name. ENERGON_ALLOW=code does, too.
-        legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
+        legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
         ConfigError: If an argument or a document makes no sense.
@@ -101,8 +97,9 @@ def get_train_dataset(
         split_config=split_config,
     )
     opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow)
-    encoder = with_legacy_arguments(task_encoder, legacy)
-    return train_pipeline(resolved, opened, encoder, settings, worker_config)
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    recipe = train_recipe(resolved, opened, encoder, settings, worker_config)
+    return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
 def get_val_dataset(
@@ -120,8 +117,7 @@ def get_val_dataset(
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
-    **legacy: Any,
-) -> SavableDataset | WrapperDataset:
+) -> SavableDataset:
     """Return the validation pipeline: each sample once, leaf after leaf, in order.
 
     Weights and repetitions do not count. Every pass starts from the beginning.
@@ -143,7 +139,7 @@ def get_val_dataset(
             left out. None for none.
         allow: "code" lets code beside datasets make their samples (`sample_loader.py`), and
             modules be imported that they name. ENERGON_ALLOW=code does, too.
-        legacy: Deprecated settings of the decoder, see `energon.task_encoder.legacy`.
+        legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
         ConfigError: If an argument or a document makes no sense.
@@ -165,8 +161,9 @@ def get_val_dataset(
         split_config=split_config,
     ).leaves
     opened = open_leaves(leaves, subflavors, exclude_from, allow)
-    encoder = with_legacy_arguments(task_encoder, legacy)
-    return validation_pipeline(opened, encoder, settings, worker_config)
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    recipe = validation_recipe(opened, encoder, settings, worker_config)
+    return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
 def get_val_datasets(
@@ -184,10 +181,10 @@ def get_val_datasets(
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
-    **legacy: Any,
-) -> list[tuple[SavableDataset | WrapperDataset, LeafDataset]]:
+) -> list[tuple[SavableDataset, OpenedLeaf]]:
     """Return a validation pipeline for each leaf, so that losses can be told apart.
 
+    Each comes with its leaf, whose `name`, `paths` and `subflavors` say which dataset it is.
     Arguments and errors are those of `get_val_dataset`.
     """
     settings = ValidationSettings(
@@ -203,11 +200,8 @@ def get_val_datasets(
         dataset_config=dataset_config,
         split_config=split_config,
     ).leaves
-    encoder = with_legacy_arguments(task_encoder, legacy)
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
     return [
-        (
-            validation_pipeline([opened], encoder, settings, worker_config),
-            loaded_datasets([opened], None, encoder, worker_config, training=False)[0].dataset,
-        )
-        for opened in open_leaves(leaves, subflavors, exclude_from, allow)
+        (encoder.assemble(validation_recipe([leaf], encoder, settings, worker_config)), leaf)
+        for leaf in open_leaves(leaves, subflavors, exclude_from, allow)
     ]

@@ -10,7 +10,6 @@ from energon.samples.restore_key import key_of, sample_keys
 from energon.samples.source_info import SourceInfo
 from energon.sources.reader import LeafReader
 from energon.stages.hook import ErrorHandler, Hook
-from energon.task_encoder.augment import find_hook, overrides
 from energon.task_encoder.encoder import TaskEncoder
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
@@ -53,12 +52,14 @@ class HookMaker:
 
     def method(self, name: str) -> Hook:
         """Return the hook of this name."""
-        function, marked = find_hook(self.encoder, name)
-        return self.make(name, function, settings=marked)
+        hook = self.encoder._hook_method(name)
+        return self.make(name, hook.function, settings=hook.marked)
 
     def overridden(self, *names: str) -> tuple[Hook, ...]:
         """Return the hooks of these names that the encoder overrides."""
-        return tuple(self.method(name) for name in names if overrides(self.encoder, name))
+        return tuple(
+            self.method(name) for name in names if self.encoder._hook_method(name).overridden
+        )
 
 
 def _mark(marked: Any, name: str, default: Any) -> Any:

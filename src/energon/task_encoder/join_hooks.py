@@ -13,7 +13,6 @@ from energon.samples.crude import CrudeSample
 from energon.samples.restore_key import stamp
 from energon.sources.join import JOINED
 from energon.stages.hook import Hook
-from energon.task_encoder.augment import find_hook
 from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
@@ -34,7 +33,7 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     cook = _cook_joined(leaf, encoder)
     if cook is None:
         return (hooks.make("join", join),)
-    _, marked = find_hook(encoder, "cook_crude_sample")
+    marked = encoder._hook_method("cook_crude_sample").marked
     if hasattr(cook.cooker.cook, "__stateless__"):
         marked = cook.cooker.cook
     return (hooks.make("join", join), hooks.make("cook_crude_sample", cook, settings=marked))

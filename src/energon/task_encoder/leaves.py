@@ -44,6 +44,24 @@ class OpenedLeaf:
     plan_leaf: PlanLeaf
     config: DatasetConfig
 
+    def __len__(self) -> int:
+        return self.plan_leaf.num_samples
+
+    @property
+    def name(self) -> str:
+        """Name of the dataset folder."""
+        return self.source.path.name
+
+    @property
+    def paths(self) -> list[str]:
+        """The dataset folder, as a list of one; those of all datasets of a join."""
+        return [str(path) for path in self.source.paths]
+
+    @property
+    def subflavors(self) -> Mapping[str, Any]:
+        """Those of the dataset and of all documents that refer to it."""
+        return self.leaf.subflavors
+
 
 def open_leaves(
     leaves: Sequence[Leaf],

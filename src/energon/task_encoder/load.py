@@ -13,7 +13,6 @@ from energon.samples.field_map import FieldMap
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 from energon.stages.hook import Hook
-from energon.task_encoder.augment import find_hook
 from energon.task_encoder.aux import CookerArguments, cooker_arguments, note_sources
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.dataset_code import CodeFields
@@ -90,7 +89,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
     )
     cook = CookSample(leaf.dataset_path, encoder, cooker, decoder, arguments)
-    _, marked = find_hook(encoder, "cook_crude_sample")
+    marked = encoder._hook_method("cook_crude_sample").marked
     if hasattr(cooker.cook, "__stateless__"):
         marked = cooker.cook
     return (hooks.make("cook_crude_sample", cook, settings=marked),)

@@ -1,102 +1,245 @@
 """The order of the stages.
 
-`build_pipeline` read from top to bottom is the way of a sample: the plan says which come
-when, they are read, decoded, cooked, encoded, packed, batched. Blending and shuffling happen
-in the plan, on numbers. There is no other place where the order is decided.
+`Recipe`, read from top to bottom, is the life of a sample: the plan says which comes when, it is
+read, decoded, cooked, encoded, packed, batched. Blending and shuffling happen in the plan, on
+numbers. There is no other place where the order is decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
+from energon.sources.ahead import window_rows
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset
 from energon.stages.group import GroupDataset
-from energon.stages.hook import ErrorHandler
+from energon.stages.hook import Hook
+from energon.stages.log_samples import LogSamplesDataset
 from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset
 from energon.stages.random_state import may_draw
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
 from energon.stages.unit_batch import UnitBatchDataset
-from energon.task_encoder.augment import may_yield, overrides
 from energon.task_encoder.cooker import is_generator_function
+from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.join_hooks import leaf_hooks
-from energon.task_encoder.load import OpenLeaf, SampleHooks
-from energon.task_encoder.settings import BatchSettings
+from energon.task_encoder.leaves import OpenedLeaf
+from energon.task_encoder.load import SampleHooks
+from energon.task_encoder.settings import BatchSettings, TrainSettings, ValidationSettings
+from energon.task_encoder.train_plan import train_plan
+from energon.worker import WorkerConfig
 
 
-def build_pipeline(
-    leaves: Sequence[OpenLeaf],
-    reader: LeafReader,
-    plan: PlanRecipe,
+def train_recipe(
+    resolved: LeafList,
+    opened: Sequence[OpenedLeaf],
     encoder: AnyTaskEncoder,
-    settings: BatchSettings,
-    error_handler: ErrorHandler | None = None,
-) -> Dataset[Any]:
-    """Return the stages from the samples of `leaves` to batches.
+    settings: TrainSettings,
+    worker_config: WorkerConfig,
+) -> Recipe:
+    """Return the recipe of a training run over leaves that are mixed as `resolved` says.
+
+    Raises:
+        ConfigError: If the settings, the document and the hooks do not fit together.
+    """
+    return Recipe(
+        opened=tuple(opened),
+        plan=train_plan(resolved, opened, settings, seed=worker_config.seed_offset),
+        encoder=encoder,
+        settings=settings,
+        worker_config=worker_config,
+        resolved=resolved,
+    )
+
+
+def validation_recipe(
+    opened: Sequence[OpenedLeaf],
+    encoder: AnyTaskEncoder,
+    settings: ValidationSettings,
+    worker_config: WorkerConfig,
+) -> Recipe:
+    """Return the recipe that yields the samples of all leaves once, in order.
+
+    Raises:
+        ConfigError: If the settings and the hooks do not fit together.
+    """
+    plan = PlanRecipe(
+        kind="concat",
+        leaves=tuple(leaf.plan_leaf for leaf in opened),
+        seed=worker_config.seed_offset,
+        repeat=False,
+        stripe=settings.batch_size or 1,
+    )
+    return Recipe(
+        opened=tuple(opened),
+        plan=plan,
+        encoder=encoder,
+        settings=settings,
+        worker_config=worker_config,
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a pipeline is made of, and the steps from samples to batches.
 
     Args:
-        leaves: One for each leaf of `plan`.
-        reader: Reads their samples.
-        plan: The order.
+        opened: The datasets, one for each leaf of `plan`.
+        plan: The order of their samples.
         encoder: The user's hooks. A hook that is not overridden adds no stage.
         settings: How samples are packed and batched. Without a batch_size they come one by one,
             or the criterion of groups decides.
-        error_handler: Called for each sample that fails and is tolerated; None logs it.
+        worker_config: Who loads it.
+        resolved: How the document mixes the leaves; None for validation, which mixes nothing.
 
     Raises:
-        ConfigError: If hooks exclude one another, or a crude dataset has no cooker.
+        ConfigError: If hooks exclude one another or the settings.
     """
-    packing_buffer_size, batch_size = settings.packing_buffer_size, settings.batch_size
-    drop_last = settings.batch_drop_last
-    grouping = overrides(encoder, "batch_group_criterion")
-    if grouping and plan.unit > 1:
-        raise ConfigError(
-            "the blend draws whole batches of one dataset, but batch_group_criterion decides "
-            "what goes into a batch; drop one of the two"
-        )
-    hooks = HookMaker(
-        encoder,
-        reader,
-        tuple(leaf.name for leaf in leaves),
-        error_handler,
-        seed_each=grouping or bool(packing_buffer_size) or plan.unit > 1 or _yields(encoder),
-    )
-    encoding = ("encode_sample", "preencode_sample")
-    postencode = hooks.overridden("postencode_sample")
 
-    pipeline: Dataset[Any] = ReadDataset(plan, reader)
-    per_sample = hooks.overridden(*encoding) + (() if packing_buffer_size else postencode)
-    sample_hooks = SampleHooks(tuple((*leaf_hooks(hooks, leaf), *per_sample) for leaf in leaves))
-    if any(sample_hooks.leaves):
-        pipeline = MapDataset(pipeline, sample_hooks)
-    if packing_buffer_size:
-        pipeline = PackDataset(
-            pipeline,
-            packing_buffer_size,
-            select=hooks.method("select_samples_to_pack"),
-            postencode=postencode,
-            pack=hooks.overridden("pack_selected_samples"),
+    opened: tuple[OpenedLeaf, ...]
+    plan: PlanRecipe
+    encoder: AnyTaskEncoder
+    settings: BatchSettings
+    worker_config: WorkerConfig
+    resolved: LeafList | None = None
+
+    def __post_init__(self) -> None:
+        check_encoder(self.encoder, packing=bool(self.settings.packing_buffer_size))
+        if self._groups and self.plan.unit > 1:
+            raise ConfigError(
+                "the blend draws whole batches of one dataset, but batch_group_criterion decides "
+                "what goes into a batch; drop one of the two"
+            )
+
+    @property
+    def training(self) -> bool:
+        """Whether this is a training run."""
+        return isinstance(self.settings, TrainSettings)
+
+    def pipeline(self) -> SavableDataset:
+        """Return the whole pipeline: batches, ready for a loader."""
+        return self.savable(self.batches(self.encoded(self.samples())))
+
+    def samples(self) -> Dataset[Any]:
+        """Return the samples in the order of the plan: read, decoded, cooked."""
+        hooks = self._hooks
+        per_leaf = SampleHooks(tuple(leaf_hooks(hooks, leaf.leaf) for leaf in self.opened))
+        return then(ReadDataset(self.plan, self.reader), per_leaf)
+
+    def encoded(self, samples: Dataset[Any]) -> Dataset[Any]:
+        """Return `samples` after the hooks that encode single samples.
+
+        Where samples are packed, `postencode_sample` runs on those that were selected.
+        """
+        names = ["encode_sample", "preencode_sample"]
+        if not self.settings.packing_buffer_size:
+            names.append("postencode_sample")
+        per_sample = self._hooks.overridden(*names)
+        return then(samples, SampleHooks((per_sample,) * len(self.opened)))
+
+    def batches(self, samples: Dataset[Any]) -> Dataset[Any]:
+        """Return encoded `samples` packed, grouped and batched as the hooks and settings say."""
+        hooks, settings, plan = self._hooks, self.settings, self.plan
+        drop_last, batch_size = settings.batch_drop_last, settings.batch_size
+        pipeline = samples
+        if settings.packing_buffer_size:
+            pipeline = PackDataset(
+                pipeline,
+                settings.packing_buffer_size,
+                select=hooks.method("select_samples_to_pack"),
+                postencode=hooks.overridden("postencode_sample"),
+                pack=hooks.overridden("pack_selected_samples"),
+            )
+        unit = "packs" if settings.packing_buffer_size else "samples"
+        batch_hooks = (hooks.method("batch"), *hooks.overridden("encode_batch"))
+        if self._groups:
+            criterion = hooks.method("batch_group_criterion")
+            pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
+        elif batch_size is not None:
+            batches = UnitBatchDataset if plan.unit > 1 else BatchDataset
+            pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit)
+        return pipeline
+
+    def savable(self, stage: Dataset[Any]) -> SavableDataset:
+        """Return a pipeline that loaders take, whose last stage is `stage`."""
+        config, settings = self.worker_config, self.settings
+        if self.encoder.cookers or any(may_draw(hook.function) for hook in self._users):
+            stage = SeedDataset(stage)
+        # Validation logs from a higher level on.
+        mode, level = ("train", 1) if self.training else ("val", 2)
+        if config.should_log(level):
+            stage = LogSamplesDataset(stage, mode, config.rank, config.worker_debug_path)
+        return SavableDataset(
+            stage=stage,
+            plan=self.plan,
+            worker_config=config,
+            batch_size=settings.batch_size,
+            packing_buffer_size=settings.packing_buffer_size,
+            reader=self.reader,
+            data={leaf.plan_leaf.uid: leaf.source.fingerprint() for leaf in self.opened},
+            virtual_epoch_length=self._epoch_length,
+            restart=not self.training,
+            batch_drop_last=settings.batch_drop_last,
         )
-    unit = "packs" if packing_buffer_size else "samples"
-    batch_hooks = (hooks.method("batch"), *hooks.overridden("encode_batch"))
-    if grouping:
-        criterion = hooks.method("batch_group_criterion")
-        pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
-    elif batch_size is not None:
-        batches = UnitBatchDataset if plan.unit > 1 else BatchDataset
-        pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit)
-    users = hooks.overridden(*_SEEDED)
-    if encoder.cookers or any(may_draw(hook.function) for hook in users):
-        pipeline = SeedDataset(pipeline)
-    return pipeline
+
+    @cached_property
+    def reader(self) -> LeafReader:
+        """Reads the samples of all leaves."""
+        rows = window_rows(self.plan.leaves, shuffle_window=self.plan.shuffle_window)
+        return make_reader(self.opened, rows)
+
+    @property
+    def _epoch_length(self) -> int:
+        if isinstance(self.settings, TrainSettings):
+            return self.settings.virtual_epoch_length
+        return getattr(self.settings, "limit", None) or 0
+
+    @property
+    def _groups(self) -> bool:
+        return self.encoder._hook_method("batch_group_criterion").overridden
+
+    @cached_property
+    def _hooks(self) -> HookMaker:
+        return HookMaker(
+            self.encoder,
+            self.reader,
+            tuple(leaf.leaf.name for leaf in self.opened),
+            self.worker_config.global_error_handler,
+            seed_each=self._groups
+            or bool(self.settings.packing_buffer_size)
+            or self.plan.unit > 1
+            or _yields(self.encoder),
+        )
+
+    @property
+    def _users(self) -> tuple[Hook, ...]:
+        return self._hooks.overridden(*_SEEDED)
+
+
+def make_reader(opened: Sequence[OpenedLeaf], window_rows: int = 0) -> LeafReader:
+    """Return what reads the samples of `opened`."""
+    sources = tuple(leaf.source for leaf in opened)
+    return LeafReader(sources, tuple(leaf.leaf.subflavors for leaf in opened), window_rows)
+
+
+def then(stage: Dataset[Any], hooks: SampleHooks) -> Dataset[Any]:
+    """Return `stage` with more hooks for single samples, in the same stage as those before."""
+    if not any(hooks.leaves):
+        return stage
+    if isinstance(stage, MapDataset) and isinstance(stage.hooks, SampleHooks):
+        earlier = zip(stage.hooks.leaves, hooks.leaves, strict=True)
+        return replace(stage, hooks=SampleHooks(tuple(first + then for first, then in earlier)))
+    return MapDataset(stage, hooks)
 
 
 _SEEDED = (
@@ -122,7 +265,7 @@ _YIELDING = (
 def _yields(encoder: AnyTaskEncoder) -> bool:
     """Return whether one input of a hook may become several."""
     cooks = any(is_generator_function(cooker.cook) for cooker in encoder.cookers)
-    return cooks or any(may_yield(encoder, name) for name in _YIELDING)
+    return cooks or any(encoder._hook_method(name).may_yield for name in _YIELDING)
 
 
 _PACKING = ("select_samples_to_pack", "pack_selected_samples")
@@ -137,15 +280,19 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
         )
     name = type(encoder).__name__
     if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task_encoder: wanted is a TaskEncoder, found {encoder!r} of {name}")
-    if overrides(encoder, "encode_sample") and overrides(encoder, "preencode_sample"):
+        raise ConfigError(f"task_encoder: expected a TaskEncoder, found {encoder!r} of type {name}")
+    if _overrides(encoder, "encode_sample") and _overrides(encoder, "preencode_sample"):
         raise ConfigError(
             f"{name} overrides encode_sample and preencode_sample; preencode_sample replaces "
             "encode_sample where samples are packed, so override one of them"
         )
-    missing = [hook for hook in _PACKING if not overrides(encoder, hook)]
+    missing = [hook for hook in _PACKING if not _overrides(encoder, hook)]
     if packing and missing:
         raise ConfigError(
             f"packing_buffer_size is set, but {name} does not override {' and '.join(missing)}; "
             "say there which samples make a pack and how, for example with energon.packing"
         )
+
+
+def _overrides(encoder: AnyTaskEncoder, hook: str) -> bool:
+    return encoder._hook_method(hook).overridden

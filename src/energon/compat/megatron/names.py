@@ -17,15 +17,54 @@ HOMES: dict[str, str] = {
     "cache.lazy": "DirectLazy Lazy MockLazy",
     "cache.pool": "CachePool NoCachePool",
     "cli.main": "main",
+    "compat.megatron.dataset_config": "get_dataset_from_config",
+    "compat.megatron.datasets.flavors": """
+        CaptioningWebdataset ImageClassificationWebdataset ImageWebdataset
+        InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset
+        SimilarityInterleavedWebdataset TextWebdataset VQAOCRWebdataset VQAWebdataset
+        VidQAWebdataset
+    """,
+    "compat.megatron.datasets.join": "JoinedWebdatasetFactory",
+    "compat.megatron.datasets.jsonl": """
+        CrudeJsonlDatasetFactory=JsonlFactory DefaultCrudeJsonlDatasetFactory=JsonlFactory
+    """,
+    "compat.megatron.datasets.leaf": """
+        BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset
+    """,
+    "compat.megatron.datasets.metadata": "ShardInfo WebdatasetMeta",
+    "compat.megatron.datasets.webdataset": """
+        BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory
+        CrudeWebdataset DefaultDecoderWebdataset=WebdatasetFactory
+        DefaultDecoderWebdatasetFactory=WebdatasetFactory
+        DefaultGenericWebdataset=WebdatasetFactory
+        DefaultGenericWebdatasetFactory=WebdatasetFactory StandardWebdatasetFactory
+    """,
+    "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder LoadedDataset TaskEncoder",
+    "compat.megatron.file_names": """
+        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
+        MAIN_FOLDER_NAME SPLIT_YAML_FILENAME
+    """,
+    "compat.megatron.getters": "get_train_dataset get_val_dataset get_val_datasets",
+    "compat.megatron.load_dataset": """
+        DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList
+        Metadataset=DatasetLoader MetadatasetV2=DatasetLoader load_dataset
+    """,
+    "compat.megatron.stages.error_context": "ErrorContext handle_restore_errors",
+    "compat.megatron.wrappers.base": "BaseWrapperDataset=WrapperDataset",
+    "compat.megatron.wrappers.batches": """
+        BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
+    """,
+    "compat.megatron.wrappers.items": "FilterDataset IterMapDataset MapDataset",
+    "compat.megatron.wrappers.streams": """
+        BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset
+        ShuffleBufferDataset
+    """,
+    "compat.megatron.wrappers.watching": "GcDataset LogSampleDataset WatchdogDataset",
     "decode.av": "AVData AVDecoder",
     "decode.av_parts": "AVWebdatasetDecoder",
     "decode.av_uniform": "get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
     "decode.spec_names": "AVDecoderType ImageDecoderType",
-    "compat.megatron.file_names": """
-        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
-        MAIN_FOLDER_NAME SPLIT_YAML_FILENAME
-    """,
     "errors": """
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
         SYSTEM_EXCEPTIONS SampleException=SampleError SkipSample
@@ -60,40 +99,12 @@ HOMES: dict[str, str] = {
         SavableDataLoaderState=State SavableDatasetCheckpoint=State
         SavableDatasetState=State
     """,
-    "stages.error_context": "ErrorContext handle_restore_errors",
     "stages.hook": "log_exception reraise_exception",
-    "task_encoder.augment": "AugmentTaskEncoder",
-    "task_encoder.build": "LoadedDataset",
+    "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",
     "task_encoder.dataset": "SavableDataset",
-    "task_encoder.described": "get_dataset_from_config",
-    "task_encoder.encoder": "DefaultTaskEncoder TaskEncoder",
-    "task_encoder.factories": """
-        BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory
-        CrudeWebdataset DefaultDecoderWebdataset=WebdatasetFactory
-        DefaultDecoderWebdatasetFactory=WebdatasetFactory
-        DefaultGenericWebdataset=WebdatasetFactory
-        DefaultGenericWebdatasetFactory=WebdatasetFactory StandardWebdatasetFactory
-    """,
-    "task_encoder.flavors": """
-        CaptioningWebdataset ImageClassificationWebdataset ImageWebdataset
-        InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset
-        SimilarityInterleavedWebdataset TextWebdataset VQAOCRWebdataset VQAWebdataset
-        VidQAWebdataset
-    """,
-    "task_encoder.getters": "get_train_dataset get_val_dataset get_val_datasets",
-    "task_encoder.join_factory": "JoinedWebdatasetFactory",
-    "task_encoder.jsonl_factory": """
-        CrudeJsonlDatasetFactory=JsonlFactory DefaultCrudeJsonlDatasetFactory=JsonlFactory
-    """,
-    "task_encoder.leaf_dataset": "BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset",
-    "task_encoder.load_config": "load_config",
-    "task_encoder.load_dataset": """
-        DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList
-        Metadataset=DatasetLoader MetadatasetV2=DatasetLoader load_dataset
-        prepare_metadataset
-    """,
-    "task_encoder.webdataset_meta": "ShardInfo WebdatasetMeta",
+    "compat.megatron.load_config": "load_config",
+    "task_encoder.prepare_metadataset": "prepare_metadataset",
     "transforms.mappers": """
         CenterCropMapper CustomTransform RandomCropMapper RandomHorizontalFlipMapper
         RandomPerspectiveMapper RandomResizedCropMapper RandomRotationMapper
@@ -101,28 +112,25 @@ HOMES: dict[str, str] = {
     """,
     "transforms.merge": "MergeTransform",
     "worker": "WorkerConfig",
-    "wrappers.base": "BaseWrapperDataset=WrapperDataset",
-    "wrappers.batches": "BatchDataset GroupBatchDataset MixBatchDataset PackingDataset",
-    "wrappers.items": "FilterDataset IterMapDataset MapDataset",
-    "wrappers.streams": """
-        BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset
-        ShuffleBufferDataset
-    """,
-    "wrappers.watching": """
-        GcDataset LogSampleDataset WatchdogDataset default_get_batch_keys=default_get_keys
-    """,
 }
 
 MODULES: dict[str, str] = {
-    # The package itself has these beside all public names of energon.
+    # The package itself has these beside all public names of energon, or in their place.
     "": """
-        BaseCoreDataset BaseCoreDatasetFactory BaseWebdataset BaseWebdatasetFactory
-        CaptioningWebdataset CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoaderInterface
-        DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset DefaultDecoderWebdatasetFactory
-        DefaultGenericWebdataset DefaultGenericWebdatasetFactory ImageClassificationWebdataset
-        ImageWebdataset InterleavedWebdataset JoinedWebdatasetFactory Metadataset MetadatasetV2
-        MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset
-        StandardWebdatasetFactory TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset
+        AugmentTaskEncoder BaseCoreDataset BaseCoreDatasetFactory BaseWebdataset
+        BaseWebdatasetFactory BatchDataset BlendDataset CaptioningWebdataset ConcatDataset
+        CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoader DatasetLoaderInterface
+        DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset
+        DefaultDecoderWebdatasetFactory DefaultGenericWebdataset
+        DefaultGenericWebdatasetFactory DefaultTaskEncoder EpochizeDataset FilterDataset
+        GcDataset GroupBatchDataset ImageClassificationWebdataset ImageWebdataset
+        InterleavedWebdataset IterMapDataset JoinedWebdatasetFactory LimitDataset
+        LoadedDataset LoadedDatasetList LogSampleDataset MapDataset Metadataset
+        MetadatasetV2 MixBatchDataset MultiChoiceVQAWebdataset OCRWebdataset PackingDataset
+        RepeatDataset ShuffleBufferDataset SimilarityInterleavedWebdataset
+        StandardWebdatasetFactory TaskEncoder TextWebdataset VQAOCRWebdataset VQAWebdataset
+        VidQAWebdataset WatchdogDataset get_train_dataset get_val_dataset get_val_datasets
+        load_dataset
     """,
     "av": "AVData AVDecoder AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
     "av.av_data": "AVData",

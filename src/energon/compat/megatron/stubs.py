@@ -35,7 +35,7 @@ def stub_of(module: str) -> str:
     """Return the stub of a module, by its path below `megatron.energon`; "" for the package."""
     homes = names_of(module)
     if not module:
-        homes |= {name: Home("energon", name) for name in energon.__all__}
+        homes = {name: Home("energon", name) for name in energon.__all__} | homes
     lines = [
         f"from {home.module} import {home.name} as {name}" for name, home in sorted(homes.items())
     ]

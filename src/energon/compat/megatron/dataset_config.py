@@ -1,0 +1,57 @@
+"""The dataset that a folder describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.errors import ConfigError
+from energon.metadataset.resolve import resolve
+from energon.task_encoder.encoder import DefaultTaskEncoder
+from energon.task_encoder.leaves import open_leaves
+from energon.worker import WorkerConfig
+
+
+def get_dataset_from_config(
+    path: str | os.PathLike[str],
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    split_part: str = "train",
+    training: bool = True,
+    subflavors: Mapping[str, Any] | None = None,
+    worker_config: WorkerConfig,
+) -> LeafDataset:
+    """Return the dataset that a prepared folder with its `dataset.yaml` describes.
+
+    Args:
+        path: The folder.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        split_part: Which split.
+        training: Whether each pass is shuffled, or samples come in order.
+        subflavors: Merged over those of the dataset.
+        worker_config: Who loads it.
+
+    Raises:
+        ConfigError: If a document makes no sense.
+        DatasetNotFoundError: If there is no prepared dataset.
+        EmptyDatasetError: If there are no samples.
+    """
+    leaves = resolve(
+        path,
+        split_part=split_part,
+        training=training,
+        dataset_config=dataset_config,
+        split_config=split_config,
+    ).leaves
+    opened = open_leaves(leaves, subflavors)
+    if len(opened) != 1:
+        raise ConfigError(
+            f"{path}: {len(opened)} datasets; use get_train_dataset for a metadataset"
+        )
+    return LeafDataset(
+        opened[0], encoder=DefaultTaskEncoder(), worker_config=worker_config, training=training
+    )

@@ -1,0 +1,129 @@
+"""Datasets that a program joins, instead of a metadataset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from energon.compat.megatron.datasets.leaf import LeafDataset, decoding_encoder, plan_leaf_of
+from energon.compat.megatron.datasets.webdataset import WebdatasetFactory
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import ConfigError
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.leaf import JoinMember, Leaf
+from energon.task_encoder.leaves import OpenedLeaf
+from energon.task_encoder.load import OpenJoin, OpenLeaf
+from energon.task_encoder.open_join import open_join
+from energon.worker import WorkerConfig
+
+
+class JoinedWebdatasetFactory(LeafDataset):
+    """The samples of several prepared datasets that have the same key, each joined to one.
+
+    Args:
+        inner_datasets: The datasets, or these by the names of the arguments of the joiner. The
+            first has a sample for every key of the join.
+        joiner: Takes a sample of each dataset, None where it has none, and returns the joined
+            one; or a sample type, whose `from_joined` does that.
+        training: Whether each pass is shuffled, or samples come in order.
+        worker_config: Who loads it.
+        nonmatch: What is done where a dataset has no sample of a key: fail, leave the key out
+            of the join, or give None to the joiner.
+        decoder: Decodes the parts; None leaves them as bytes.
+        shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
+        parallel_shard_iters: See `get_train_dataset`.
+        max_samples_per_sequence: See `get_train_dataset`.
+        subset: A range of joined samples, as (first, behind the last) or in percent.
+        join_index: Has no effect: the index is built when it is needed, and kept in the cache
+            folder of the user.
+
+    Raises:
+        ConfigError: If the arguments make no sense, or a sample has no match where that is an
+            error.
+        EmptyDatasetError: If no sample is left.
+    """
+
+    def __init__(
+        self,
+        inner_datasets: Sequence[WebdatasetFactory] | Mapping[str, WebdatasetFactory],
+        *,
+        joiner: Callable[..., Any],
+        training: bool = True,
+        worker_config: WorkerConfig,
+        nonmatch: Literal["error", "skip", "none"] = "error",
+        decoder: SampleDecoder | None = SampleDecoder(),  # noqa: B008 - immutable
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        subset: Any = None,
+        join_index: str | os.PathLike[str] | None = None,
+    ) -> None:
+        names, datasets = _members(inner_datasets)
+        members = [dataset.opened for dataset in datasets]
+        first = members[0]
+        leaf = Leaf(
+            path=first.leaf.dataset_path,
+            split_part="join",
+            subsets=() if subset is None else (subset,),
+            origin="JoinedWebdatasetFactory",
+            join=tuple(
+                JoinMember(Leaf(member.leaf.dataset_path, "join"), nonmatch if at else "error")
+                for at, member in enumerate(members)
+            ),
+        )
+        source = open_join(leaf, [dataset.source for dataset in datasets])
+        opened = OpenedLeaf(
+            source,
+            OpenLeaf(
+                name="&".join(member.leaf.name for member in members),
+                dataset_path=first.leaf.dataset_path,
+                subflavors=first.leaf.subflavors,
+                primary=first.leaf.primary,
+                join=OpenJoin(tuple(member.leaf for member in members), names, _joining(joiner)),
+            ),
+            plan_leaf_of(
+                source,
+                split_part="join",
+                slice_samples=max_samples_per_sequence,
+                parallel_slices=parallel_shard_iters,
+                shuffle_over_epochs=shuffle_over_epochs,
+            ),
+            DatasetConfig(),
+        )
+        super().__init__(
+            opened,
+            encoder=decoding_encoder(decoder),
+            worker_config=worker_config,
+            training=training,
+        )
+        self.inner_datasets = inner_datasets
+
+
+def _members(
+    given: Sequence[WebdatasetFactory] | Mapping[str, WebdatasetFactory],
+) -> tuple[tuple[str | None, ...], list[WebdatasetFactory]]:
+    """Return the arguments of the joiner, and the datasets."""
+    names: tuple[str | None, ...]
+    if isinstance(given, Mapping):
+        names, datasets = tuple(given), list(given.values())
+    else:
+        names, datasets = (None,) * len(given), list(given)
+    if len(datasets) < 2:
+        raise ConfigError(f"a join needs two datasets or more, got {len(datasets)}")
+    for dataset in datasets:
+        if not isinstance(dataset, WebdatasetFactory):
+            raise ConfigError(
+                f"cannot join {type(dataset).__name__}; wanted are prepared datasets of shards, "
+                "like CrudeWebdataset(path, ...)"
+            )
+    return names, datasets
+
+
+def _joining(joiner: Any) -> Callable[..., Any]:
+    """Return the function that joins."""
+    if isinstance(joiner, type):
+        joiner = getattr(joiner, "from_joined", None)
+    if not callable(joiner):
+        raise ConfigError("joiner: give a function, or a sample type that has from_joined")
+    return joiner  # type: ignore[no-any-return]

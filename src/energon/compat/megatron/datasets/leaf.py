@@ -1,0 +1,207 @@
+"""One dataset of a document, as programs see it that put pipelines together themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.compat.megatron.stages.read_pass import ReadPass
+from energon.compat.megatron.wrappers.base import Always, WrapperDataset
+from energon.decode.sample_decoder import SampleDecoder
+from energon.plan.build import blend_plan, concat_plan
+from energon.plan.leaf import Ints, PlanLeaf, choose_slice_samples
+from energon.plan.rows import Plan, Rows
+from energon.sources.file_store import FileStore
+from energon.stages.base import Dataset
+from energon.stages.map import MapDataset as MapStage
+from energon.stages.read import ReadDataset
+from energon.task_encoder.encoder import DefaultTaskEncoder
+from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.join_hooks import leaf_hooks
+from energon.task_encoder.leaves import OpenedLeaf, Source
+from energon.task_encoder.recipe import make_reader
+from energon.task_encoder.train_plan import PARALLEL_SLICES
+from energon.worker import WorkerConfig
+
+
+class LeafDataset:
+    """A dataset of a document: what it is, and its samples.
+
+    Args:
+        opened: The dataset.
+        encoder: Decodes and cooks its samples.
+        worker_config: Who loads it.
+        training: Whether each pass is shuffled, or samples come in order.
+        plan_leaf: How it is ordered; None for what it says itself.
+        among: All datasets of the document; None if this is the only one.
+
+    Attributes:
+        name: Name of the dataset folder.
+        paths: The dataset folder, as a list of one; those of all datasets of a join.
+        subflavors: Of the dataset and all documents that refer to it.
+        primary: Its files by name, where cookers may want them; else None.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedLeaf,
+        *,
+        encoder: AnyTaskEncoder,
+        worker_config: WorkerConfig,
+        training: bool,
+        plan_leaf: PlanLeaf | None = None,
+        among: Sequence[OpenedLeaf] | None = None,
+    ) -> None:
+        self.opened = opened
+        self.worker_config = worker_config
+        self.training = training
+        self.name = opened.name
+        self.paths = opened.paths
+        self.subflavors = opened.subflavors
+        self.primary: FileStore[Any] | None = opened.leaf.primary
+        self._encoder = encoder
+        self._plan_leaf = plan_leaf or opened.plan_leaf
+        self._among = tuple(among or [opened])
+
+    def __len__(self) -> int:
+        return len(self.opened)
+
+    def build(self, worker_rotation_offset: int = 0) -> SampleDataset:
+        """Return the samples, each once, decoded and cooked.
+
+        Args:
+            worker_rotation_offset: Has no effect: samples are dealt to lanes evenly anyhow.
+        """
+        leaf, config = self._plan_leaf, self.worker_config
+        identity = {
+            "uid": leaf.uid,
+            **self.opened.source.fingerprint(),
+            "slice": [leaf.slice_samples, leaf.parallel_slices],
+            "shuffle_over_epochs": leaf.shuffle_over_epochs,
+        }
+        return SampleDataset(self._samples(), worker_config=config, leaf=identity)
+
+    def _samples(self) -> Dataset[Any]:
+        leaf = self._plan_leaf
+        reader = make_reader(self._among)
+        number = next(n for n, each in enumerate(self._among) if each is self.opened)
+        plan = LeafPlan(leaf, number, self.worker_config.seed_offset, self.training)
+        stage: Dataset[Any] = (
+            ReadPass(plan, reader, leaf.num_samples, number)
+            if self.training
+            else ReadDataset(plan, reader, number)
+        )
+        hooks = HookMaker(
+            self._encoder,
+            reader,
+            tuple(each.leaf.name for each in self._among),
+            self.worker_config.global_error_handler,
+            seed_each=True,
+        )
+        loading = leaf_hooks(hooks, self.opened.leaf)
+        return MapStage(stage, Always(loading)) if loading else stage
+
+    def as_file_store(self) -> FileStore[Any]:
+        """Return the files of the dataset by name."""
+        if self.primary is None:
+            raise TypeError(f"{self.name} gives its files by name only if it is crude")
+        return self.primary
+
+
+def plan_leaf_of(
+    source: Source,
+    *,
+    split_part: str,
+    slice_samples: int | None,
+    parallel_slices: int | None,
+    shuffle_over_epochs: int | None,
+) -> PlanLeaf:
+    """Return how the samples of `source` are ordered; None chooses, as the getters do."""
+    return PlanLeaf(
+        uid=f"{source.path.name}/{split_part}",
+        num_samples=len(source),
+        slice_samples=slice_samples or choose_slice_samples(source.mean_sample_bytes),
+        parallel_slices=parallel_slices or PARALLEL_SLICES,
+        shuffle_over_epochs=shuffle_over_epochs,
+    )
+
+
+def decoding_encoder(decoder: SampleDecoder | None) -> AnyTaskEncoder:
+    """Return a task encoder that decodes samples and does nothing else."""
+    encoder: AnyTaskEncoder = DefaultTaskEncoder()
+    encoder.decoder = decoder
+    return encoder
+
+
+class SampleDataset(WrapperDataset):
+    """The samples of one dataset, each once; `RepeatDataset` shuffles them anew each time."""
+
+    def __init__(
+        self, stage: Dataset[Any], *, worker_config: WorkerConfig, leaf: Mapping[str, Any]
+    ) -> None:
+        super().__init__(stage, [], worker_config=worker_config, leaf=dict(leaf))
+
+
+@dataclass(frozen=True)
+class LeafPlan:
+    """The order of one leaf by itself, under the number that it has among all.
+
+    Args:
+        leaf: The leaf.
+        number: Its number.
+        seed: Seed of the run.
+        training: Whether it is endless and shuffled, or each sample comes once, in order.
+    """
+
+    leaf: PlanLeaf
+    number: int
+    seed: int
+    training: bool
+
+    def __call__(self, lanes: int) -> Plan:
+        """Return the plan for `lanes` lanes."""
+        leaf = replace(self.leaf, weight=1.0, repetitions=1.0)
+        plan = (
+            blend_plan([leaf], lanes=lanes, seed=self.seed)
+            if self.training
+            else concat_plan([leaf], lanes=lanes)
+        )
+        return _Numbered(plan, self.number)
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """The only leaf of a plan under another number."""
+
+    plan: Plan
+    number: int
+
+    @cached_property
+    def lanes(self) -> int:
+        return self.plan.lanes
+
+    def at(self, lane: int, rows: Ints) -> Rows:
+        return self._renumber(self.plan.at(lane, rows))
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
+        return replace(self, plan=self.plan.with_changes(lane, rows))
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        return self._renumber(self.plan.rows(lane, start, count))
+
+    def num_rows(self, lane: int) -> int | None:
+        return self.plan.num_rows(lane)
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        return self.plan.leaf_counts(lane, row)
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        return self.plan.find(0, epoch, ordinal)
+
+    def _renumber(self, rows: Rows) -> Rows:
+        return rows._replace(leaf=np.full_like(rows.leaf, self.number))

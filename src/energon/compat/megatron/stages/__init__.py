@@ -1,0 +1,1 @@
+"""Stages behind the wrappers: they blend, repeat, limit and shuffle items, not numbers."""

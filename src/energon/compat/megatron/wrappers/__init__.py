@@ -1,0 +1,42 @@
+"""Stages as classes that users put around one another, to build a pipeline of their own.
+
+Every wrapper is a dataset: it can be wrapped again, given to a loader, saved and resumed.
+"""
+
+from energon.compat.megatron.wrappers.base import WrapperDataset
+from energon.compat.megatron.wrappers.batches import (
+    BatchDataset,
+    GroupBatchDataset,
+    MixBatchDataset,
+    PackingDataset,
+)
+from energon.compat.megatron.wrappers.items import FilterDataset, IterMapDataset, MapDataset
+from energon.compat.megatron.wrappers.streams import (
+    BlendDataset,
+    ConcatDataset,
+    EpochizeDataset,
+    LimitDataset,
+    RepeatDataset,
+    ShuffleBufferDataset,
+)
+from energon.compat.megatron.wrappers.watching import GcDataset, LogSampleDataset, WatchdogDataset
+
+__all__ = [
+    "BatchDataset",
+    "BlendDataset",
+    "ConcatDataset",
+    "EpochizeDataset",
+    "FilterDataset",
+    "GcDataset",
+    "GroupBatchDataset",
+    "IterMapDataset",
+    "LimitDataset",
+    "LogSampleDataset",
+    "MapDataset",
+    "MixBatchDataset",
+    "PackingDataset",
+    "RepeatDataset",
+    "ShuffleBufferDataset",
+    "WatchdogDataset",
+    "WrapperDataset",
+]

@@ -1,0 +1,188 @@
+"""Wrappers that make one item of several: batches, batches of groups, packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from energon.compat.megatron.stages.blend import Blend
+from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
+from energon.packing.selection import Selection
+from energon.stages.base import Dataset
+from energon.stages.batch import BatchDataset as BatchStage
+from energon.stages.group import GroupDataset
+from energon.stages.hook import DEFAULT_TOLERANCE
+from energon.stages.pack import PackDataset
+from energon.worker import WorkerConfig
+
+
+class BatchDataset(WrapperDataset):
+    """Make batches of consecutive items.
+
+    Args:
+        dataset: The items.
+        batch_size: How many make a batch.
+        batcher: Makes a batch of a list of items; may yield several.
+        batcher_stateless: Accepted; functions are expected to depend on nothing but the items.
+        batcher_config: What decides what the function does, as plain data or a function that
+            returns it.
+        drop_last: Whether a last, smaller batch is left out.
+        failure_tolerance: How many failures in a row end the run; 0 never ends it.
+        worker_config: Who loads it.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Any = None,
+        drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
+        worker_config: WorkerConfig,
+    ) -> None:
+        hook = make_hook("batcher", batcher, worker_config, tolerance=failure_tolerance)
+        super().__init__(
+            BatchStage(dataset, batch_size, (hook,), drop_last),
+            [dataset],
+            worker_config=worker_config,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            batcher_config=describe(batcher_config),
+        )
+
+
+class GroupBatchDataset(WrapperDataset):
+    """Make batches of items of the same group.
+
+    Args:
+        dataset: The items.
+        fixed_batch_size: How many make a batch where `sample_group_key` gives no number.
+        sample_group_key: Returns the group of an item (anything hashable) and how many make a
+            batch of it, or None.
+        batcher: Makes a batch of a list of items; may yield several.
+        batcher_stateless: Accepted, see `BatchDataset`.
+        batcher_config: See `BatchDataset`.
+        drop_last: Whether what waits when the data end is left out.
+        failure_tolerance: How many failures in a row end the run; 0 never ends it.
+        worker_config: Who loads it.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        fixed_batch_size: int | None,
+        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Any = None,
+        drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
+        worker_config: WorkerConfig,
+    ) -> None:
+        tolerance = failure_tolerance
+        criterion = make_hook(
+            "sample_group_key", sample_group_key, worker_config, tolerance=tolerance
+        )
+        hook = make_hook("batcher", batcher, worker_config, tolerance=tolerance)
+        super().__init__(
+            GroupDataset(dataset, criterion, fixed_batch_size, (hook,), drop_last),
+            [dataset],
+            worker_config=worker_config,
+            batch_size=fixed_batch_size,
+            drop_last=drop_last,
+            batcher_config=describe(batcher_config),
+        )
+
+
+class PackingDataset(WrapperDataset):
+    """Make packs of items that are near one another.
+
+    Args:
+        dataset: The items.
+        buffer_size: How many are divided into groups together.
+        pre_packer: Returns groups of a list of items, or a `Selection`.
+        final_packer: Makes a pack of a group; may yield several.
+        final_packer_stateless: Accepted, see `BatchDataset`.
+        sample_encoder: Applied to each item of a group before; None for nothing.
+        sample_encoder_stateless: Accepted, see `BatchDataset`.
+        packer_config: What decides what the functions do, see `BatchDataset`.
+        pre_packer_failure_tolerance: How many failures in a row end the run, and how many
+            windows in a row may give nothing; 0 for any number.
+        final_packer_failure_tolerance: The same for failures of `final_packer`.
+        sample_encoder_failure_tolerance: The same for failures of `sample_encoder`.
+        worker_config: Who loads it.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        buffer_size: int,
+        pre_packer: Callable[[list[Any]], Sequence[Sequence[Any]] | Selection],
+        final_packer: Callable[[list[Any]], Any],
+        *,
+        final_packer_stateless: bool = False,
+        sample_encoder: Callable[[Any], Any] | None = None,
+        sample_encoder_stateless: bool = False,
+        packer_config: Any = None,
+        pre_packer_failure_tolerance: int = DEFAULT_TOLERANCE,
+        final_packer_failure_tolerance: int = DEFAULT_TOLERANCE,
+        sample_encoder_failure_tolerance: int = DEFAULT_TOLERANCE,
+        worker_config: WorkerConfig,
+    ) -> None:
+        def hook(name: str, function: Callable[[Any], Any], tolerance: int) -> Any:
+            return make_hook(name, function, worker_config, tolerance=tolerance)
+
+        encode = (
+            ()
+            if sample_encoder is None
+            else (hook("sample_encoder", sample_encoder, sample_encoder_failure_tolerance),)
+        )
+        super().__init__(
+            PackDataset(
+                dataset,
+                buffer_size,
+                select=hook("pre_packer", pre_packer, pre_packer_failure_tolerance),
+                pack=(hook("final_packer", final_packer, final_packer_failure_tolerance),),
+                postencode=encode,
+                tolerance=pre_packer_failure_tolerance,
+            ),
+            [dataset],
+            worker_config=worker_config,
+            buffer_size=buffer_size,
+            packer_config=describe(packer_config),
+        )
+
+
+class MixBatchDataset(WrapperDataset):
+    """Make batches of items drawn from several datasets by weight.
+
+    Args:
+        datasets: Pairs of a dataset and its weight.
+        batch_size: How many items make a batch.
+        batch_mix_fn: Makes a batch of a list of items, e.g. `homogeneous_concat_mix`; without
+            one the list is the batch.
+        worker_config: Who loads it.
+    """
+
+    def __init__(
+        self,
+        *datasets: tuple[Dataset[Any], float],
+        batch_size: int,
+        batch_mix_fn: Callable[[list[Any]], Any] = list,
+        worker_config: WorkerConfig,
+    ) -> None:
+        blend = Blend(
+            tuple(dataset for dataset, _ in datasets), tuple(weight for _, weight in datasets)
+        )
+        hook = make_hook("batch_mix_fn", batch_mix_fn, worker_config)
+        super().__init__(
+            BatchStage(blend, batch_size, (hook,)),
+            [dataset for dataset, _ in datasets],
+            worker_config=worker_config,
+            weights=[weight for _, weight in datasets],
+            batch_size=batch_size,
+        )

@@ -1,0 +1,98 @@
+"""Build what a metadataset needs before a job starts: the indexes of its joins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from energon.errors import ConfigError
+from energon.metadataset.document import read_mapping, read_metadataset
+from energon.metadataset.kind import dataset_kind
+from energon.metadataset.resolve import DatasetPath, resolve
+from energon.sources.shards import ShardPool
+from energon.task_encoder.leaves import open_members
+from energon.task_encoder.open_join import (
+    build_index,
+    cache_folders,
+    find_index,
+    index_name,
+    join_digest,
+)
+
+
+def prepare_metadataset(path: str | os.PathLike[str]) -> list[Path]:
+    """Build the indexes of all joins of a metadataset, where they are missing.
+
+    They would be built when they are first needed; then all ranks would wait for it. The code
+    of joiners is not looked at. Indexes of earlier versions of the document are deleted.
+
+    Returns:
+        Where the indexes are.
+
+    Raises:
+        ConfigError: If a document makes no sense, or samples have no match where that is an error.
+        DatasetNotFoundError: If something is not there.
+    """
+    paths = build_join_indexes(path, split_names(path))
+    folder = Path(f"{os.path.abspath(path)}.cache")
+    for stale in set(folder.glob(index_name("*"))) - set(paths):
+        stale.unlink(missing_ok=True)
+    return paths
+
+
+def build_join_indexes(
+    path: DatasetPath,
+    split_parts: Sequence[str],
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+) -> list[Path]:
+    """Build the indexes of the joins in some splits, where they are missing.
+
+    Args:
+        path: A metadataset YAML, or the document as a dict.
+        split_parts: The splits.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+
+    Returns:
+        Where the indexes are.
+    """
+    leaves = [
+        leaf
+        for part in split_parts
+        for leaf in resolve(
+            path,
+            split_part=part,
+            training=False,
+            dataset_config=dataset_config,
+            split_config=split_config,
+        ).leaves
+    ]
+    paths = []
+    pool = ShardPool()
+    for leaf in leaves:
+        if leaf.join:
+            sources = open_members(leaf, pool)
+            digest = join_digest(leaf, sources)
+            if find_index(leaf, digest) is None:
+                build_index(leaf, sources, digest)
+            candidates = (folder / index_name(digest) for folder in cache_folders(leaf))
+            paths.append(next(path for path in candidates if path.exists()))
+    return paths
+
+
+def split_names(path: DatasetPath) -> list[str]:
+    """Return the names of the splits of a metadataset, without those that are empty.
+
+    Raises:
+        ConfigError: If this is a single dataset.
+    """
+    if isinstance(path, Mapping):
+        document = read_mapping(path)
+    elif dataset_kind(path) == "metadataset":
+        document = read_metadataset(os.fspath(path))
+    else:
+        raise ConfigError(f"{path} is no metadataset; expected a .yaml file")
+    return [part for part, node in document.content.splits.items() if node is not None]

@@ -1,0 +1,238 @@
+"""Stages over whole streams: concatenate, blend, repeat, limit, shuffle, map."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.compat.megatron.stages.blend import Blend
+from energon.compat.megatron.stages.concat import Concat
+from energon.compat.megatron.stages.iter_map import IterMap
+from energon.compat.megatron.stages.limit import Limit
+from energon.compat.megatron.stages.read_pass import ReadPass
+from energon.compat.megatron.stages.repeat import Repeat
+from energon.compat.megatron.stages.shuffle_buffer import ShuffleBuffer
+from energon.errors import ConfigError, StateError
+from energon.stages.batch import BatchDataset
+from energon.stages.hook import Hook
+from energon.stages.lane import Lane
+from energon.stages.map import MapDataset
+from energon.stages.pack import PackDataset
+from energon.testing import check_resume
+from tests.stages.numbers import NumberPlan, NumberReader, numbers
+
+
+def named(dataset, name):
+    hooks = (Hook("name", lambda sample: {**sample, "from": name}),)
+    return MapDataset(dataset, lambda _: hooks)
+
+
+def passes(num_samples):
+    """Samples 0 to `num_samples` in each pass; what is read is the number of the draw."""
+    return ReadPass(lambda lanes: NumberPlan(lanes, None), NumberReader(), num_samples)
+
+
+def ids(items):
+    return [item["n"] for item in items]
+
+
+def pairs(items):
+    """Yield each item twice; nothing is remembered."""
+    for item in items:
+        yield item
+        yield {**item, "again": True}
+
+
+def sums(items):
+    """Yield the sum of all items so far: everything is remembered."""
+    total = 0
+    for item in items:
+        total += item["n"]
+        if total % 2:
+            yield {"n": total}
+
+
+STREAMS = {
+    "concat": lambda: Concat((named(numbers(11), "a"), numbers(0), named(numbers(7), "b"))),
+    "blend": lambda: Blend((named(numbers(20), "a"), named(numbers(9), "b")), (2, 1)),
+    "endless blend": lambda: Blend((numbers(5), numbers(None), numbers(7)), (1, 1, 0)),
+    "repeat": lambda: Repeat(passes(7)),
+    "repeat a few times": lambda: Repeat(passes(7), 2.5),
+    "repeat a repetition": lambda: Repeat(Repeat(passes(5), 2), 2),
+    "limit": lambda: Limit(numbers(None), 15),
+    "shuffle": lambda: ShuffleBuffer(numbers(30), 8),
+    "shuffle repetitions": lambda: Repeat(ShuffleBuffer(passes(9), 4), 3),
+    "pairs": lambda: IterMap(numbers(12), pairs, lambda n: 2 * n, remembers=False),
+    "sums": lambda: IterMap(numbers(12), sums, lambda n: n),
+}
+
+
+def above(stream, kind):
+    """Put a stage above a stream that reads its items again by their places."""
+    if kind == "shuffle":
+        return ShuffleBuffer(stream, 5)
+    if kind == "blend":
+        return Blend((stream, numbers(6)), (3, 1))
+    if kind == "pack":
+        pick = Hook("pick", lambda samples: [samples[:2], samples[2:]])
+        return PackDataset(stream, 6, pick, (Hook("pack", ids),))
+    return BatchDataset(stream, 3) if kind == "batch" else stream
+
+
+@pytest.mark.parametrize("kind", ["nothing", "batch", "shuffle", "blend", "pack"])
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_resume_at_every_item(name, kind):
+    check_resume(above(STREAMS[name](), kind), lanes=3)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_no_stream_promises_fewer_items_than_it_yields(name):
+    stream = STREAMS[name]()
+    for lane in range(3):
+        promised = stream.num_items(lane, 3)
+        found = len(list(islice(stream.open(Lane(lane, 3)), 60)))
+        assert promised is None or found <= promised
+
+
+def test_concatenated_streams_come_one_after_the_other():
+    items = list(STREAMS["concat"]().open(Lane(0, 1)))
+    assert ids(items) == [*range(11), *range(7)]
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=5),
+    count=st.integers(1, 300),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=40)
+def test_shares_of_a_blend_are_exact_but_for_a_few_items(weights, count, seed):
+    stream = Blend(
+        tuple(named(numbers(None), name) for name in range(len(weights))), tuple(weights)
+    )
+    drawn = Counter(item["from"] for item in islice(stream.open(Lane(0, 1, seed=seed)), count))
+    for name, weight in enumerate(weights):
+        assert abs(drawn[name] - count * weight / sum(weights)) <= 2
+
+
+def test_a_blend_ends_when_everything_was_drawn():
+    items = list(STREAMS["blend"]().open(Lane(0, 1)))
+    assert Counter(item["from"] for item in items) == {"a": 20, "b": 9}
+
+
+def test_lanes_of_a_blend_do_not_all_begin_with_the_same_dataset():
+    stream = Blend(tuple(named(numbers(None), name) for name in "ab"), (1, 1))
+    firsts = {next(stream.open(Lane(lane, 16, seed=5)))["from"] for lane in range(16)}
+    assert firsts == {"a", "b"}
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5, 11])
+def test_every_pass_has_every_sample_once(lanes):
+    drawn = []
+    for lane in range(lanes):
+        iterator = Repeat(passes(7), 3).open(Lane(lane, lanes))
+        drawn += [item["n"] for item in iterator]
+    assert sorted(drawn) == list(range(21))
+
+
+def test_small_data_are_repeated_without_end_for_every_lane():
+    for lane in range(5):
+        assert len(list(islice(Repeat(passes(2)).open(Lane(lane, 5)), 10))) == 10
+
+
+def test_repeating_nothing_ends():
+    assert list(Repeat(numbers(0)).open(Lane(0, 2))) == []
+
+
+@given(length=st.integers(0, 40), lanes=st.integers(1, 7))
+@settings(deadline=None, max_examples=40)
+def test_a_limit_holds_over_all_lanes(length, lanes):
+    stream = Limit(numbers(None), length)
+    assert sum(len(list(stream.open(Lane(lane, lanes)))) for lane in range(lanes)) == length
+
+
+def test_a_shuffle_buffer_yields_everything_once_in_another_order():
+    items = ids(ShuffleBuffer(numbers(200), 50).open(Lane(0, 1)))
+    assert sorted(items) == list(range(200))
+    assert items != sorted(items)
+    assert all(n < place + 50 for place, n in enumerate(items))
+
+
+def test_a_function_of_streams_gets_all_items():
+    assert ids(STREAMS["pairs"]().open(Lane(0, 1))) == sorted([*range(12)] * 2)
+
+
+def test_a_function_that_remembers_nothing_is_resumed_at_its_last_input():
+    stream = IterMap(numbers(None), pairs, lambda n: 2 * n, remembers=False)
+    iterator = stream.open(Lane(0, 1))
+    for _ in range(1001):
+        next(iterator)
+    assert iterator.state_dict() == {"start": {"row": 500}, "given": 1}
+
+
+def test_rows_of_merged_streams_are_told_apart():
+    rows = []
+    stream = Blend((named(numbers(6), "a"), Concat((named(numbers(4), "b"),))), (1, 1))
+    lane = Lane(0, 1, progress=lambda row, several: rows.append(row))
+    assert len(list(stream.open(lane))) == 10
+    assert sorted(rows) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
+
+    skipping = Lane(0, 1, skip_rows=frozenset({2, 5}))
+    left = [(item["from"], item["n"]) for item in stream.open(skipping)]
+    assert ("a", 1) not in left
+    assert ("b", 2) not in left
+    assert len(left) == 8
+
+
+def test_a_sample_of_merged_streams_is_restored_by_its_key():
+    stream = Concat((numbers(6), BatchDataset(numbers(4), 2)))
+    assert stream.restore(Lane(0, 1), (0, 0, 3))[0]["n"] == 3
+    with pytest.raises(StateError, match="no dataset has"):
+        stream.restore(Lane(0, 1), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Concat(()), "name at least one"),
+        (lambda: Blend((), ()), "0 datasets, 0 weights"),
+        (lambda: Blend((numbers(1),), (0,)), "not all 0"),
+        (lambda: Blend((numbers(1),), (-1,)), "at least 0"),
+        (lambda: Repeat(numbers(1), 0), "above 0"),
+        (lambda: Limit(numbers(1), -1), "not -1"),
+        (lambda: ShuffleBuffer(numbers(1), 0), "at least 1, got 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_states_are_json():
+    for name, make in STREAMS.items():
+        iterator = make().open(Lane(1, 2))
+        next(iterator)
+        state = iterator.state_dict()
+        assert json.loads(json.dumps(state)) == state, name
+
+
+def test_streams_of_functions_that_remember_nothing_restore_samples():
+    def squares(items):
+        for item in items:
+            yield {**item, "square": item["n"] ** 2}
+
+    stream = IterMap(numbers(12), squares, int, remembers=False)
+    for item in stream.open(Lane(0, 1)):
+        assert stream.restore(Lane(0, 1), item["__restore_key__"]) == (item, ())
+
+
+def test_streams_that_cannot_restore_samples_say_why():
+    key = next(numbers(1).open(Lane(0, 1)))["__restore_key__"]
+    with pytest.raises(ConfigError, match="stateless_iter_fn=True"):
+        IterMap(numbers(12), sums, int).restore(Lane(0, 1), key)
+    with pytest.raises(StateError, match="yields 2 outputs"):
+        IterMap(numbers(12), pairs, int, remembers=False).restore(Lane(0, 1), key)
