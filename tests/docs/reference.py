@@ -23,7 +23,7 @@ HEAD = (
     "This page is made of the code, by `make api`.\n"
 )
 
-MADE_BY_GETTERS = {"SavableDataset", "SavableDataLoader", "BasicDataLoader"}
+MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader", "BasicDataLoader"}
 """What users get, and do not make themselves."""
 
 FOR_USERS = {"SavableDataset": {"config", "restore_sample"}}
@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "Task encoders": (
         "energon",
-        "TaskEncoder DefaultTaskEncoder AugmentTaskEncoder stateless Cooker cooker SampleDecoder "
+        "TaskEncoder DefaultTaskEncoder Recipe stateless Cooker cooker SampleDecoder "
         "SkipSample Quarantine log_exception reraise_exception",
     ),
     "Samples and batches": (
@@ -54,8 +54,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "Metadatasets": (
         "energon",
-        "load_dataset prepare_metadataset traverse_metadataset DatasetLoader LoadedDataset "
-        "LoadedDatasetList",
+        "prepare_metadataset traverse_metadataset",
     ),
     "Writing and storage": ("energon", "ShardWriter TarWriter EPath"),
     "Auxiliary data and caches": (
@@ -67,8 +66,9 @@ GROUPS: dict[str, tuple[str, str]] = {
         "energon",
         "AVDecoder AVData AVMetadata ImageMetadata get_clips_uniform get_single_frames_uniform",
     ),
-    "Pipelines of wrappers": (
-        "energon",
+    "Task encoders, datasets and wrappers of `megatron.energon`": (
+        "megatron.energon",
+        "AugmentTaskEncoder load_dataset DatasetLoader LoadedDataset LoadedDatasetList "
         "MapDataset FilterDataset IterMapDataset BatchDataset GroupBatchDataset MixBatchDataset "
         "PackingDataset BlendDataset ConcatDataset RepeatDataset ShuffleBufferDataset LimitDataset "
         "EpochizeDataset LogSampleDataset GcDataset WatchdogDataset",
