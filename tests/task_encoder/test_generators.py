@@ -12,7 +12,6 @@ from energon import (
     DefaultTaskEncoder,
     FatalSampleError,
 )
-from energon.compat.megatron.augment import may_yield
 from energon.task_encoder.cooker import is_generator_function
 from megatron.energon import (
     AugmentTaskEncoder,
@@ -85,7 +84,9 @@ def test_a_generator_that_cannot_be_known_beforehand_is_refused(root):
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: type(encoder).__name__)
 def test_encoders_know_which_of_their_hooks_may_yield(encoder):
     found = {
-        name for name in ("encode_sample", "encode_batch", "batch") if may_yield(encoder, name)
+        name
+        for name in ("encode_sample", "encode_batch", "batch")
+        if encoder._hook_method(name).may_yield
     }
     expected = {
         "YieldsSamples": {"encode_sample"},

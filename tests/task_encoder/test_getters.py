@@ -425,7 +425,7 @@ def test_default_configurations_load(root):
         ({"split_config": "nothing.yaml"}, "nothing.yaml: no such file"),
         ({"dataset_config": "nothing.yaml"}, "nothing.yaml"),
         ({"encoder": Keys}, "Keys is a class.*Keys()"),
-        ({"encoder": "Keys"}, "wanted is a TaskEncoder, found 'Keys'"),
+        ({"encoder": "Keys"}, "expected a TaskEncoder, found 'Keys'"),
     ],
     ids=str,
 )
@@ -442,7 +442,7 @@ def test_arguments_that_make_no_sense_are_refused(root, settings, message):
         ({"limit": -1}, "limit.*-1"),
         ({"split_part": "vall"}, "did you mean 'val'"),
         ({"encoder": Keys}, "Keys is a class.*Keys()"),
-        ({"encoder": "Keys"}, "wanted is a TaskEncoder, found 'Keys'"),
+        ({"encoder": "Keys"}, "expected a TaskEncoder, found 'Keys'"),
     ],
     ids=str,
 )
