@@ -81,6 +81,12 @@ BRACE_NAMES = Limit(
     "BRACE_NAMES", 1_000_000, "names that the patterns with braces of a document stand for"
 )
 
+TAR_HEADER_BYTES = Limit(
+    "TAR_HEADER_BYTES", 16 << 20, "bytes of an extended header (PAX or GNU) of a tar archive"
+)
+TAR_RECORDS = Limit("TAR_RECORDS", 100_000, "records of a PAX header of a tar archive")
+TAR_NAME_BYTES = Limit("TAR_NAME_BYTES", 64 << 10, "bytes of the name of a file in a tar archive")
+
 PART_DEPTH = Limit("PART_DEPTH", 400, "levels of nesting in a JSON, msgpack or CBOR part")
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 1 << 30, "bytes that a compressed part unpacks to")
 DECODED_BYTES = Limit(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,11 @@ from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.tar import iter_members, split_name
+from energon.formats.tar_header import END, padded
+from energon.formats.tar_header import _record as record
+from tests.bounded import run_bounded
 
+ROOT = Path(__file__).parents[2]
 letters = st.characters(exclude_characters="/\0", exclude_categories=["Cs"])
 component = st.text(letters, min_size=1, max_size=120).filter(lambda s: s not in (".", ".."))
 member_names = st.lists(component, min_size=1, max_size=3).map("/".join)
@@ -139,3 +144,86 @@ def test_checksums_of_signed_bytes_are_known():
     header[148:156] = b" " * 8
     data[148:156] = b"%06o\0 " % sum(byte - 256 * (byte > 127) for byte in header)
     assert [m.name for m in found_in(bytes(data))] == ["ä.txt"]
+
+
+def pax(records, size, name="a.txt"):
+    """A member after an extended header with these bytes."""
+    extended = tarfile.TarInfo("x")
+    extended.type, extended.size = tarfile.XHDTYPE, len(records)
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return (
+        extended.tobuf(tarfile.USTAR_FORMAT)
+        + padded(records)
+        + member.tobuf(tarfile.USTAR_FORMAT)
+        + padded(b"x" * size)
+        + END
+    )
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"-0000001000\0",
+        b"+0000001000\0",
+        b"0000_001000\0",
+        b"0x000001000\0",
+        b"00000001000x",
+        b"0 000001000\0",
+        b"99999999999\0",
+        b"\xff" * 12,
+        b"\xff" + bytes(11),
+    ],
+)
+def test_a_size_that_is_no_number_of_bytes_is_refused(field):
+    data = bytearray(archive([("a.txt", "file", b"x", 0)]))
+    data[124:136] = field
+    with pytest.raises(FormatError, match="no tar header at byte 0"):
+        found_in(with_checksum(data))
+
+
+@pytest.mark.parametrize("size", [b"", b"-1", b"+1", b"1_0", b" 1", b"0x1", b"1e3", b"9" * 5000])
+def test_a_pax_size_that_is_no_number_of_bytes_is_refused(size):
+    with pytest.raises(FormatError, match="malformed PAX header before byte"):
+        found_in(pax(record(b"size", size), 1))
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"99 path=a\n",
+        b"0 path=a\n",
+        b"-9 path=a\n",
+        b"09 path=a\n",
+        b"9 path=ab",
+        b"path=a.txt\n",
+        b"9" * 5000 + b" path=a\n",
+        b"8 path\n9 path=a\n",
+        b"5 a=\n" * 100_001 + b"9 path=a\n",
+        record(b"path", b"a.txt\0.jpg"),
+    ],
+)
+def test_malformed_pax_records_are_refused(records):
+    with pytest.raises(FormatError, match="malformed PAX header before byte"):
+        found_in(pax(records, 1))
+
+
+def test_the_time_for_pax_records_does_not_grow_with_the_square_of_their_number():
+    done = run_bounded(
+        """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.formats.test_tar import found_in, pax, record
+from energon.limits import TAR_RECORDS
+records = record(b"comment", b"x" * 130) * (TAR_RECORDS.default - 1) + record(b"path", b"b.txt")
+print(found_in(pax(records, 1))[0].name)
+""",
+        ROOT,
+        cpu_seconds=20,
+    )
+    assert done.stdout == "b.txt\n", done
+
+
+def test_records_of_which_nothing_matters_are_not_looked_at():
+    (member,) = found_in(pax(b"30 mtime=1.5\n", 1))
+    assert member.name == "a.txt"

@@ -140,6 +140,35 @@ def test_garbage_is_an_error():
         read(bytes(data))
 
 
+@pytest.mark.parametrize("size", [100, 3000, 60_000])
+@pytest.mark.parametrize("options", [{}, {"select": bool}])
+def test_every_flipped_bit_of_a_header_is_noticed(size, options):
+    data = bytearray(tar_bytes([(f"{n:03}.bin", b"x" * size) for n in range(40)]))
+    whole = len(read(bytes(data)))
+    stride = 512 + -(-size // 512) * 512
+    for position in (0, stride, 20 * stride, 39 * stride):
+        for at in [
+            *range(0, 12),
+            99,
+            103,
+            111,
+            124,
+            130,
+            134,
+            140,
+            *range(148, 154),
+            200,
+            345,
+            511,
+        ]:
+            for bit in (1, 2, 128):
+                data[position + at] ^= bit
+                with pytest.raises(FormatError, match=rf"x\.tar: .* byte {position} "):
+                    read(bytes(data), **options)
+                data[position + at] ^= bit
+    assert len(read(bytes(data))) == whole
+
+
 def test_an_empty_file_is_an_error_and_an_empty_archive_is_not():
     with pytest.raises(TruncatedError):
         read(b"")

@@ -11,22 +11,30 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from energon.errors import FormatError, TruncatedError
+from energon.formats.tar_bulk import have_checksums
 from energon.formats.tar_window import BLOCK as BLOCK
 from energon.formats.tar_window import ReadInto, TarWindow
+from energon.limits import TAR_HEADER_BYTES, TAR_NAME_BYTES, TAR_RECORDS
 
-MAX_EXTENSION_BYTES = 16 << 20
-"""Largest extended header that is believed."""
+MIN_TOGETHER = 64
+"""Fewer checksums are compared one by one."""
 
 ReadAt = Callable[[int, int], bytes]
 """`read(offset, size)` returns `size` bytes, or fewer at the end of the file."""
 
 _ZEROS = bytes(BLOCK)
 _REGULAR = b"0\x007"
+_OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _HIDDEN = re.compile(r"__[^/]*__(?:$|/)")
 _ADLER = 65521
+_RECORD = re.compile(rb"([1-9][0-9]{0,8}) ([^=\n]*+)=")
+_DECIMAL = re.compile(rb"[0-9]{1,18}")
 
 
 class Member(NamedTuple):
@@ -129,12 +137,12 @@ class TarWalk:
             if kind in b"xXL":
                 payload = self._extension(stated)
                 if kind == b"L":
-                    name = payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
+                    name = long_name(payload, self.origin, self.position)
                     continue
-                records = pax_records(payload, self.origin, self.position)
-                name = records.get("path", name)
-                length = int(records["size"]) if "size" in records else length
-                if not any(key.startswith("GNU.sparse") for key in records):
+                overrides = pax_overrides(payload, self.origin, self.position)
+                name = name if overrides.path is None else overrides.path
+                length = length if overrides.size is None else overrides.size
+                if not overrides.is_sparse:
                     continue
                 # The file that follows is sparse: its content is not what it seems to be.
                 self._skip_special(self._header() or _ZEROS, length)
@@ -183,12 +191,7 @@ class TarWalk:
         self.position = member.end
 
     def _extension(self, length: int) -> bytes:
-        if length > MAX_EXTENSION_BYTES:
-            raise FormatError(
-                f"{self.origin}: an extended header of {length} bytes before byte "
-                f"{self.position}, where names take {MAX_EXTENSION_BYTES} at most; the file is "
-                "damaged or no plain tar archive"
-            )
+        check_extension(length, self.origin, self.position)
         payload = self.window.read(self.position, length)
         self._skip_content(length)
         return payload
@@ -230,18 +233,12 @@ def member_size(header: bytes, origin: str, pos: int) -> int:
     Raises:
         FormatError: If its size field is no number.
     """
-    try:
-        return int(header[124:135], 8)
-    except ValueError:
-        pass
     field = header[124:136]
-    if field[0] in (0x80, 0xFF):
-        size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1
-        if size >= 0:
-            return size
-    text = field.strip(b" \0")
-    if re.fullmatch(rb"[0-7]*", text):
-        return int(text or b"0", 8)
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    found = _OCTAL.fullmatch(field)
+    if found is not None:
+        return int(found[1] or b"0", 8)
     raise FormatError(
         f"{origin}: no tar header at byte {pos} (its size field is {field!r}); the file is damaged "
         "or no plain tar archive"
@@ -254,38 +251,122 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
     Raises:
         FormatError: If it does not.
     """
-    field = header[148:156]
-    stated = field.strip(b" \0")
-    if stated.isdigit() and b"8" not in stated and b"9" not in stated:
-        number = int(stated, 8)
-        # Adler-32 sums bytes modulo a prime, much faster than a loop could.
-        total = (zlib.adler32(header) & 0xFFFF) - 1 - sum(field) + 8 * 32
-        if (total - number) % _ADLER == 0:
-            return
-        # Some old programs added up signed bytes.
-        signed = total - 256 * sum(byte > 127 for byte in header)
-        if (signed - number) % _ADLER == 0:
-            return
-    raise FormatError(
-        f"{origin}: no tar header at byte {pos} (its checksum does not fit); the file is "
-        "damaged or no plain tar archive"
-    )
+    stated, total = _stated_sum(header[148:156]), _sum(header)
+    # Some old programs added up signed bytes.
+    if stated != total and (
+        stated is None
+        or stated != (total - 256 * sum(b > 127 for b in header[:148] + header[156:])) % _ADLER
+    ):
+        raise FormatError(
+            f"{origin}: no tar header at byte {pos} (its checksum does not fit); the file is "
+            "damaged or no plain tar archive"
+        )
 
 
-def pax_records(payload: bytes, origin: str, pos: int) -> dict[str, str]:
-    """Return the records of an extended header that ends before byte `pos`.
+def verify_checksums(window: bytes, headers: list[int], origin: str, pos: int) -> None:
+    """Check headers that begin at multiples of 512 in a window, itself at byte `pos`.
+
+    Raises:
+        FormatError: If the checksum of one does not fit.
+    """
+    if len(headers) < MIN_TOGETHER:
+        for at in headers:
+            if _stated_sum(window[at + 148 : at + 156]) != _sum(window[at : at + BLOCK]):
+                verify_checksum(window[at : at + BLOCK], origin, pos + at)
+        return
+    blocks = np.frombuffer(window, np.uint8, len(window) // BLOCK * BLOCK).reshape(-1, BLOCK)
+    places = np.array(headers)
+    for at in places[~have_checksums(blocks[places // BLOCK])].tolist():
+        verify_checksum(window[at : at + BLOCK], origin, pos + at)
+
+
+def _sum(header: bytes) -> int:
+    """Return the sum of all bytes: Adler-32, modulo a prime, is much faster than a loop."""
+    return zlib.adler32(header, 0) & 0xFFFF
+
+
+@lru_cache(maxsize=4096)
+def _stated_sum(field: bytes) -> int | None:
+    """Return the sum of a header that has this checksum field; None if that is no number."""
+    found = _OCTAL.fullmatch(field)
+    # The checksum is made with eight spaces in the place of the field.
+    return None if found is None else (int(found[1] or b"0", 8) - 8 * 32 + sum(field)) % _ADLER
+
+
+class Overrides(NamedTuple):
+    """What extended headers say of the next member; None leaves what its own header says."""
+
+    path: str | None = None
+    size: int | None = None
+    is_sparse: bool = False
+
+
+def check_extension(length: int, origin: str, pos: int) -> None:
+    """Raise FormatError if an extended header with content at byte `pos` claims too much."""
+    if length > TAR_HEADER_BYTES.value:
+        raise FormatError(
+            f"{origin}: an extended header of {length} bytes before byte {pos}, "
+            f"{TAR_HEADER_BYTES.value} are allowed; the file is damaged or no plain tar archive; "
+            f"{TAR_HEADER_BYTES.hint}"
+        )
+
+
+def long_name(payload: bytes, origin: str, pos: int) -> str:
+    """Return the name in an extended header of GNU tar, which ends before byte `pos`.
+
+    Raises:
+        FormatError: If it is longer than the limits allow.
+    """
+    return _name(payload.partition(b"\0")[0], origin, pos)
+
+
+def _name(name: bytes, origin: str, pos: int) -> str:
+    if len(name) > TAR_NAME_BYTES.value:
+        raise FormatError(
+            f"{origin}: a name of {len(name)} bytes before byte {pos}, {TAR_NAME_BYTES.value} are "
+            f"allowed; the file is damaged; {TAR_NAME_BYTES.hint}"
+        )
+    return name.decode("utf-8", "surrogateescape")
+
+
+def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
+    """Return what the records of an extended header say, which ends before byte `pos`.
 
     Raises:
         FormatError: If they are malformed.
     """
-    records: dict[str, str] = {}
-    while payload and payload[0]:
-        digits, _, _ = payload.partition(b" ")
-        if not digits.isdigit() or not len(digits) < int(digits) <= len(payload):
-            raise FormatError(
-                f"{origin}: malformed PAX record before byte {pos}; the file is damaged"
+    if not any(key in payload for key in (b"path=", b"size=", b"GNU.sparse")):
+        return Overrides()
+    path, size, is_sparse = None, None, False
+    at, count, end, most = 0, 0, len(payload), TAR_RECORDS.value
+    while at < end and payload[at]:
+        found = _RECORD.match(payload, at)
+        stop = at + int(found[1]) if found is not None else 0
+        count += 1
+        if found is None or not found.end() < stop <= end or payload[stop - 1] != 0x0A:
+            raise _malformed(
+                origin, pos, f"{payload[at : at + 20]!r} is no record; the file is damaged"
             )
-        record, payload = payload[: int(digits)], payload[int(digits) :]
-        key, _, value = record[len(digits) + 1 : -1].partition(b"=")
-        records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-    return records
+        if count > most:
+            raise _malformed(origin, pos, f"more than {most} records; {TAR_RECORDS.hint}")
+        key = found[2]
+        if key == b"path":
+            path = payload[found.end() : stop - 1]
+        elif key == b"size":
+            size = payload[found.end() : stop - 1]
+        elif key.startswith(b"GNU.sparse"):
+            is_sparse = True
+        at = stop
+    if path is not None and b"\0" in path:
+        raise _malformed(origin, pos, "a name has a zero byte; the file is damaged")
+    if size is not None and _DECIMAL.fullmatch(size) is None:
+        raise _malformed(origin, pos, f"{size[:40]!r} is no size; the file is damaged")
+    return Overrides(
+        None if path is None else _name(path, origin, pos),
+        None if size is None else int(size),
+        is_sparse,
+    )
+
+
+def _malformed(origin: str, pos: int, what: str) -> FormatError:
+    return FormatError(f"{origin}: malformed PAX header before byte {pos}: {what}")

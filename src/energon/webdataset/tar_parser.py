@@ -19,22 +19,24 @@ from typing import Any
 from energon.errors import FormatError, TruncatedError
 from energon.formats.tar import (
     BLOCK,
+    check_extension,
+    long_name,
     member_name,
     member_size,
+    pax_overrides,
     split_name,
-    verify_checksum,
+    verify_checksums,
 )
-from energon.webdataset.tar_extensions import check_extension, pax_overrides, sparse_bytes
+from energon.webdataset.tar_extensions import sparse_bytes
 
 LARGE_BYTES = 1 << 20
 """Content from here on is read straight into its own bytes instead of through a window."""
 
 Sample = dict[str, Any]
 
-# Name with a key and a field, octal size, a regular file, the magic, no prefix of the name. Names
-# without folders come first: that is quicker than to look for the last slash in all of them.
+# Name with a key and a field, octal size, a regular file, the magic, no prefix of the name.
 _PLAIN = re.compile(
-    rb"(?!__)(?=([^\0./]++)\.([^\0/]*+)\0|([^\0]*/[^\0./]+)\.([^\0/]*)\0)"
+    rb"(?!__)(?=((?:[^\0]*/)?+[^\0./]++)\.([^\0/]*+)\0)"
     rb".{99}\0.{24}([0-7]{11}).{21}[0\0].{100}ustar.{83}\0",
     re.DOTALL,
 )
@@ -105,30 +107,45 @@ class TarParser:
         Raises:
             FormatError: If there is something else where a header should be.
         """
-        match, fields, end = _PLAIN.match, self._fields, len(window)
-        slowly = self._slowly or self._path is not None or self._size is not None
-        key, sample = self._key, self._sample
+        headers: list[int] = []
+        base = self.position
+        try:
+            self._take_members(window, headers)
+        except FormatError:
+            # A damaged header may have led here: then that is what is wrong.
+            verify_checksums(window, headers, self.origin, base)
+            raise
+        verify_checksums(window, headers, self.origin, base)
+
+    def _take_members(self, window: bytes, headers: list[int]) -> None:
+        """Take members off the front of `window`, and note where their headers begin."""
+        match, fields, seen = _PLAIN.match, self._fields, headers.append
+        end, last = len(window), len(window) - BLOCK
+        key, sample, sample_position = self._key, self._sample, self.sample_position
+        slowly = self._slowly or self._is_extended
         begun = {"__key__": "", **self._about}
         at, base = 0, self.position
         self.wanted_bytes = BLOCK
-        while at + BLOCK <= end:
+        while at <= last:
             plain = None if slowly else match(window, at)
             if plain is None:
-                self.position, self._key = base + at, key
-                taken = self._take(window, at)
-                if not taken:
-                    break
-                key, sample = self._key, self._sample
-                slowly = self._slowly or self._path is not None or self._size is not None
+                self.position, self.sample_position = base + at, sample_position
+                self._key, self._sample = key, sample
+                header = window[at : at + BLOCK]
+                if header != _ZEROS:
+                    seen(at)
+                taken = self._take(header, window, at)
+                key, sample, sample_position = self._key, self._sample, self.sample_position
+                slowly = self._slowly or self._is_extended
                 at += taken
-                if self.content_bytes:
+                if not taken or self.content_bytes:
                     break
                 continue
-            found, suffix, path, path_suffix, octal = plain.groups()
-            if path is not None:
-                found, suffix = path, path_suffix
+            seen(at)
+            found, suffix, octal = plain.groups()
             size = int(octal, 8)
-            stop = at + BLOCK + size
+            start = at + 512
+            stop = start + size
             if stop > end:
                 if size < LARGE_BYTES:
                     self.wanted_bytes = BLOCK + size
@@ -138,19 +155,23 @@ class TarParser:
             if found != key:
                 if key is not None:
                     self.samples.append(sample)
-                key = found
-                sample = self._sample = begun.copy()
-                sample["__key__"] = found.decode("utf-8", "surrogateescape")
-                self.sample_position = base + at
-                self.ended = False
-            field = fields.get(suffix) or self._field(suffix)
+                key, sample, sample_position = found, begun.copy(), base + at
+                try:
+                    sample["__key__"] = found.decode()
+                except UnicodeDecodeError:
+                    sample["__key__"] = found.decode("utf-8", "surrogateescape")
+            try:
+                field = fields[suffix]
+            except KeyError:
+                field = self._field(suffix)
             if field in sample:
                 self._refuse_duplicate(sample["__key__"], field)
             else:
-                sample[field] = window[at + BLOCK : stop]
-            at = stop + -size % BLOCK
-        self._key = key
-        self.position = base + at
+                sample[field] = window[start:stop]
+            at = (stop + 511) & -512
+        self.position, self.sample_position = base + at, sample_position
+        self._key, self._sample = key, sample
+        self.ended = self.ended and key is None
 
     def put_content(self, content: bytes) -> None:
         """Take the content that was asked for by `content_bytes`."""
@@ -170,7 +191,7 @@ class TarParser:
             raise TruncatedError(
                 f"{self.origin}: ends at byte {end}, {self.position - end} bytes too early; {again}"
             )
-        if end > self.position or self._path is not None or self._size is not None:
+        if end > self.position or self._is_extended:
             raise TruncatedError(f"{self.origin}: ends at byte {end} within a member; {again}")
         if not self.ended:
             raise TruncatedError(
@@ -178,15 +199,17 @@ class TarParser:
                 f"members may be missing; {again}"
             )
 
-    def _take(self, window: bytes, at: int) -> int:
+    @property
+    def _is_extended(self) -> bool:
+        """Whether extended headers have come of which the member is still to come."""
+        return self._path is not None or self._size is not None
+
+    def _take(self, header: bytes, window: bytes, at: int) -> int:
         """Take a member of any kind off `window`; return its bytes, or 0 if it is incomplete."""
-        header = window[at : at + BLOCK]
         if header == _ZEROS:
             self._end_sample()
             self.ended = True
             return BLOCK
-        if header[257:262] != b"ustar" or self.ended:
-            verify_checksum(header, self.origin, self.position)
         self.ended = False
         size = member_size(header, self.origin, self.position)
         kind = header[156:157]
@@ -206,7 +229,7 @@ class TarParser:
 
     def _take_extension(self, window: bytes, at: int, kind: bytes, size: int) -> int:
         """Note what an extended header says of the member after it."""
-        check_extension(size, self.origin, self.position)
+        check_extension(size, self.origin, self.position + BLOCK)
         stop = at + BLOCK + size
         if stop > len(window):
             self.wanted_bytes = BLOCK + size
@@ -215,7 +238,7 @@ class TarParser:
         if self._header_position < 0:
             self._header_position = self.position
         if kind == b"L":
-            self._path = payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            self._path = long_name(payload, self.origin, self.position + stop - at)
         elif kind in b"xX":
             overrides = pax_overrides(payload, self.origin, self.position + stop - at)
             self._path = self._path if overrides.path is None else overrides.path
