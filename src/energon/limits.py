@@ -72,10 +72,22 @@ class Limit:
 DOCUMENT_BYTES = Limit("DOCUMENT_BYTES", 256 << 20, "bytes of a YAML or JSON document")
 DOCUMENT_DEPTH = Limit("DOCUMENT_DEPTH", 100, "levels of nesting in a YAML or JSON document")
 ALIASED_VALUES = Limit(
-    "ALIASED_VALUES", 1_000_000, "values that all YAML aliases of a document stand for"
+    "ALIASED_VALUES", 200_000, "values that all YAML aliases of a document stand for"
 )
-EXPANDED_BYTES = Limit(
-    "EXPANDED_BYTES", 64 << 20, "bytes and values that all `${…}` of a document expand to"
+EXPANDED_CHARACTERS = Limit(
+    "EXPANDED_CHARACTERS", 64 << 20, "characters that all `${…}` of a document stand for"
+)
+EXPANDED_VALUES = Limit(
+    "EXPANDED_VALUES", 200_000, "values that all `${…}` of a document stand for"
+)
+LISTED_SHARDS = Limit(
+    "LISTED_SHARDS", 1_000_000, "shards that a document of web datasets lists, or draws an epoch"
+)
+METADATASET_NODES = Limit(
+    "METADATASET_NODES", 100_000, "datasets and blends that a split of a metadataset leads to"
+)
+SCHEDULE_POINTS = Limit(
+    "SCHEDULE_POINTS", 10_000, "points of all schedules of weights in a split of a metadataset"
 )
 BRACE_NAMES = Limit(
     "BRACE_NAMES", 1_000_000, "names that the patterns with braces of a document stand for"

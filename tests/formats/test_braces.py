@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.formats.braces import collapse_braces, escape_braces, expand_braces
+from energon.formats.braces import collapse_braces, escape_braces, expand_all, expand_braces
 
 names = st.builds(
     "{}{:0{}}{}".format,
@@ -96,3 +96,33 @@ def test_a_shell_expands_to_the_same(pattern):
         ["bash", "-c", f"printf '%s\\n' {pattern}"], capture_output=True, text=True, check=True
     )
     assert expand_braces(pattern) == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{0..9}" * 30,
+        "{,}" * 60,
+        "{a}" * 400_000,
+        "{0..999999999999999999999999999999}",
+        "{0..99999}{0..99999}",
+        "{1..1000000}{a,b}",
+        "x" * 1_000_000 + "{0..999}",
+        "{" + "{0..999}," * 1001 + "}",
+        "{" + "9" * 5000 + "..1}",
+    ],
+    ids=lambda pattern: pattern[:12],
+)
+def test_patterns_that_stand_for_too_much_are_refused_before_they_are_expanded(pattern):
+    with pytest.raises(ConfigError, match=r"^pattern '.{1,80}': (stands for more than|a number)"):
+        expand_braces(pattern)
+
+
+def test_the_patterns_of_a_document_have_one_limit(monkeypatch):
+    monkeypatch.setenv("ENERGON_LIMIT_BRACE_NAMES", "100")
+    assert len(expand_all(["{0..49}", "{0..48}", "a"])) == 100
+    for patterns in (["{0..49}", "{0..49}", "a{b,c}"], ["{0..100}"], ["a", *["{b,c}"] * 50]):
+        with pytest.raises(ConfigError, match=r"more than 100 names.*ENERGON_LIMIT_BRACE_NAMES"):
+            expand_all(patterns)
+    # What is written out is no more than the document itself.
+    assert len(expand_all(["a"] * 1000)) == 1000

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from energon.errors import FormatError
 from energon.formats import yaml
-from energon.formats.yaml import MAX_DEPTH, dump, load, plain, where
+from energon.formats.yaml import dump, load, plain, where
+from energon.limits import DOCUMENT_DEPTH
 
 
 @pytest.fixture(params=["libyaml", "pure"], autouse=True, scope="module")
@@ -121,9 +122,14 @@ def test_refuses_with_the_place(text, message):
     assert message in error(text)
 
 
-def test_refuses_deep_nesting():
-    load("[" * MAX_DEPTH + "]" * MAX_DEPTH, origin="f.yaml")
-    assert "nested deeper than" in error("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+def test_refuses_deep_nesting(monkeypatch):
+    deepest = DOCUMENT_DEPTH.value
+    load("[" * deepest + "]" * deepest, origin="f.yaml")
+    too_deep = "[" * (deepest + 1) + "]" * (deepest + 1)
+    assert "nested deeper than" in error(too_deep)
+    assert "ENERGON_LIMIT_DOCUMENT_DEPTH" in error("[" * 1_000_000)
+    monkeypatch.setenv("ENERGON_LIMIT_DOCUMENT_DEPTH", "150")
+    load(too_deep, origin="f.yaml")
 
 
 def test_refuses_deep_nesting_by_aliases():
@@ -137,6 +143,16 @@ def test_refuses_aliases_that_multiply():
     for level in range(1, 9):
         lines.append(f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 10)}]")
     assert "aliases stand for more than" in error("\n".join(lines))
+    merged = ["m0: &m0 {a: 1, b: 2, c: 3}"]
+    for level in range(1, 30):
+        merged.append(f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 10)}]}}")
+    assert "ENERGON_LIMIT_ALIASED_VALUES" in error("\n".join(merged))
+
+
+def test_refuses_documents_that_are_larger_than_any(monkeypatch):
+    monkeypatch.setenv("ENERGON_LIMIT_DOCUMENT_BYTES", "10")
+    assert load("a: 1234567", origin="f.yaml") == {"a": 1234567}
+    assert "ENERGON_LIMIT_DOCUMENT_BYTES" in error("a: 12345678")
 
 
 def test_dump_writes_blocks_in_order():

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 
 import pytest
 
 from energon.errors import ConfigError, SecurityError
+from energon.formats.yaml import load
 from energon.metadataset.document import read_mapping, read_metadataset
 from energon.metadataset.resolve import resolve
+from energon.metadataset.variables import substitute
 from tests.metadataset.folders import make_datasets, without_columns, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
@@ -42,7 +44,7 @@ splits:
       - {path: "${root}/d", weight: 1, subset: {range: ["${p:-50}%", "100%"]}}
 """,
     )
-    leaves = resolve(path, split_part="train").leaves
+    leaves = resolve(path, split_part="train", allow=("env",)).leaves
     assert [leaf.path for leaf in leaves] == [str(tmp_path / "data" / name) for name in "abcd"]
     assert [leaf.weight for leaf in leaves] == pytest.approx(
         [3 / 10.5, 2.5 / 10.5, 4 / 10.5, 1 / 10.5]
@@ -55,7 +57,7 @@ splits:
 def test_variables_of_the_document_go_over_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOT", "/environment")
     text = "vars: {ROOT: /document}\nsplits: {train: {path: '${ROOT}'}, val: {path: '${env:ROOT}'}}"
-    splits = read_metadataset(write(tmp_path / "m.yaml", V2 + text)).content.splits
+    splits = read_metadataset(write(tmp_path / "m.yaml", V2 + text), ["env"]).content.splits
     assert splits["train"].path == "/document"
     assert splits["val"].path == "/environment"
 
@@ -106,10 +108,11 @@ splits:
 
 def test_mistakes_behind_references_keep_their_lines(tmp_path):
     (found,) = problems(
-        tmp_path, "splits:\n  train:\n    blend:\n    - {path: a, wight: '${HOME}'}\n"
+        tmp_path,
+        "vars: {root: a}\nsplits:\n  train:\n    blend:\n    - {path: a, wight: '${root}'}\n",
     )
     assert found.startswith(
-        "6: unknown key 'wight' in splits.train.blend[0], did you mean 'weight'?"
+        "7: unknown key 'wight' in splits.train.blend[0], did you mean 'weight'?"
     )
 
 
@@ -121,17 +124,91 @@ def test_a_dict_may_refer_to_variables():
         read_mapping(document)
 
 
-def test_a_remote_document_may_not_read_the_environment(tmp_path, monkeypatch):
-    folder = tmp_path / "bucket"
-    write(
-        folder / "m.yaml", V2 + "vars: {a: b}\nsplits: {train: {path: 's3://${env:SECRET}/${a}'}}"
-    )
-    monkeypatch.setenv("SECRET", "secret")
-    from energon.formats.yaml import load
-    from energon.metadataset.variables import substitute
+@pytest.mark.parametrize("reference", ["${env:SECRET}", "${SECRET}", "${SECRET:-x}", "${NONE:-x}"])
+def test_a_document_reads_the_environment_only_where_that_is_allowed(
+    tmp_path, monkeypatch, reference
+):
+    monkeypatch.setenv("SECRET", "of-the-user")
+    monkeypatch.delenv("NONE", raising=False)
+    make_datasets(tmp_path, "of-the-user", "x")
+    path = write(tmp_path / "m.yaml", f"splits:\n  train:\n    path: {reference}")
+    with pytest.raises(SecurityError, match=r"m.yaml:3:5: \$\{.*--allow env on") as info:
+        resolve(path, split_part="train")
+    assert "of-the-user" not in str(info.value)
+    document = {"splits": {"train": {"path": f"{tmp_path}/{reference}"}}}
+    with pytest.raises(
+        SecurityError, match=r"^document.splits.train.path: \$\{.*ENERGON_ALLOW=env"
+    ):
+        resolve(document, split_part="train")
+    wanted = str(tmp_path / ("x" if "NONE" in reference else "of-the-user"))
+    assert resolve(path, split_part="train", allow=("env",)).leaves[0].path == wanted
+    assert resolve(document, split_part="train", allow=("env",)).leaves[0].path == wanted
+    monkeypatch.setenv("ENERGON_ALLOW", "env")
+    assert resolve(path, split_part="train").leaves[0].path == wanted
 
-    document = load((folder / "m.yaml").read_bytes(), origin="s3://bucket/m.yaml")
+
+def test_names_of_the_environment_are_not_proposed_where_it_may_not_be_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "secret")
+    path = write(tmp_path / "m.yaml", "splits: {train: {path: '${SECRET_TOKEM}'}}")
+    with pytest.raises(ConfigError, match="neither in `vars` nor") as info:
+        resolve(path, split_part="train")
+    assert "SECRET_TOKEN" not in str(info.value)
+    with pytest.raises(ConfigError, match="did you mean 'SECRET_TOKEN'"):
+        resolve(path, split_part="train", allow=("env",))
+
+
+def test_a_remote_document_never_reads_the_environment(tmp_path, monkeypatch):
+    text = V2 + "vars: {a: b}\nsplits: {train: {path: 's3://${env:SECRET}/${a}'}}"
+    monkeypatch.setenv("SECRET", "secret")
+    document = load(text, origin="s3://bucket/m.yaml")
     with pytest.raises(SecurityError, match=r"s3://bucket/m.yaml:4.*\$\{env:SECRET\}") as info:
-        substitute(document, allow_environment=False)
+        substitute(document, is_remote=True, allow=("env",))
     assert "secret" not in str(info.value)
-    assert os.environ["SECRET"] == "secret"
+
+
+def laughing(levels, width, last, join):
+    """Variables of which each is made of several of the next."""
+    lines = [f"  v{n}: {join([f'${{v{n + 1}}}'] * width)}" for n in range(levels)]
+    return "\n".join(["vars:", *lines, f"  v{levels}: {last}", "splits: {train: {path: '${v0}'}}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        (laughing(15, 10, "x", "".join), "EXPANDED_VALUES"),
+        (laughing(15, 10, "''", "".join), "EXPANDED_VALUES"),
+        (laughing(2, 100, "x" * 10_000, "".join), "EXPANDED_CHARACTERS"),
+        (laughing(15, 10, "x", json.dumps), "EXPANDED_VALUES"),
+        (laughing(18, 40, "${v0}", "".join), "EXPANDED_VALUES"),
+        (laughing(1, 2000, json.dumps([0] * 2000), json.dumps), "EXPANDED_VALUES"),
+        (
+            laughing(4, 1, "x", lambda names: "[" * 60 + f'"{names[0]}"' + "]" * 60),
+            "DOCUMENT_DEPTH",
+        ),
+    ],
+    ids=["text", "nothing", "long text", "lists", "loops", "a long list", "deep lists"],
+)
+def test_references_that_multiply_are_refused(tmp_path, text, limit):
+    path = write(tmp_path / "m.yaml", V2 + text)
+    with pytest.raises(ConfigError, match=rf"m.yaml:\d+.*set ENERGON_LIMIT_{limit} to a larger"):
+        resolve(path, split_part="train")
+
+
+def test_limits_can_be_raised_and_lowered(tmp_path, monkeypatch):
+    make_datasets(tmp_path, "x")
+    path = write(tmp_path / "m.yaml", "vars: {a: x}\nsplits: {train: {path: '${a}'}}")
+    monkeypatch.setenv("ENERGON_LIMIT_EXPANDED_VALUES", "0")
+    with pytest.raises(ConfigError, match="EXPANDED_VALUES"):
+        resolve(path, split_part="train")
+    monkeypatch.delenv("ENERGON_LIMIT_EXPANDED_VALUES")
+    assert resolve(path, split_part="train").leaves
+
+
+@pytest.mark.parametrize(
+    "text", ["${" * 200_000, "${a" * 200_000, "${a:-" * 200_000, "${a:" * 200_000]
+)
+def test_references_without_an_end_take_no_longer_than_others(text):
+    # Quadratic searches for a closing brace would take minutes.
+    document = load(f"splits: '{text}'", origin="m.yaml")
+    assert substitute(document) == (document, [])
+    assert substitute(load(f"a: '}}{text}:x'", origin="m.yaml"))[1] == []

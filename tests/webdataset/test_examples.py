@@ -286,7 +286,7 @@ def test_writing_pickles_and_reading_them_where_that_is_allowed(tmp_path):
     for index in range(2):
         sink.write({"__key__": f"sample{index:06}", "input.pyd": {index}, "output.pyd": index})
     sink.close()
-    with pytest.raises(SecurityError, match=r"allow=\('pickle',\)"):
+    with pytest.raises(SecurityError, match=r'allow=\("pickle",\)'):
         list(wds.WebDataset(path).decode())
     dataset = wds.WebDataset(path).decode(allow=("pickle",))
     assert list(dataset.to_tuple("input.pyd", "output.pyd")) == [({0}, 0), ({1}, 1)]

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import energon.webdataset as wds
-from energon.errors import ConfigError, FormatError
+from energon.errors import ConfigError, FormatError, SecurityError
+from energon.formats.yaml import load, plain
 from tests.webdataset.shards import keys, make_shards
 
 SPEC = """\
@@ -122,6 +124,11 @@ def test_mistakes_in_documents_are_named_with_their_lines(tmp_path):
         ("dataset:\n  - shards: a.tar\n    weight: -1\n", r"spec.yaml:3:.*weight"),
         ("dataset:\n  - shards: a.tar\n    scaleprob: 2\n", r"spec.yaml:3:.*scaleprob"),
         ("dataset: []\n", r"spec.yaml:1"),
+        (
+            "dataset: [{shards: [a.tar, 1]}]\n",
+            r"spec.yaml:1:28: .*shards\[1\] is 1, wanted",
+        ),
+        ("dataset: [{shards: 1}]\n", r"spec.yaml:1:12: dataset\[0\].shards is 1, wanted text"),
         ("other: 1\n", "wanted is a list of sources"),
         ("a: [\n", "spec.yaml:2"),
     ):
@@ -144,3 +151,56 @@ def test_documents_of_the_older_form(tmp_path):
     epochs = [keys(dataset) for _ in range(3)]
     assert {len(epoch) for epoch in epochs} == {10}
     assert len(set(map(tuple, epochs))) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataset: [{shards: '${HERE}/a/shard-{000000..000001}.tar'}]",
+        "datasets: [{shards: 'a/shard-{000000..000001}.tar', buckets: '{HERE}'}]\nprefix: $",
+    ],
+    ids=["sources", "selection"],
+)
+def test_documents_read_the_environment_only_where_that_is_allowed(spec, monkeypatch, text):
+    monkeypatch.setenv("WDS_HERE", str(spec.parent))
+    spec.write_text(text)
+    for open_one in (wds.WebDataset, wds.mixture, lambda path: wds.WebDataset(yaml_of(path))):
+        if "datasets" in text and open_one is wds.mixture:
+            continue
+        with pytest.raises(SecurityError, match=r"\$\{HERE\} reads the env.*--allow env") as info:
+            open_one(str(spec))
+        assert str(spec.parent / "a") not in str(info.value)
+    assert len(list(wds.WebDataset(str(spec), allow=("env",)))) == 10
+    monkeypatch.setenv("ENERGON_ALLOW", "env")
+    assert len(list(wds.WebDataset(str(spec)))) == 10
+
+
+def yaml_of(path):
+    return plain(load(Path(path).read_bytes(), origin=path))
+
+
+def test_lists_of_shards_read_the_environment_only_where_that_is_allowed(tmp_path, monkeypatch):
+    make_shards(tmp_path / "a", [3])
+    monkeypatch.setenv("WDS_HERE", str(tmp_path))
+    path = tmp_path / "list.json"
+    entry = {"url": "${HERE}/a/shard-000000.tar", "nsamples": 3}
+    path.write_text(json.dumps({"shardlist": [entry], "wids_version": 1, "base": ""}))
+    with pytest.raises(SecurityError, match="--allow env"):
+        wds.WebDataset(str(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataset: [{shards: 's-{0..9}{0..9}{0..9}{0..9}{0..9}{0..9}{0..9}{0..9}{0..9}.tar'}]",
+        "dataset: [{shards: &many ['{1..400000}', '{1..400000}', '{1..400000}']}]",
+        f"datasets: [{{shards: &many {[f's{n}' for n in range(2000)]}, buckets: *many}}]",
+        "datasets: [{shards: a.tar, resample: 1000000000000}]",
+    ],
+    ids=["braces", "several patterns", "buckets times shards", "draws"],
+)
+def test_documents_that_list_too_many_shards_are_refused(tmp_path, text):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="ENERGON_LIMIT_(LISTED_SHARDS|BRACE_NAMES)"):
+        wds.WebDataset(str(path))

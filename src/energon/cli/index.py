@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS, run_on_stand_in
+from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.io.epath import AnyPath
@@ -17,6 +18,7 @@ from energon.io.epath import AnyPath
 @click.argument("path", type=ADDRESS)
 @click.option("--no-sqlite", is_flag=True, help="Leave index.sqlite out.")
 @indexing_options
+@allow_option
 @click.pass_context
 def command(context: click.Context, /, path: AnyPath, no_sqlite: bool, **indexing: Any) -> None:
     """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.

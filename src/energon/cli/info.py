@@ -6,6 +6,8 @@ import json
 
 import click
 
+from energon.cli.allow_option import allow_option
+
 
 @click.command("info")
 @click.argument("path")
@@ -15,6 +17,7 @@ import click
     "--parts/--no-parts", default=True, help="Count parts and their sizes, from all indexes."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@allow_option
 def command(path: str, split_config: str, dataset_config: str, parts: bool, as_json: bool) -> None:
     """Show what the dataset or metadataset at PATH holds.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon.cli.allow_option import allow_option
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.counting import counted
@@ -30,12 +32,7 @@ MAX_SHOWN = 50
 )
 @click.option("--dataset-config", metavar="NAME", help="Default: dataset.yaml")
 @click.option("--split-config", metavar="NAME", help="Default: split.yaml")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(["code", "pickle"]),
-    help="Decode also what can run code.",
-)
+@partial(allow_option, expose_value=True)
 @click.option(
     "--quarantine",
     metavar="FILE",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import logging_to_terminal
 from energon.errors import ConfigError
 
@@ -22,6 +23,7 @@ POLL_SECONDS = 0.05
 @click.argument("mountpoint", type=click.Path(path_type=Path))
 @click.option("-s", "--sample-folders", is_flag=True, help="A folder for each sample.")
 @click.option("-d", "--detach", is_flag=True, help="Go on in the background.")
+@allow_option
 def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> None:
     """Show the dataset at PATH as files in the folder MOUNTPOINT, read-only.
 

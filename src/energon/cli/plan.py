@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from energon.cli.allow_option import allow_option
 from energon.counting import counted
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.option("--step", type=click.IntRange(0), help="List the samples of a step: a batch a rank.")
 @click.option("--plot", metavar="FILE", help="Draw it: a .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@allow_option
 def command(
     path: str,
     split_part: str,

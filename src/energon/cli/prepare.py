@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
+from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.media_options import media_filter, media_options, show_report
 from energon.cli.prepare_choices import Options, choice_options, decide
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--force-overwrite", is_flag=True, help="Prepare again without asking.")
 @media_options
 @indexing_options
+@allow_option
 @click.pass_context
 def command(
     context: click.Context,

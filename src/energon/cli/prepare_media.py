@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS
+from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.cli.media_options import media_filter, media_options, show_report
 from energon.errors import ConfigError
@@ -20,6 +21,7 @@ from energon.io.epath import AnyPath, EPath
 @click.option("--wait", is_flag=True, help="Wait for another process that prepares the dataset.")
 @click.option("--tmp-path", type=click.Path(path_type=Path), hidden=True)
 @reading_options
+@allow_option
 def command(
     path: AnyPath,
     by_extension: bool,

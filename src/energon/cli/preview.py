@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import click
+
+from energon.cli.allow_option import allow_option
 
 
 @click.command("preview")
@@ -15,7 +18,7 @@ import click
 @click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
 @click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="Samples.")
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="The first.")
-@click.option("--allow", multiple=True, type=click.Choice(["code", "pickle"]))
+@partial(allow_option, expose_value=True)
 def command(
     path: str,
     split_part: str,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS, check_engine
+from energon.cli.allow_option import allow_option
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.cli.verify import show_report
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @indexing_options
+@allow_option
 def command(
     path: AnyPath,
     content: bool,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from energon.cli import tar_options as options
+from energon.formats.json_text import parse_json
 
 
 @click.command("index")
@@ -70,7 +69,7 @@ def command(
                 write_dali_index(local_path(url))
             advance(number, len(urls))
     if wids is not None:
-        about = None if info is None else json.loads(read_text(info))
+        about = None if info is None else parse_json(read_text(info), origin=info)
         with options.progress_bar(progress, "listing", "shards") as advance:
             done = iter(range(1, len(urls) + 1))
             found = create_descriptor(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS, check_engine
+from energon.cli.allow_option import allow_option
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.counting import counted
@@ -35,6 +36,7 @@ MAX_SHOWN = 50
     help="List lost shards and samples in FILE, for `energon prepare --exclude-from`.",
 )
 @reading_options
+@allow_option
 def command(
     path: AnyPath,
     quick: bool,

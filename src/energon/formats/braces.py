@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from energon.errors import ConfigError
+from energon.limits import BRACE_NAMES
 
 _NUMBERS = re.compile(r"\d+")
 _MEANS_SOMETHING = re.compile(r"\{|\\[{}\\]")
 _ESCAPED = re.compile(r"[{}\\]")
 _PLAIN = re.compile(r"[^{},\\]+")
 _RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([a-zA-Z])\.\.([a-zA-Z]))(?:\.\.-?(\d+))?\}")
+MEAN_CHARACTERS = 256
+"""How long names may be on average, where there are as many as the limit allows."""
+MAX_DIGITS = 100
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 
 
@@ -24,70 +28,129 @@ def expand_braces(pattern: str) -> list[str]:
     itself. A backslash takes the meaning of the character after it away.
 
     Raises:
-        ConfigError: If braces do not pair.
+        ConfigError: If braces do not pair, or stand for more names than `BRACE_NAMES` allows.
 
     Example:
         >>> expand_braces("{train,val}_{8..10}.tar")[:4]
         ['train_8.tar', 'train_9.tar', 'train_10.tar', 'val_8.tar']
     """
-    if not _MEANS_SOMETHING.search(pattern):
-        return [pattern]
-    try:
-        return _expand_run(pattern, 0, nested=False)[0]
-    except RecursionError:
-        raise ConfigError(f"pattern {pattern[:80]!r}…: braces are nested too deeply") from None
+    return expand_all((pattern,))
 
 
-def _expand_run(pattern: str, at: int, *, nested: bool) -> tuple[list[str], int]:
-    """Expand up to the end, or up to the comma or brace that ends an alternative."""
-    names = [""]
-    while at < len(pattern) and not (nested and pattern[at] in ",}"):
-        pieces, at = _expand_piece(pattern, at)
-        names = [name + piece for name in names for piece in pieces]
-    return names, at
+def expand_all(patterns: Iterable[str]) -> list[str]:
+    """Return the names that patterns stand for, which together are within the limit.
+
+    Raises:
+        ConfigError: As `expand_braces`.
+    """
+    budget: _Budget | None = None
+    names: list[str] = []
+    for pattern in patterns:
+        if not _MEANS_SOMETHING.search(pattern):
+            names.append(pattern)
+            continue
+        budget = budget or _Budget()
+        names += _Expansion(pattern, budget).expand()
+        budget.count(pattern, len(names))
+    return names
 
 
-def _expand_piece(pattern: str, at: int) -> tuple[list[str], int]:
-    if plain := _PLAIN.match(pattern, at):
-        return [plain[0]], plain.end()
-    if pattern[at] == "\\":
-        return [pattern[at + 1 : at + 2] or "\\"], at + 2
-    if pattern[at] == "}":
-        raise ConfigError(f"pattern {pattern!r}: the '}}' at {at} closes nothing")
-    if pattern[at] != "{":
-        return [pattern[at]], at + 1
-    if found := _RANGE.match(pattern, at):
-        return _expand_range(found), found.end()
-    return _expand_alternatives(pattern, at)
+class _Budget:
+    """How many names and characters the patterns of a document may still stand for."""
+
+    def __init__(self) -> None:
+        self.names = BRACE_NAMES.value
+        self.characters = self.names * MEAN_CHARACTERS
+
+    def count(self, pattern: str, names: int, characters: int = 0) -> None:
+        """Raise ConfigError if so many names are too many, or so many more characters."""
+        self.characters -= characters
+        if names > self.names or self.characters < 0:
+            raise ConfigError(
+                f"pattern {_shown(pattern)}: stands for more than {self.names:,} names, or very "
+                f"long ones; {BRACE_NAMES.hint}"
+            )
 
 
-def _expand_alternatives(pattern: str, at: int) -> tuple[list[str], int]:
-    names, end = _expand_run(pattern, at + 1, nested=True)
-    if pattern[end : end + 1] == "}":
-        return [f"{{{name}}}" for name in names], end + 1
-    while pattern[end : end + 1] == ",":
-        more, end = _expand_run(pattern, end + 1, nested=True)
-        names += more
-    if end == len(pattern):
-        raise ConfigError(f"pattern {pattern!r}: the '{{' at {at} is never closed")
-    return names, end + 1
+class _Expansion:
+    """The names of one pattern."""
 
+    def __init__(self, pattern: str, budget: _Budget) -> None:
+        self.pattern = pattern
+        self.budget = budget
 
-def _expand_range(found: re.Match[str]) -> list[str]:
-    first, last, first_letter, last_letter, step_text = found.groups()
-    step = int(step_text or 1) or 1
-    if first_letter:
-        start, stop = _LETTERS.index(first_letter), _LETTERS.index(last_letter)
-        return [_LETTERS[index] for index in _steps(start, stop, step)]
-    padded = any(
-        text.lstrip("-").startswith("0") and text.strip("-") != "0" for text in (first, last)
-    )
-    width = max(len(first), len(last)) if padded else 0
-    return [f"{number:0{width}}" for number in _steps(int(first), int(last), step)]
+    def expand(self) -> list[str]:
+        try:
+            return self.run(0, nested=False)[0]
+        except RecursionError:
+            raise ConfigError(
+                f"pattern {_shown(self.pattern)}: braces are nested too deeply"
+            ) from None
+
+    def run(self, at: int, *, nested: bool) -> tuple[list[str], int]:
+        """Expand up to the end, or up to the comma or brace that ends an alternative."""
+        pattern = self.pattern
+        names, length = [""], 0
+        while at < len(pattern) and not (nested and pattern[at] in ",}"):
+            pieces, at = self.piece(at)
+            length = length * len(pieces) + len(names) * sum(map(len, pieces))
+            self.budget.count(pattern, len(names) * len(pieces), length)
+            names = [name + piece for name in names for piece in pieces]
+        return names, at
+
+    def piece(self, at: int) -> tuple[list[str], int]:
+        pattern = self.pattern
+        if plain := _PLAIN.match(pattern, at):
+            return [plain[0]], plain.end()
+        if pattern[at] == "\\":
+            return [pattern[at + 1 : at + 2] or "\\"], at + 2
+        if pattern[at] == "}":
+            raise ConfigError(f"pattern {_shown(pattern)}: the '}}' at {at} closes nothing")
+        if pattern[at] != "{":
+            return [pattern[at]], at + 1
+        if found := _RANGE.match(pattern, at):
+            return self.range(found), found.end()
+        return self.alternatives(at)
+
+    def alternatives(self, at: int) -> tuple[list[str], int]:
+        pattern = self.pattern
+        names, end = self.run(at + 1, nested=True)
+        if pattern[end : end + 1] == "}":
+            return [f"{{{name}}}" for name in names], end + 1
+        while pattern[end : end + 1] == ",":
+            more, end = self.run(end + 1, nested=True)
+            names += more
+            self.budget.count(pattern, len(names))
+        if end == len(pattern):
+            raise ConfigError(f"pattern {_shown(pattern)}: the '{{' at {at} is never closed")
+        return names, end + 1
+
+    def range(self, found: re.Match[str]) -> list[str]:
+        first, last, first_letter, last_letter, step_text = found.groups()
+        if max(map(len, (first or "", last or "", step_text or ""))) > MAX_DIGITS:
+            raise ConfigError(
+                f"pattern {_shown(self.pattern)}: a number in braces has more than {MAX_DIGITS} "
+                "digits"
+            )
+        step = int(step_text or 1) or 1
+        if first_letter:
+            start, stop = _LETTERS.index(first_letter), _LETTERS.index(last_letter)
+            return [_LETTERS[index] for index in _steps(start, stop, step)]
+        padded = any(
+            text.lstrip("-").startswith("0") and text.strip("-") != "0" for text in (first, last)
+        )
+        width = max(len(first), len(last)) if padded else 0
+        start, stop = int(first), int(last)
+        self.budget.count(self.pattern, abs(stop - start) // step + 1)
+        return [f"{number:0{width}}" for number in _steps(start, stop, step)]
 
 
 def _steps(first: int, last: int, step: int) -> range:
     return range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= 80 else f"{pattern[:79]}…")
 
 
 def escape_braces(name: str) -> str:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energon.allow import is_allowed, refusal
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats import yaml
+from energon.formats.json_text import parse_json
 from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
+_ELSEWHERE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://|pipe:")
 
 
 @dataclass(frozen=True)
@@ -46,26 +51,64 @@ class DatasetInfo:
         return json.dumps(document, indent=2)
 
 
-def load_info(dataset: str | os.PathLike[str]) -> DatasetInfo:
+def load_info(dataset: str | os.PathLike[str], allow: Collection[str] = ()) -> DatasetInfo:
     """Read `.info.json`, or the older `.info.yaml`, of a dataset.
+
+    Args:
+        dataset: Its folder.
+        allow: "outside" lets it have shards that are not in its folder.
 
     Raises:
         DatasetNotFoundError: If the folder is not a prepared dataset.
         FormatError: If the file is damaged.
+        SecurityError: If it has shards elsewhere, and that is not allowed.
     """
     root = as_path(dataset)
     folder = root / META
-    for name, parse in ((".info.json", _parse_json), (".info.yaml", yaml.load)):
+    for name, parse in ((".info.json", _parse), (".info.yaml", yaml.load)):
         path = folder / name
         text = read_if_present(path)
         if text is not None:
-            return _check(parse(text, origin=str(path)), str(path))
+            info = _check(parse(text, origin=str(path)), str(path))
+            check_inside(info.shard_counts, origin=str(path), allow=allow)
+            return info
     if root.is_file():
         raise DatasetNotFoundError(f"{root}: is a file; wanted is the folder of a prepared dataset")
     problem = "is not a prepared dataset" if root.is_dir() else "does not exist"
     raise DatasetNotFoundError(
         f"{root} {problem}: there is no {META}/.info.json; run `energon prepare {root}`"
     )
+
+
+def _parse(text: str, *, origin: str) -> Any:
+    return parse_json(text, origin=origin, hint="run `energon prepare` again")
+
+
+def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = ()) -> None:
+    """Raise SecurityError unless names of files stay in the folder of their dataset.
+
+    Links may lead anywhere: they are the doing of whoever owns the folder.
+
+    Args:
+        names: Relative to the folder.
+        origin: The document that has them.
+        allow: "outside" lets them lead anywhere.
+    """
+    for name in names:
+        if "\0" in name:
+            raise FormatError(f"{origin}: {name!r} is no name of a file")
+        # Most names have none of these, and there may be a million of them.
+        if (name[:1] == "/" or ":" in name or ".." in name) and _leads_out(name):
+            if is_allowed("outside", allow):
+                return
+            raise refusal(
+                "outside", f"{origin}: {name!r} is not in the folder of the dataset; move it there"
+            )
+
+
+def _leads_out(name: str) -> bool:
+    within = posixpath.normpath(name)
+    return bool(_ELSEWHERE.match(name)) or within == ".." or within.startswith("../")
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
@@ -85,13 +128,6 @@ def read_if_present(path: Path) -> str | None:
         return None
     except IsADirectoryError as error:
         raise FormatError(f"{path}: is a folder, wanted is a file") from error
-
-
-def _parse_json(text: str, *, origin: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"{origin}: {error}; run `energon prepare` again") from error
 
 
 def _check(document: Any, origin: str) -> DatasetInfo:

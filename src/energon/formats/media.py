@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from energon.errors import FormatError
+from energon.formats.json_text import parse_json
 
 
 class MediaMetadataType(StrEnum):
@@ -77,7 +78,7 @@ def deserialize_media_metadata(kind: str, text: str) -> MediaMetadata:
     """
     try:
         cls = _CLASSES[MediaMetadataType(kind)]
-        values: dict[str, Any] = json.loads(text)
+        values: dict[str, Any] = parse_json(text, origin="JSON")
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
     except (ValueError, TypeError, AttributeError) as error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from energon.errors import ConfigError, FormatError
+from energon.errors import ConfigError
 from energon.formats import yaml
-from energon.formats.braces import collapse_braces, expand_braces
-from energon.formats.info import META, as_path, read_if_present
+from energon.formats.braces import collapse_braces, expand_all
+from energon.formats.info import META, as_path, check_inside, read_if_present
+from energon.formats.json_text import parse_json
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,21 @@ class Split:
         origin: The file, for messages.
         sample_ranges: By split and shard, which samples of the shard belong to the split: those
             from the first number up to, but not including, the second. Of other shards, all do.
+        allow: "outside" lets shards lie outside of the folder of the dataset.
     """
 
     split_parts: Mapping[str, Sequence[str]]
     exclude: Sequence[str] = ()
     origin: str = "split.yaml"
     sample_ranges: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    allow: Collection[str] = ()
 
     def shards(self, split_part: str) -> list[str]:
         """Return the shards of a split, in order, without those that are excluded.
 
         Raises:
             ConfigError: If there is no such split.
+            SecurityError: If one is outside of the dataset, and that is not allowed.
         """
         if split_part not in self.split_parts:
             near = get_close_matches(split_part, self.split_parts, 1)
@@ -47,9 +50,9 @@ class Split:
                 f"{self.origin}: there is no split {split_part!r}, only "
                 f"{', '.join(map(repr, self.split_parts)) or 'none at all'}{hint}"
             )
-        excluded = {entry for pattern in self.exclude for entry in expand_braces(pattern)}
-        patterns = self.split_parts[split_part]
-        listed = [shard for pattern in patterns for shard in expand_braces(pattern)]
+        excluded = set(expand_all(self.exclude))
+        listed = expand_all(self.split_parts[split_part])
+        check_inside(listed, origin=self.origin, allow=self.allow)
         return [shard for shard in listed if shard not in excluded]
 
     def sample_range(self, split_part: str, shard: str, num_samples: int) -> tuple[int, int]:
@@ -74,7 +77,7 @@ class Split:
         slashes.
         """
         pairs = []
-        for entry in (entry for pattern in self.exclude for entry in expand_braces(pattern)):
+        for entry in expand_all(self.exclude):
             for ending in (".tar/", ".tgz/"):
                 shard, found, key = entry.partition(ending)
                 if found and key:
@@ -94,12 +97,15 @@ class Split:
         return yaml.dump(document)
 
 
-def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Split:
+def load_split(
+    dataset: str | os.PathLike[str], name: str = "split.yaml", allow: Collection[str] = ()
+) -> Split:
     """Read the splits of a dataset.
 
     Args:
         dataset: Its folder.
         name: File below `.nv-meta`; `split.yaml` may also be there as `split.json`.
+        allow: "outside" lets shards lie outside of the folder.
 
     Raises:
         ConfigError: If there is no such file, or it has unknown keys.
@@ -110,7 +116,7 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
         path = root / META / wanted
         text = read_if_present(path)
         if text is not None:
-            return _check(_parse(text, path), str(path))
+            return replace(_check(_parse(text, path), str(path)), allow=allow)
     raise ConfigError(
         f"{root / META / name}: no such file; run `energon prepare {root}`, or name another with "
         "split_config"
@@ -119,10 +125,7 @@ def load_split(dataset: str | os.PathLike[str], name: str = "split.yaml") -> Spl
 
 def _parse(text: str, path: Path) -> Any:
     if path.name.endswith(".json"):
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise FormatError(f"{path}: {error}") from error
+        return parse_json(text, origin=str(path))
     return yaml.load(text, origin=str(path))
 
 

@@ -28,6 +28,7 @@ from yaml.events import (
 from energon.errors import FormatError
 from energon.formats.yaml_dump import dump
 from energon.formats.yaml_scalars import scalar
+from energon.limits import ALIASED_VALUES, DOCUMENT_BYTES, DOCUMENT_DEPTH
 
 try:
     from yaml._yaml import CParser as _Parser
@@ -35,11 +36,6 @@ except ImportError:  # PyYAML was built without libyaml: the same events, ten ti
     from yaml import SafeLoader as _Parser  # type: ignore[assignment]
 
 __all__ = ["Map", "Mark", "Seq", "dump", "load", "marked_like", "plain", "where"]
-
-MAX_DEPTH = 100
-"""Deepest nesting, with aliases expanded; far from where recursion would fail."""
-MAX_ALIASED_NODES = 1_000_000
-"""How many nodes all aliases of a document may stand for."""
 
 _HINTS = {
     "mapping values are not allowed": "a value that contains ': ' needs quotes",
@@ -85,9 +81,14 @@ def load(text: str | bytes, *, origin: str) -> Any:
         origin: Name of the file, for messages and `where`.
 
     Raises:
-        FormatError: If it is not YAML, or uses what is refused here; starts with
-            `origin:line:column`.
+        FormatError: If it is not YAML, uses what is refused here, or is beyond the limits; starts
+            with `origin:line:column`.
     """
+    if len(text) > DOCUMENT_BYTES.value:
+        raise FormatError(
+            f"{origin}: a document of {len(text):,} bytes is larger than any should be; "
+            f"{DOCUMENT_BYTES.hint}"
+        )
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
@@ -144,6 +145,8 @@ class _Composer:
         self.nodes = 0
         self.aliased_nodes = 0
         self.deepest = 0
+        self.max_depth = DOCUMENT_DEPTH.value
+        self.max_aliased = ALIASED_VALUES.value
 
     def document(self) -> Any:
         self.next_event()  # start of the stream
@@ -170,8 +173,8 @@ class _Composer:
         kind = type(event)
         if kind is ScalarEvent:
             return scalar(event.value) if event.implicit[0] else event.value
-        if depth >= MAX_DEPTH:
-            self.refuse(event, f"nested deeper than {MAX_DEPTH} levels")
+        if depth >= self.max_depth:
+            self.refuse_depth(event)
         if depth >= self.deepest:
             self.deepest = depth + 1
         build = self.mapping if kind is MappingStartEvent else self.sequence
@@ -240,11 +243,17 @@ class _Composer:
         self.nodes += nodes
         self.aliased_nodes += nodes
         self.deepest = max(self.deepest, depth + height)
-        if self.deepest > MAX_DEPTH:
-            self.refuse(event, f"nested deeper than {MAX_DEPTH} levels")
-        if self.aliased_nodes > MAX_ALIASED_NODES:
-            self.refuse(event, f"aliases stand for more than {MAX_ALIASED_NODES} nodes")
+        if self.deepest > self.max_depth:
+            self.refuse_depth(event)
+        if self.aliased_nodes > self.max_aliased:
+            self.refuse(
+                event,
+                f"aliases stand for more than {self.max_aliased:,} values; {ALIASED_VALUES.hint}",
+            )
         return value
+
+    def refuse_depth(self, event: Any) -> NoReturn:
+        self.refuse(event, f"nested deeper than {self.max_depth} levels; {DOCUMENT_DEPTH.hint}")
 
     def refuse(self, event: Any, problem: str) -> NoReturn:
         mark = event.start_mark

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from energon.errors import ConfigError, EnergonError
@@ -41,6 +41,7 @@ def find_leaves(
     dataset_config: str | None = None,
     split_config: str | None = None,
     training: bool = False,
+    allow: Collection[str] = (),
 ) -> FoundLeaves:
     """Return the datasets of a dataset or metadataset.
 
@@ -50,6 +51,7 @@ def find_leaves(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: The same for splits; None for split.yaml.
         training: Whether weights and repetitions count, which validation ignores.
+        allow: What data may do, see `get_train_dataset`.
 
     Raises:
         DatasetNotFoundError: If there is nothing.
@@ -59,7 +61,7 @@ def find_leaves(
     if not is_remote(address):
         address = os.path.abspath(address)
     found = FoundLeaves(dataset_kind(address))
-    names = split_names(address, found.kind, split_config)
+    names = split_names(address, found.kind, split_config, allow)
     for name in splits or names:
         if name not in names:
             raise ConfigError(
@@ -72,6 +74,7 @@ def find_leaves(
                 training=training,
                 dataset_config=dataset_config,
                 split_config=split_config,
+                allow=allow,
             )
         except EnergonError as error:
             found.problems.extend((name, line) for line in str(error).splitlines())
@@ -81,10 +84,12 @@ def find_leaves(
     return found
 
 
-def split_names(address: str, kind: str, split_config: str | None = None) -> list[str]:
+def split_names(
+    address: str, kind: str, split_config: str | None = None, allow: Collection[str] = ()
+) -> list[str]:
     """Return the splits of a dataset or metadataset."""
     if kind == "metadataset":
-        return list(read_metadataset(address).content.splits)
+        return list(read_metadataset(address, allow).content.splits)
     if kind == "jsonl":
         return jsonl_splits(address)
     if kind == "filesystem":

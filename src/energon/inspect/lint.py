@@ -88,7 +88,7 @@ def lint_dataset(
         max_samples: How many of each dataset in each split, spread over all; None for all.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: The same for splits; None for split.yaml.
-        allow: What may be done with data, as unpickling them: "pickle", "code".
+        allow: What data may do, see `get_train_dataset`; "pickle" decodes what is pickled.
         engine: Where it is done; None for processes of this machine.
         progress: Called with the number of samples that are done, and of all.
 
@@ -104,7 +104,11 @@ def lint_dataset(
         _collect(report, [(SPLIT, job) for job in files], runs, progress)
         return report
     found = find_leaves(
-        path, splits=splits, dataset_config=dataset_config, split_config=split_config
+        path,
+        splits=splits,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        allow=allow,
     )
     report = LintReport(os.fspath(path), kind=found.kind)
     report.findings += [Finding(report.path, split, line) for split, line in found.problems]

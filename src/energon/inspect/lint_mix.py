@@ -45,6 +45,7 @@ def mix_problems(
             dataset_config=dataset_config,
             split_config=split_config,
             training=True,
+            allow=allow,
         )
         for split, problem in weighted.problems:
             yield split, os.fspath(path), problem

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from energon.errors import StateError
+from energon.errors import FormatError, StateError
 from energon.extra import needs_extra
+from energon.formats.json_text import parse_json
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.loader.state import FORMAT, merge_states
@@ -150,9 +151,9 @@ def _read(file: AnyPath) -> Any:
         raise StateError(f"{file}: {error.strerror or error}") from error
     if data[:1] in (b"{", b"["):
         try:
-            return json.loads(data)
-        except ValueError as error:
-            raise StateError(f"{file}: the JSON is damaged: {error}") from error
+            return parse_json(data, origin=str(file))
+        except FormatError as error:
+            raise StateError(f"{error}; the JSON is damaged, or of something else") from error
     return _read_torch(data, file)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.formats.yaml import Map, Seq, load, marked_like, where
-from energon.io.address import parent_address, redact
+from energon.io.address import is_remote, parent_address, redact
 from energon.io.files import read_bytes
 from energon.metadataset.variables import substitute
 
@@ -48,40 +48,50 @@ class BrokenMetadataset:
     message: str
 
 
-def read_metadataset(path: str) -> Metadataset:
+def read_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset:
     """Return the document at address `path`.
+
+    Args:
+        path: Where it is.
+        allow: "env" lets it read variables of the environment, if it is on this machine.
 
     Raises:
         FormatError: If it is not YAML.
         ConfigError: If it breaks the grammar; names every place where it does.
+        SecurityError: If it reads the environment and may not.
     """
-    return _sound(parse_metadataset(path))
+    return _sound(parse_metadataset(path, allow))
 
 
-def read_mapping(document: Mapping[str, Any]) -> Metadataset:
+def read_mapping(document: Mapping[str, Any], allow: Collection[str] = ()) -> Metadataset:
     """Return `document`, in which relative paths start from the working directory.
 
     Raises:
         ConfigError: If it breaks the grammar; names every place where it does.
+        SecurityError: If it reads the environment and may not.
     """
-    return _sound(parse_mapping(document))
+    return _sound(parse_mapping(document, allow))
 
 
-def parse_metadataset(path: str) -> Metadataset | BrokenMetadataset:
+def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | BrokenMetadataset:
     """Return the document at address `path`, whether it keeps to the grammar or not.
 
     Raises:
         FormatError: If it is not YAML.
         ConfigError: If it is no mapping.
+        SecurityError: If it reads the environment and may not.
     """
     origin = redact(path)
-    return _parse(load(read_bytes(path), origin=origin), origin, parent_address(path))
+    raw = load(read_bytes(path), origin=origin)
+    return _parse(raw, origin, parent_address(path), allow, from_afar=is_remote(path))
 
 
-def parse_mapping(document: Mapping[str, Any]) -> Metadataset | BrokenMetadataset:
+def parse_mapping(
+    document: Mapping[str, Any], allow: Collection[str] = ()
+) -> Metadataset | BrokenMetadataset:
     """Return `document`, in which relative paths start from the working directory."""
     raw = document if isinstance(document, Map) else _mark(document, "document")
-    return _parse(raw, "document", os.getcwd())
+    return _parse(raw, "document", os.getcwd(), allow)
 
 
 def paths_in(raw: Map, split_part: str) -> Iterator[tuple[str, str]]:
@@ -143,7 +153,9 @@ def _sound(parsed: Metadataset | BrokenMetadataset) -> Metadataset:
     return parsed
 
 
-def _parse(raw: Any, origin: str, folder: str) -> Metadataset | BrokenMetadataset:
+def _parse(
+    raw: Any, origin: str, folder: str, allow: Collection[str], *, from_afar: bool = False
+) -> Metadataset | BrokenMetadataset:
     # pydantic takes 70 ms to import, and a dataset without a metadataset does not need it.
     from pydantic import ValidationError
 
@@ -154,7 +166,7 @@ def _parse(raw: Any, origin: str, folder: str) -> Metadataset | BrokenMetadatase
             f"{origin}: {_description(raw)}; wanted is a metadataset, which has `splits:`"
         )
     model = _version(raw)
-    raw, unresolved = substitute(_without_extensions(raw), allow_environment="://" not in origin)
+    raw, unresolved = substitute(_without_extensions(raw), is_remote=from_afar, allow=allow)
     try:
         content = model.model_validate(raw)
     except ValidationError as exc:

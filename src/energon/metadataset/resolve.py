@@ -14,13 +14,15 @@ Only the split that is asked for is followed; nothing of other splits has to exi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
+from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.metadataset.collected import Problems
 from energon.metadataset.document import (
     BrokenMetadataset,
@@ -60,6 +62,7 @@ from energon.metadataset.weights import check_line, check_never_zero, check_unit
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join
     from energon.metadataset.grammar_nodes import Node, Reference
+    from energon.metadataset.grammar_nodes import Weighted as WeightedNode
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -71,6 +74,7 @@ def resolve(
     training: bool = True,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    allow: Collection[str] = (),
 ) -> LeafList:
     """Return the leaves of split `split_part` of a dataset or metadataset.
 
@@ -82,13 +86,15 @@ def resolve(
         dataset_config: File below `.nv-meta` that describes samples, where the metadataset
             names none; None for dataset.yaml.
         split_config: The same for the file that lists the splits; None for split.yaml.
+        allow: "env" lets documents read variables of the environment.
 
     Raises:
         ConfigError: If documents make no sense; names all places, and all that is missing.
+        SecurityError: If a document needs what is not allowed.
         EmptyDatasetError: If the split is there and names no dataset.
         DatasetNotFoundError: If nothing is wrong but that something is not there; names all of it.
     """
-    walk = _Walk(training)
+    walk = _Walk(training, allow)
     context = Context(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
     )
@@ -96,12 +102,21 @@ def resolve(
         branch = walk.collecting(lambda: walk.start(path, context))
         walk.problems.raise_all()
         return leaf_list(branch.tree, training=training)
+    except _TooMuchError as exc:
+        raise ConfigError(str(exc)) from exc
     except RecursionError as exc:
         raise ConfigError("documents lie too deep inside of one another to be followed") from exc
 
 
-def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[TraversedDatasetReference]:
+def traverse_metadataset(
+    path: DatasetPath, *, split_part: str, allow: Collection[str] = ()
+) -> list[TraversedDatasetReference]:
     """Return which datasets split `split_part` of a metadataset consists of, without opening them.
+
+    Args:
+        path: The metadataset, or the document as a dict.
+        split_part: Which split.
+        allow: "env" lets documents read variables of the environment.
 
     Raises:
         ConfigError: If a document makes no sense.
@@ -111,7 +126,7 @@ def traverse_metadataset(path: DatasetPath, *, split_part: str) -> list[Traverse
         TraversedDatasetReference(
             each.path, each.split_part, each.aux, {**each.subflavors, **outer}
         )
-        for leaf in resolve(path, split_part=split_part, training=False).leaves
+        for leaf in resolve(path, split_part=split_part, training=False, allow=allow).leaves
         for each, outer in leaf.datasets
     ]
 
@@ -124,6 +139,14 @@ class _Branch:
     is_leaf: bool = False
 
 
+class _TooMuchError(Exception):
+    """Ends the walk, where other problems are kept and it goes on."""
+
+
+def _num_points(entry: WeightedNode) -> int:
+    return len(entry.weight) if isinstance(entry.weight, tuple) else 0
+
+
 _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
 """In place of a node with problems, so that those of others are found, too."""
 
@@ -131,8 +154,22 @@ _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
 @dataclass
 class _Walk:
     training: bool
+    allow: Collection[str] = ()
     problems: Problems = field(default_factory=Problems)
     documents: dict[str, Metadataset | BrokenMetadataset] = field(default_factory=dict)
+    counts: Counter[Limit] = field(default_factory=Counter)
+
+    def count(self, limit: Limit, node: Any, number: int = 1) -> None:
+        """Count what documents that refer to one another come to, which may be more than is said.
+
+        Raises:
+            _TooMuchError: If it is beyond the limit.
+        """
+        self.counts[limit] += number
+        if self.counts[limit] > limit.value:
+            raise _TooMuchError(
+                f"{node.where()}: beyond {limit.value:,} {limit.meaning}; {limit.hint}"
+            )
 
     def collecting(self, branch: Callable[[], _Branch]) -> _Branch:
         """Return a branch, or nothing where there is a problem, which is kept for later."""
@@ -143,7 +180,7 @@ class _Walk:
     def start(self, path: DatasetPath, context: Context) -> _Branch:
         """Return the branch of what a call names."""
         if isinstance(path, Mapping):
-            return self.document(parse_mapping(path), context, origin="document")
+            return self.document(parse_mapping(path, self.allow), context, origin="document")
         address = absolute(os.fspath(path), os.getcwd())
         return self.address(address, context, origin=address)
 
@@ -174,7 +211,7 @@ class _Walk:
 
     def read(self, path: str) -> Metadataset | BrokenMetadataset:
         if path not in self.documents:
-            self.documents[path] = parse_metadataset(path)
+            self.documents[path] = parse_metadataset(path, self.allow)
         return self.documents[path]
 
     def document(
@@ -206,6 +243,7 @@ class _Walk:
         return self.collecting(lambda: self.sound_node(node, context))
 
     def sound_node(self, node: Any, context: Context) -> _Branch:
+        self.count(METADATASET_NODES, node)
         from energon.metadataset import grammar, grammar_nodes, grammar_v1
 
         match node:
@@ -274,6 +312,7 @@ class _Walk:
             )
             for entry in node.blend
         )
+        self.count(SCHEDULE_POINTS, node, sum(_num_points(entry) for entry in node.blend))
         check_never_zero(node, place)
         check_units(node.unit, entries, place)
         stop_at_first = node.stopping_strategy == "first_exhausted"

@@ -12,36 +12,47 @@
 environment variable; `${env:NAME}` is the environment variable. Text behind `:-` stands for
 what is not set. A value that is nothing but a reference has the type of what it refers to; text
 of the environment is then read as YAML would read it. `$${` is a literal `${`.
+
+The environment holds secrets, and what a document makes of them may end up in a URL. So it is
+only read where the user allows "env", and never for a document that is not on this machine.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from energon.errors import SecurityError
+from energon.allow import is_allowed, refusal
+from energon.errors import ConfigError, SecurityError
 from energon.formats.yaml import Map, Seq, marked_like, where
 from energon.formats.yaml_scalars import scalar
+from energon.limits import DOCUMENT_DEPTH, EXPANDED_CHARACTERS, EXPANDED_VALUES
 
-_REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^}:]*)(?::-(?P<default>[^}]*))?\}")
+_REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^{}:]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_-]+)*")
 MAX_DEPTH = 20
 """How many variables may refer to one another in a row."""
+MAX_COMPARED = 1000
+MAX_COMPARED_CHARACTERS = 100
+"""Names among which the one is looked for that was meant, and how much of it is compared."""
 
 
 class Unresolved(str):
     """Stands for the value of a reference that leads nowhere."""
 
 
-def substitute(document: Map, *, allow_environment: bool) -> tuple[Map, list[str]]:
+def substitute(
+    document: Map, *, is_remote: bool = False, allow: Collection[str] = ()
+) -> tuple[Map, list[str]]:
     """Return `document` with all references in values replaced; keys stay as they are.
 
     Args:
         document: What was read.
-        allow_environment: Whether it may read the environment of this process.
+        is_remote: Whether it is not of this machine; then it never reads the environment.
+        allow: "env" lets it read the environment of this process.
 
     Returns:
         The document, with `Unresolved` for values that are references that lead nowhere, and a
@@ -49,34 +60,54 @@ def substitute(document: Map, *, allow_environment: bool) -> tuple[Map, list[str
 
     Raises:
         SecurityError: If it reads the environment and may not.
+        ConfigError: If its references stand for more than the limits allow.
     """
     variables = document.get("vars")
-    scope = _Scope(variables if isinstance(variables, Mapping) else {}, allow_environment)
-    return scope.replace(document, 0), scope.problems
+    scope = _Scope(
+        variables if isinstance(variables, Mapping) else {},
+        is_remote=is_remote,
+        may_read=not is_remote and is_allowed("env", allow),
+    )
+    return scope.replace(document, 0), [*scope.problems]
 
 
 class _Scope:
-    def __init__(self, variables: Mapping[str, Any], allow_environment: bool) -> None:
+    def __init__(self, variables: Mapping[str, Any], *, is_remote: bool, may_read: bool) -> None:
         self.variables = variables
-        self.allow_environment = allow_environment
-        self.problems: list[str] = []
+        self.is_remote = is_remote
+        self.may_read = may_read
+        self.problems: dict[str, None] = {}
         self.place = ""
+        self.level = 0
+        self.deepest = DOCUMENT_DEPTH.value
+        self.values = EXPANDED_VALUES.value
+        self.characters = EXPANDED_CHARACTERS.value
 
     def replace(self, value: Any, depth: int) -> Any:
         """Return `value` with references replaced; what has none is the same object."""
         if isinstance(value, str):
             return self.text(value, depth) if "${" in value else value
+        if not isinstance(value, Map | Seq):
+            return value
+        if self.level >= self.deepest:
+            raise ConfigError(
+                f"{self.place}: with its references, the document is nested deeper than "
+                f"{self.deepest} levels; {DOCUMENT_DEPTH.hint}"
+            )
+        self.level += 1
+        replaced = self.items(value, depth)
+        self.level -= 1
+        return replaced
+
+    def items(self, value: Map | Seq, depth: int) -> Map | Seq:
+        replaced: Map | Seq
         if isinstance(value, Map):
-            items = {key: self.item(value, key, item, depth) for key, item in value.items()}
-            if all(items[key] is item for key, item in value.items()):
-                return value
-            return marked_like(Map(items), value)
-        if isinstance(value, Seq):
-            entries = [self.item(value, i, item, depth) for i, item in enumerate(value)]
-            if all(new is old for new, old in zip(entries, value, strict=True)):
-                return value
-            return marked_like(Seq(entries), value)
-        return value
+            replaced = Map({key: self.item(value, key, each, depth) for key, each in value.items()})
+            changed = any(replaced[key] is not each for key, each in value.items())
+        else:
+            replaced = Seq(self.item(value, at, each, depth) for at, each in enumerate(value))
+            changed = any(new is not old for new, old in zip(replaced, value, strict=True))
+        return marked_like(replaced, value) if changed else value
 
     def item(self, parent: Map | Seq, key: Any, value: Any, depth: int) -> Any:
         if isinstance(value, str) and "${" in value and not depth:
@@ -86,8 +117,12 @@ class _Scope:
     def text(self, text: str, depth: int) -> Any:
         whole = _REFERENCE.fullmatch(text)
         if whole and whole["name"] is not None:
-            return self.reference(whole, depth, whole=True)
-        return _REFERENCE.sub(lambda match: self.inserted(match, depth), text)
+            value = self.reference(whole, depth, whole=True)
+            self.spend(value)
+            return value
+        # Behind the last brace is no reference, and nothing to be searched for the end of one.
+        end = text.rfind("}") + 1
+        return _REFERENCE.sub(lambda match: self.inserted(match, depth), text[:end]) + text[end:]
 
     def inserted(self, match: re.Match[str], depth: int) -> str:
         if match["name"] is None:
@@ -95,11 +130,36 @@ class _Scope:
         value = self.reference(match, depth, whole=False)
         if isinstance(value, Mapping | list):
             self.complain(match, "is no text that could be put into other text")
+            return match[0]
+        self.spend(value)
         return str(value)
+
+    def spend(self, value: Any) -> None:
+        """Count what a reference stands for, with all that lies in it."""
+        ahead = [iter((value,))]
+        while ahead:
+            each = next(ahead[-1], _ABSENT)
+            if each is _ABSENT:
+                ahead.pop()
+                continue
+            self.values -= 1
+            if isinstance(each, str):
+                self.characters -= len(each)
+            elif isinstance(each, Map):
+                ahead.append(iter(each.values()))
+            elif isinstance(each, Seq):
+                ahead.append(iter(each))
+            if self.values < 0 or self.characters < 0:
+                limit = EXPANDED_VALUES if self.values < 0 else EXPANDED_CHARACTERS
+                raise ConfigError(
+                    f"{self.place}: the references of this document stand for more than "
+                    f"{limit.value:,} {limit.meaning.split()[0]}; {limit.hint}"
+                )
 
     def reference(self, match: re.Match[str], depth: int, *, whole: bool) -> Any:
         """Return what a reference stands for."""
         name, default = match["name"], match["default"]
+        self.spend(None)
         if not _NAME.fullmatch(name):
             return self.complain(match, "wanted is a name, like ${root} or ${env:HOME}")
         if not match["env"]:
@@ -108,14 +168,16 @@ class _Scope:
                 if depth >= MAX_DEPTH:
                     return self.complain(match, "refers to itself")
                 return self.replace(found, depth + 1)
-        if "." not in name:
-            self.check_environment(match)
+        if "." not in name and self.reads_environment(match):
             text = os.environ.get(name, default)
             if text is not None:
                 return scalar(text) if whole else text
         elif default is not None:
             return scalar(default) if whole else default
-        close = get_close_matches(name, [*map(str, self.variables), *os.environ], 1)
+        known = [str(key) for key in self.variables][:MAX_COMPARED]
+        if self.may_read:
+            known += os.environ
+        close = get_close_matches(name[:MAX_COMPARED_CHARACTERS], known, 1)
         hint = f", did you mean {close[0]!r}?" if close else "."
         return self.complain(
             match,
@@ -131,15 +193,30 @@ class _Scope:
             found = found[step]
         return found
 
-    def check_environment(self, match: re.Match[str]) -> None:
-        if not self.allow_environment:
+    def reads_environment(self, match: re.Match[str]) -> bool:
+        """Return whether a reference that `vars` does not have is looked up in the environment.
+
+        Raises:
+            SecurityError: If it would be, and may not.
+        """
+        if self.may_read:
+            return True
+        wants = match["env"] or match["default"] is not None or match["name"] in os.environ
+        if self.is_remote:
             raise SecurityError(
                 f"{self.place}: {match[0]} reads the environment, which a remote document may not; "
                 "define the name in `vars`, or copy the document to a local folder"
             )
+        if wants:
+            raise refusal(
+                "env",
+                f"{self.place}: {match[0]} reads the environment, where secrets are; define the "
+                "name in `vars`",
+            )
+        return False
 
     def complain(self, match: re.Match[str], problem: str) -> Unresolved:
-        self.problems.append(f"{self.place}: {match[0]} {problem}")
+        self.problems[f"{self.place}: {match[0]} {problem}"] = None
         return Unresolved(match[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from energon.errors import ConfigError
@@ -27,13 +28,30 @@ def check_never_zero(node: Blend, place: str) -> None:
     """Raise ConfigError if at some time nothing in a blend has a weight."""
     if any(entry.weight == "auto" for entry in node.blend):
         return
-    curves = [curve for entry in node.blend if (curve := weight_curve(entry, node.schedule_unit))]
-    clock = Clock(1, 1)
-    for row in sorted({0, *(row for curve in curves for row in curve.knots(clock))}):
-        if not any(curve.mean(row, row + 1, clock) for curve in curves):
-            scheduled = any(not curve.is_constant for curve in curves)
+    changes = {0: 0}
+    scheduled = False
+    for curve in (weight_curve(entry, node.schedule_unit) for entry in node.blend):
+        if curve is not None:
+            scheduled |= not curve.is_constant
+            for row, change in _changes(curve):
+                changes[row] = changes.get(row, 0) + change
+    positive = 0
+    for row in sorted(changes):
+        positive += changes[row]
+        if not positive:
             since = f" from position {row} on" if scheduled else ""
             raise ConfigError(f"{place}: all weights of the blend are 0{since}")
+
+
+def _changes(curve: Curve) -> Iterator[tuple[int, int]]:
+    """Yield the rows at which a curve rises from 0 (1) or falls to it (-1)."""
+    was_positive = False
+    for point, after in zip_longest(curve.points, curve.points[1:]):
+        ramps = after is not None and after.ramp and after.value > 0
+        is_positive = point.value > 0 or ramps
+        if is_positive != was_positive:
+            yield Clock(1, 1).row(point.position, curve.unit), 1 if is_positive else -1
+        was_positive = is_positive
 
 
 def check_line(trees: Sequence[Tree], word: str, place: str) -> None:

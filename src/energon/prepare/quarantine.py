@@ -13,6 +13,7 @@ from pathlib import Path
 
 from energon.errors import ConfigError
 from energon.formats.braces import escape_braces
+from energon.formats.json_text import parse_json
 from energon.io.epath import any_path
 from energon.prepare.files import reporting
 
@@ -53,7 +54,7 @@ def _entry(text: str, origin: str) -> str:
     if not text.startswith("{"):
         return escape_braces(text)
     try:
-        about = json.loads(text)
+        about = parse_json(text, origin=origin)
         shard, key = about["shard"], about.get("key")
         if not isinstance(shard, str) or not isinstance(key, (str, type(None))):
             raise TypeError("no text")

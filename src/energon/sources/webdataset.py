@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise, repeat
@@ -67,9 +67,11 @@ class WebdatasetSource:
         exclude: What is left out beside what the split says, in its form.
         parts: Which parts of the samples to read; None reads all.
         pool: Where shards are opened; sources that are used together share one. None makes one.
+        allow: "outside" lets shards lie outside of the folder.
 
     Raises:
         DatasetNotFoundError: If there is no prepared dataset.
+        SecurityError: If the dataset needs what is not allowed.
         EmptyDatasetError: If no sample is left.
     """
 
@@ -83,12 +85,13 @@ class WebdatasetSource:
         exclude: Sequence[str] = (),
         parts: Iterable[str] | PartFilter | None = None,
         pool: ShardPool | None = None,
+        allow: Collection[str] = (),
     ) -> None:
         self.path = any_path(path)
         self.split_part = split_part
         self.parts = parts if parts is None or isinstance(parts, PartFilter) else frozenset(parts)
-        counts = load_info(self.path).shard_counts
-        split = load_split(self.path, split_config)
+        counts = load_info(self.path, allow).shard_counts
+        split = load_split(self.path, split_config, allow)
         split = replace(split, exclude=[*split.exclude, *exclude])
         self.shards = split.shards(split_part)
         unknown = [shard for shard in self.shards if shard not in counts]

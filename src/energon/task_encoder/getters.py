@@ -67,8 +67,8 @@ def get_train_dataset(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
             left out. None for none.
-        allow: "code" lets code beside datasets make their samples (`sample_loader.py`), and
-            modules be imported that they name. ENERGON_ALLOW=code does, too.
+        allow: What data may do that they may not do by themselves: "code", "env", "outside", see
+            docs/security.md. ENERGON_ALLOW in the environment allows it, too.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
@@ -95,6 +95,7 @@ def get_train_dataset(
         training=True,
         dataset_config=dataset_config,
         split_config=split_config,
+        allow=allow,
     )
     opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow)
     encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
@@ -137,8 +138,8 @@ def get_val_dataset(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
             left out. None for none.
-        allow: "code" lets code beside datasets make their samples (`sample_loader.py`), and
-            modules be imported that they name. ENERGON_ALLOW=code does, too.
+        allow: What data may do that they may not do by themselves: "code", "env", "outside", see
+            docs/security.md. ENERGON_ALLOW in the environment allows it, too.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
@@ -159,6 +160,7 @@ def get_val_dataset(
         training=False,
         dataset_config=dataset_config,
         split_config=split_config,
+        allow=allow,
     ).leaves
     opened = open_leaves(leaves, subflavors, exclude_from, allow)
     encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
@@ -199,6 +201,7 @@ def get_val_datasets(
         training=False,
         dataset_config=dataset_config,
         split_config=split_config,
+        allow=allow,
     ).leaves
     encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
     return [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.info import META, check_inside
 from energon.io.address import address_name
 from energon.metadataset.collected import Problems
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
@@ -76,8 +77,7 @@ def open_leaves(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files; None for none. Joined datasets are read as
             they were joined.
-        allow: "code" lets code beside datasets make their samples, and modules be imported that
-            they name.
+        allow: What datasets may do, see `energon.allow`.
 
     Raises:
         SecurityError: If a dataset needs what is not allowed.
@@ -245,6 +245,8 @@ def _open_dataset(
             f"{leaf.origin}: aux ({', '.join(leaf.aux)}) is for cookers, and {config.origin} "
             "describes samples that need none; make it a CrudeWebdataset, or drop aux"
         )
+    if config.split_config is not None:
+        check_inside([f"{META}/{config.split_config}"], origin=config.origin, allow=allow)
     sample_type, field_map = _sample_type(config, leaf, allow)
     source = WebdatasetSource(
         leaf.path,
@@ -254,6 +256,7 @@ def _open_dataset(
         exclude=exclude,
         parts=_filter(config, leaf, allow) if field_map is None else field_map.parts,
         pool=pool,
+        allow=allow,
     )
     return _Dataset(
         source,

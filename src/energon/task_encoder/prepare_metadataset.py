@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from energon.errors import ConfigError
@@ -21,11 +21,15 @@ from energon.task_encoder.open_join import (
 )
 
 
-def prepare_metadataset(path: str | os.PathLike[str]) -> list[Path]:
+def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> list[Path]:
     """Build the indexes of all joins of a metadataset, where they are missing.
 
     They would be built when they are first needed; then all ranks would wait for it. The code
     of joiners is not looked at. Indexes of earlier versions of the document are deleted.
+
+    Args:
+        path: The metadataset YAML.
+        allow: What data may do, see `get_train_dataset`.
 
     Returns:
         Where the indexes are.
@@ -34,7 +38,7 @@ def prepare_metadataset(path: str | os.PathLike[str]) -> list[Path]:
         ConfigError: If a document makes no sense, or samples have no match where that is an error.
         DatasetNotFoundError: If something is not there.
     """
-    paths = build_join_indexes(path, split_names(path))
+    paths = build_join_indexes(path, split_names(path, allow), allow=allow)
     folder = Path(f"{os.path.abspath(path)}.cache")
     for stale in set(folder.glob(index_name("*"))) - set(paths):
         stale.unlink(missing_ok=True)
@@ -47,6 +51,7 @@ def build_join_indexes(
     *,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    allow: Collection[str] = (),
 ) -> list[Path]:
     """Build the indexes of the joins in some splits, where they are missing.
 
@@ -55,6 +60,7 @@ def build_join_indexes(
         split_parts: The splits.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        allow: What data may do, see `get_train_dataset`.
 
     Returns:
         Where the indexes are.
@@ -68,13 +74,14 @@ def build_join_indexes(
             training=False,
             dataset_config=dataset_config,
             split_config=split_config,
+            allow=allow,
         ).leaves
     ]
     paths = []
     pool = ShardPool()
     for leaf in leaves:
         if leaf.join:
-            sources = open_members(leaf, pool)
+            sources = open_members(leaf, pool, allow)
             digest = join_digest(leaf, sources)
             if find_index(leaf, digest) is None:
                 build_index(leaf, sources, digest)
@@ -83,16 +90,16 @@ def build_join_indexes(
     return paths
 
 
-def split_names(path: DatasetPath) -> list[str]:
+def split_names(path: DatasetPath, allow: Collection[str] = ()) -> list[str]:
     """Return the names of the splits of a metadataset, without those that are empty.
 
     Raises:
         ConfigError: If this is a single dataset.
     """
     if isinstance(path, Mapping):
-        document = read_mapping(path)
+        document = read_mapping(path, allow)
     elif dataset_kind(path) == "metadataset":
-        document = read_metadataset(os.fspath(path))
+        document = read_metadataset(os.fspath(path), allow)
     else:
         raise ConfigError(f"{path} is no metadataset; expected a .yaml file")
     return [part for part, node in document.content.splits.items() if node is not None]

@@ -184,7 +184,8 @@ class WebDataset(DataPipeline, FluidInterface):
         empty_check: Whether a pass without any sample is an error.
         verbose: Log every shard as it is opened.
         seed: What all random choices depend on; None means WDS_SEED of the environment, or 0.
-        allow: "shell" lets addresses be commands (`pipe:`).
+        allow: "shell" lets addresses be commands (`pipe:`), "env" lets addresses in documents
+            read variables of the environment.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class WebDataset(DataPipeline, FluidInterface):
     ) -> None:
         from energon.webdataset.shard_sources import shard_source
 
-        source = shard_source(urls, mode=mode, resampled=resampled)
+        source = shard_source(urls, mode=mode, resampled=resampled, allow=allow)
         splitters = (nodesplitter, workersplitter)
         samples = TarSamples.configured(
             handler=handler,

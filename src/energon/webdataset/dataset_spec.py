@@ -21,21 +21,26 @@ An older form, with `datasets` and what to draw of each in an epoch, is read, to
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from itertools import product
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from energon.errors import ConfigError
 from energon.formats.yaml import Map, load
-from energon.io.address import join_address, parent_address, redact, scheme_of
+from energon.io.address import is_remote, join_address, parent_address, redact, scheme_of
 from energon.io.files import read_bytes
+from energon.limits import LISTED_SHARDS
 from energon.metadataset.grammar_nodes import Node
 from energon.metadataset.problems import explain
-from energon.webdataset.urls import expand_urls
+from energon.webdataset.urls import check_variables, expand_urls
 
-Names = str | list[str]
+Names = Annotated[
+    Annotated[list[str], Tag("<list>")] | Annotated[str, Tag("<text>")],
+    Discriminator(lambda raw: "<list>" if isinstance(raw, list) else "<text>"),
+]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -111,50 +116,94 @@ class LoadedSpec:
     Args:
         content: What it says.
         folder: What relative addresses start from.
+        origin: What messages call it.
+        allow: "env" lets its addresses read the environment.
+        from_afar: Whether it is not on this machine; then they never may.
     """
 
-    def __init__(self, content: DatasetSpec | SelectionSpec, folder: str) -> None:
+    def __init__(
+        self,
+        content: DatasetSpec | SelectionSpec,
+        folder: str,
+        origin: str,
+        *,
+        allow: Collection[str] = (),
+        from_afar: bool = False,
+    ) -> None:
         self.content = content
         self.folder = folder
+        self.origin = origin
+        self.allow = allow
+        self.from_afar = from_afar
 
     @cached_property
     def urls(self) -> list[list[str]]:
-        """The addresses of the shards of each source."""
+        """The addresses of the shards of each source.
+
+        Raises:
+            ConfigError: If they are more than `LISTED_SHARDS` allows.
+            SecurityError: If they read the environment, and may not.
+        """
+        urls: list[list[str]] = []
+        left = LISTED_SHARDS.value
+        if isinstance(self.content, SelectionSpec):
+            self._check_number(left - sum(each.resample or 0 for each in self.content.datasets))
+        for patterns in self._patterns():
+            urls.append([])
+            for pattern in patterns:
+                check_variables(
+                    pattern, origin=self.origin, allow=self.allow, from_afar=self.from_afar
+                )
+                found = expand_urls(self._absolute(os.path.expanduser(pattern)))
+                left -= len(found)
+                self._check_number(left)
+                urls[-1] += found
+        return urls
+
+    def _check_number(self, left: int) -> None:
+        if left < 0:
+            raise ConfigError(
+                f"{self.origin}: beyond {LISTED_SHARDS.value:,} {LISTED_SHARDS.meaning}; "
+                f"{LISTED_SHARDS.hint}"
+            )
+
+    def _patterns(self) -> Iterator[Iterator[str]]:
+        """Yield the patterns of each source; with buckets, there may be more than are written."""
         content = self.content
         if isinstance(content, DatasetSpec):
-            return [self._expand(source.shards) for source in content.dataset]
-        return [
-            [
-                url
-                for bucket in _names(each.buckets or content.buckets or "")
-                for shard in _names(each.shards)
-                for url in self._expand(content.prefix + os.path.join(bucket, shard))
-            ]
-            for each in content.datasets
-        ]
-
-    def _expand(self, shards: Names) -> list[str]:
-        patterns = [os.path.expanduser(each) for each in _names(shards)]
-        return expand_urls([self._absolute(each) for each in patterns])
+            yield from (iter(_names(source.shards)) for source in content.dataset)
+            return
+        for each in content.datasets:
+            buckets, shards = _names(each.buckets or content.buckets or ""), _names(each.shards)
+            pairs = product(buckets, shards)
+            yield (content.prefix + os.path.join(bucket, shard) for bucket, shard in pairs)
 
     def _absolute(self, pattern: str) -> str:
         is_relative = not (scheme_of(pattern) or pattern.startswith(("/", "pipe:", "$")))
         return join_address(self.folder, pattern) if is_relative else pattern
 
 
-def load_spec(source: str | os.PathLike[str] | Mapping[str, Any]) -> LoadedSpec:
+def load_spec(
+    source: str | os.PathLike[str] | Mapping[str, Any], *, allow: Collection[str] = ()
+) -> LoadedSpec:
     """Return the document at an address, or a mapping like one.
+
+    Args:
+        source: Where it is, or what it says.
+        allow: "env" lets addresses in it read variables of the environment.
 
     Raises:
         FormatError: If it is not YAML.
         ConfigError: If it breaks the grammar; names every place where it does.
     """
     if isinstance(source, Mapping):
-        return LoadedSpec(_validate(source, "the description"), os.getcwd())
+        origin = "the description"
+        return LoadedSpec(_validate(source, origin), os.getcwd(), origin, allow=allow)
     address = os.fspath(source)
     origin = redact(address)
-    raw = load(read_bytes(address), origin=origin)
-    return LoadedSpec(_validate(raw, origin), parent_address(address))
+    content = _validate(load(read_bytes(address), origin=origin), origin)
+    folder, from_afar = parent_address(address), is_remote(address)
+    return LoadedSpec(content, folder, origin, allow=allow, from_afar=from_afar)
 
 
 def _validate(raw: Any, origin: str) -> DatasetSpec | SelectionSpec:

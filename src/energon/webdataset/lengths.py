@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.json_text import parse_json
 from energon.io.address import join_address, parent_address, redact
 from energon.io.files import file_info, read_bytes
 
@@ -53,11 +53,12 @@ def _folder_counts(folder: str) -> dict[str, int]:
     for name in (".nv-meta/.info.json", "../.nv-meta/.info.json"):
         try:
             address = join_address(folder, name)
-            counts = json.loads(read_bytes(address)).get("shard_counts", {})
-        except (DatasetNotFoundError, ConfigError, ValueError):
+            info = parse_json(read_bytes(address), origin=redact(address))
+            root = parent_address(parent_address(address))
+            counts = info.get("shard_counts", {}).items()
+            return {join_address(root, shard): int(count) for shard, count in counts}
+        except (DatasetNotFoundError, ConfigError, ValueError, TypeError, AttributeError):
             continue
-        root = parent_address(parent_address(address))
-        return {join_address(root, shard): int(count) for shard, count in counts.items()}
     return {}
 
 

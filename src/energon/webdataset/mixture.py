@@ -37,7 +37,7 @@ def mixture(
     Raises:
         ConfigError: If the document breaks the grammar, or is one of the older form.
     """
-    loaded = load_spec(spec)
+    loaded = load_spec(spec, allow=options.get("allow", ()))
     if not isinstance(loaded.content, DatasetSpec):
         raise ConfigError("documents with `datasets` choose shards: use WebDataset(document)")
     parts, weights = [], []

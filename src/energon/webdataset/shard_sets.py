@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate, count
 from typing import Any
 
@@ -23,12 +23,16 @@ class MultiShardSample(Stage):
     Args:
         fname: Address of a YAML document, or a mapping like one, see `dataset_spec`.
         resampled: Whether to draw at random.
+        allow: "env" lets addresses in it read variables of the environment.
     """
 
     def __init__(
-        self, fname: str | os.PathLike[str] | Mapping[str, Any], resampled: bool = False
+        self,
+        fname: str | os.PathLike[str] | Mapping[str, Any],
+        resampled: bool = False,
+        allow: Collection[str] = (),
     ) -> None:
-        spec = load_spec(fname)
+        spec = load_spec(fname, allow=allow)
         self.sources = [_shards(spec, number) for number in range(len(spec.urls))]
         self.urls = tuple(shard["url"] for source in self.sources for shard in source)
         self.content = spec.content

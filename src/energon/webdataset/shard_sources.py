@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.io.address import is_remote, redact
 from energon.webdataset.shardlists import ResampledShards, SimpleShardList
 from energon.webdataset.stage import Stage
+from energon.webdataset.urls import check_variables
 
 
 def shardspec(spec: Any) -> Stage:
@@ -17,16 +19,20 @@ def shardspec(spec: Any) -> Stage:
     return source
 
 
-def shard_source(urls: Any, *, mode: str | None = None, resampled: bool = False) -> Any:
+def shard_source(
+    urls: Any, *, mode: str | None = None, resampled: bool = False, allow: Collection[str] = ()
+) -> Any:
     """Return the source of shards that is meant.
 
     Args:
         urls: See `WebDataset`.
         mode: See `WebDataset`.
         resampled: Whether to draw shards at random.
+        allow: "env" lets addresses in documents read variables of the environment.
 
     Raises:
         ConfigError: If nothing fits.
+        SecurityError: If a document needs what is not allowed.
     """
     if mode not in (None, "resampled", "unlink", "keep", "resample"):
         raise ConfigError(
@@ -40,11 +46,14 @@ def shard_source(urls: Any, *, mode: str | None = None, resampled: bool = False)
     if isinstance(urls, Mapping) or _is_document(urls):
         from energon.webdataset.shard_sets import MultiShardSample
 
-        return MultiShardSample(urls, resampled=resampled)
+        return MultiShardSample(urls, resampled=resampled, allow=allow)
     if _is_descriptor(urls):
         from energon.webdataset.wids.descriptor import load_descriptor
 
+        origin, from_afar = redact(os.fspath(urls)), is_remote(urls)
         urls = [shard.url for shard in load_descriptor(urls).shards]
+        for url in urls:
+            check_variables(url, origin=origin, allow=allow, from_afar=from_afar)
     if _is_source(urls):
         return urls
     return ResampledShards(urls) if resampled else SimpleShardList(urls)

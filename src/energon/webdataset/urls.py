@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.allow import is_allowed, refusal
+from energon.errors import ConfigError, DatasetNotFoundError, SecurityError
 from energon.formats.braces import expand_braces
 from energon.io.address import redact, scheme_of
 
@@ -48,6 +49,33 @@ def expand_source(source: str | Iterable[str], max_urls: float = 1e6) -> list[st
     if len(urls) > max_urls:
         raise ConfigError(f"{len(urls)} shards are more than max_urls={max_urls}")
     return urls
+
+
+def check_variables(
+    pattern: str, *, origin: str, allow: Collection[str] = (), from_afar: bool = False
+) -> None:
+    """Raise SecurityError if an address in a document reads the environment and may not.
+
+    Args:
+        pattern: The address.
+        origin: The document.
+        allow: "env" lets it.
+        from_afar: Whether the document is not on this machine; then it never may.
+    """
+    found = _VARIABLE.search(pattern)
+    if found is None:
+        return
+    if from_afar:
+        raise SecurityError(
+            f"{origin}: {found[0]} reads the environment, which a remote document may not; write "
+            "what it stands for, or copy the document to a local folder"
+        )
+    if not is_allowed("env", allow):
+        raise refusal(
+            "env",
+            f"{origin}: {found[0]} reads the environment, where secrets are; write what it stands "
+            "for",
+        )
 
 
 def envlookup(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
@@ -23,6 +23,7 @@ def get_dataset_from_config(
     training: bool = True,
     subflavors: Mapping[str, Any] | None = None,
     worker_config: WorkerConfig,
+    allow: Collection[str] = (),
 ) -> LeafDataset:
     """Return the dataset that a prepared folder with its `dataset.yaml` describes.
 
@@ -34,6 +35,7 @@ def get_dataset_from_config(
         training: Whether each pass is shuffled, or samples come in order.
         subflavors: Merged over those of the dataset.
         worker_config: Who loads it.
+        allow: What data may do, see `get_train_dataset`.
 
     Raises:
         ConfigError: If a document makes no sense.
@@ -46,8 +48,9 @@ def get_dataset_from_config(
         training=training,
         dataset_config=dataset_config,
         split_config=split_config,
+        allow=allow,
     ).leaves
-    opened = open_leaves(leaves, subflavors)
+    opened = open_leaves(leaves, subflavors, allow=allow)
     if len(opened) != 1:
         raise ConfigError(
             f"{path}: {len(opened)} datasets; use get_train_dataset for a metadataset"

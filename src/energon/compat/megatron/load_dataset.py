@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class DatasetLoader:
         split_part: Which split is opened, whatever is asked for; None for what is asked for.
         subflavors: Merged over those of the leaves.
         shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
+        allow: What data may do, see `get_train_dataset`.
     """
 
     path: DatasetPath
@@ -46,6 +47,7 @@ class DatasetLoader:
     split_part: str | None = None
     subflavors: Mapping[str, Any] | None = None
     shuffle_over_epochs_multiplier: int | None = 1
+    allow: Collection[str] = ()
 
     @property
     def splits(self) -> list[str]:
@@ -54,7 +56,7 @@ class DatasetLoader:
         Raises:
             ConfigError: If this is a single dataset.
         """
-        return split_names(self.path)
+        return split_names(self.path, self.allow)
 
     def get_datasets(
         self,
@@ -89,6 +91,7 @@ class DatasetLoader:
             training=training,
             dataset_config=self.dataset_config,
             split_config=self.split_config,
+            allow=self.allow,
         )
         if subset is not None:
             resolve_range(0, [subset])
@@ -97,7 +100,9 @@ class DatasetLoader:
         )
         leaves = [narrow(leaf, subset, multiplier) for leaf in found.leaves]
         mode = found.blend_mode
-        opened_leaves = open_leaves(leaves, {**(self.subflavors or {}), **(subflavors or {})})
+        opened_leaves = open_leaves(
+            leaves, {**(self.subflavors or {}), **(subflavors or {})}, allow=self.allow
+        )
         datasets: Sequence[Any] = opened_leaves
         if worker_config is not None:
             datasets = [
@@ -125,7 +130,9 @@ class DatasetLoader:
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return which datasets a split consists of, without opening them."""
-        return traverse_metadataset(self.path, split_part=self.split_part or split_part)
+        return traverse_metadataset(
+            self.path, split_part=self.split_part or split_part, allow=self.allow
+        )
 
     def prepare(self, split_part: str | None = None) -> list[Path]:
         """Build the join indexes of a split, or of all, where they are missing.
@@ -139,11 +146,16 @@ class DatasetLoader:
             parts,
             dataset_config=self.dataset_config,
             split_config=self.split_config,
+            allow=self.allow,
         )
 
 
 def load_dataset(
-    path: DatasetPath, *, dataset_config: str | None = None, split_config: str | None = None
+    path: DatasetPath,
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    allow: Collection[str] = (),
 ) -> DatasetLoader:
     """Return what is at `path`, a dataset or metadataset, or the document that it is.
 
@@ -152,5 +164,6 @@ def load_dataset(
             which paths start from the working directory.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        allow: What data may do, see `get_train_dataset`.
     """
-    return DatasetLoader(path, dataset_config, split_config)
+    return DatasetLoader(path, dataset_config, split_config, allow=allow)

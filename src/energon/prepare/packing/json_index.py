@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from energon.errors import FormatError
+from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.utf8 import decode_utf8
@@ -23,9 +22,4 @@ def read_json_index(folder: AnyPath) -> Any:
     path = folder / NAME
     with reporting(path):
         text = decode_utf8(path.read_bytes(), origin=str(path))
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FormatError(
-            f"{path}: found no JSON ({error}); copy the folder again, or write it anew"
-        ) from error
+    return parse_json(text, origin=str(path), hint="copy the folder again, or write it anew")

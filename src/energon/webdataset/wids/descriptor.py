@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon.errors import ConfigError, FormatError
+from energon.formats.json_text import parse_json
 from energon.io.address import is_remote, join_address, local_path, parent_address, redact
 from energon.io.files import file_size, read_bytes, write_text
 from energon.io.range_file import RemoteFile
@@ -88,9 +89,13 @@ def load_descriptor(source: Any, *, base: str | None = None) -> Descriptor:
     if isinstance(source, str | os.PathLike):
         address = os.fspath(source)
         folder = parent_address(address)
-        return _parse(_json(read_bytes(address), redact(address)), redact(address), base, folder)
+        return _parse(
+            parse_json(read_bytes(address), origin=redact(address)), redact(address), base, folder
+        )
     if hasattr(source, "read"):
-        return _parse(_json(source.read(), "the stream"), "the stream", base, os.getcwd())
+        return _parse(
+            parse_json(source.read(), origin="the stream"), "the stream", base, os.getcwd()
+        )
     document = {"shardlist": source, "wids_version": VERSION} if _is_list(source) else source
     return _parse(document, "the list of shards", base, os.getcwd())
 
@@ -182,8 +187,8 @@ def _parse_part(entry: Any, origin: str, base: str | None, start: str, depth: in
     if depth:
         raise FormatError(f"{origin}: a list that is referred to refers to others")
     address = join_address(start, str(entry["source_url"]))
-    text = read_bytes(address)
-    return _parse(_json(text, address), redact(address), base, parent_address(address), depth + 1)
+    document = parse_json(read_bytes(address), origin=redact(address))
+    return _parse(document, redact(address), base, parent_address(address), depth + 1)
 
 
 def _shard(entry: Any, origin: str, start: str, name: str | None) -> ShardInfo:
@@ -199,13 +204,6 @@ def _shard(entry: Any, origin: str, start: str, name: str | None) -> ShardInfo:
         raise FormatError(
             f"{origin}: {entry!r:.100} is no shard: wanted are url and nsamples"
         ) from error
-
-
-def _json(text: bytes | str, origin: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"{origin}: no JSON: {error}") from error
 
 
 def _relative(url: str, base: str) -> str:

@@ -1,0 +1,60 @@
+"""Read JSON documents: within the limits, and with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from energon.errors import FormatError
+from energon.limits import DOCUMENT_BYTES, DOCUMENT_DEPTH
+
+
+def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
+    """Return the value that a JSON document describes.
+
+    Args:
+        text: The document.
+        origin: What messages call it.
+        hint: What messages say at their end.
+
+    Raises:
+        FormatError: If it is no JSON, or beyond the limits.
+    """
+    more = f"; {hint}" if hint else ""
+    if len(text) > DOCUMENT_BYTES.value:
+        raise FormatError(
+            f"{origin}: a document of {len(text):,} bytes is larger than any should be; "
+            f"{DOCUMENT_BYTES.hint}"
+        )
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep(origin) from None
+    except ValueError as error:
+        raise FormatError(f"{origin}: {error}{more}") from error
+    marks: tuple[Any, Any] = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    # Most documents have few brackets, which need not be followed.
+    if sum(map(text.count, marks)) > DOCUMENT_DEPTH.value:
+        _check_depth(value, origin)
+    return value
+
+
+def _check_depth(value: Any, origin: str) -> None:
+    ahead: list[Iterable[Any]] = [iter((value,))]
+    while ahead:
+        for each in ahead[-1]:
+            if isinstance(each, dict | list):
+                ahead.append(iter(each.values() if isinstance(each, dict) else each))
+                break
+        else:
+            ahead.pop()
+        # The outermost is not part of the document.
+        if len(ahead) - 1 > DOCUMENT_DEPTH.value:
+            raise _too_deep(origin)
+
+
+def _too_deep(origin: str) -> FormatError:
+    return FormatError(
+        f"{origin}: nested deeper than {DOCUMENT_DEPTH.value} levels; {DOCUMENT_DEPTH.hint}"
+    )
