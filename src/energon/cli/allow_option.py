@@ -27,8 +27,7 @@ def allow_option(function: F, *, expose_value: bool = False) -> F:
         type=click.Choice(list(CAPABILITIES)),
         callback=_allow,
         expose_value=expose_value,
-        help="Let data do what they may not do by themselves: "
-        f"{', '.join(CAPABILITIES)}. Repeat. See docs/security.md.",
+        help=f"Let data do what they may not do by themselves: {', '.join(CAPABILITIES)}. Repeat.",
     )(function)
 
 
