@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -45,10 +47,12 @@ def unmount(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def mounting(path, mountpoint: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def mounting(
+    path, mountpoint: Path, *options: str, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Run `energon mount` until the end of the block, if not ended before; give the process."""
     running = subprocess.Popen(
-        _words(path, mountpoint, *options), stderr=subprocess.PIPE, text=True
+        _words(path, mountpoint, *options), stderr=subprocess.PIPE, text=True, env=env
     )
     deadline = time.monotonic() + 100
     try:
@@ -75,11 +79,23 @@ def mounted(path, mountpoint: Path, *options: str) -> Iterator[Path]:
         yield mountpoint
 
 
-def call_mount(path, mountpoint: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def call_mount(
+    path, mountpoint: Path, *options: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run `energon mount` to its end, which is soon if it detaches or fails."""
     return subprocess.run(
-        _words(path, mountpoint, *options), capture_output=True, text=True, timeout=100
+        _words(path, mountpoint, *options), capture_output=True, text=True, timeout=100, env=env
     )
+
+
+def libraries() -> dict[str, dict[str, str]]:
+    """The versions of libfuse of this machine, and the environment in which each is used."""
+    found = {name: find_library(name) for name in ("fuse", "fuse3")}
+    return {
+        name: {**os.environ, "FUSE_LIBRARY_PATH": library}
+        for name, library in found.items()
+        if library is not None
+    }
 
 
 def _words(*arguments) -> list[str]:

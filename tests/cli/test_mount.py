@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from energon.prepare.dataset import prepare_dataset
-from tests.cli.mounts import call_mount, files_of, mounted, mounting, unmount
+from tests.cli.mounts import call_mount, files_of, libraries, mounted, mounting, unmount
 from tests.datasets import make_crude, write_shard
 
 pytestmark = pytest.mark.usefixtures("libfuse")
@@ -34,6 +35,63 @@ def test_mounts_in_the_background(tmp_path):
         assert files_of(tmp_path / "mnt") == {"s0.txt": b"text 0"}
     finally:
         unmount(tmp_path / "mnt")
+
+
+@pytest.mark.parametrize("library", libraries())
+@pytest.mark.parametrize("document", [False, True])
+def test_paths_may_be_relative(tmp_path, monkeypatch, library, document):
+    # libfuse 3 goes to the root folder as soon as it has mounted.
+    make_crude(tmp_path / "ds", [1])
+    (tmp_path / "meta.yaml").write_text("splits: {train: {path: ds}}")
+    (tmp_path / "mnt").mkdir()
+    monkeypatch.chdir(tmp_path)
+    path = "meta.yaml" if document else "ds"
+    expected = {"train/ds/s0.txt" if document else "s0.txt": b"text 0"}
+    mnt, env = Path("mnt"), libraries()[library]
+    with mounting(path, mnt, env=env):
+        assert files_of(mnt) == expected
+    done = call_mount(path, mnt, "--detach", env=env)
+    try:
+        assert done.returncode == 0, done.stderr
+        assert files_of(mnt) == expected
+    finally:
+        unmount(mnt)
+
+
+@pytest.mark.parametrize("options", [[], ["--detach"]])
+def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path, options):
+    root = make_crude(tmp_path / "ds", [1, 1])
+    for shard in root.glob("*.tar"):
+        shard.unlink()
+    (tmp_path / "mnt").mkdir()
+    done = call_mount(root, tmp_path / "mnt", *options)
+    assert done.returncode == 1
+    assert "000.tar" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "mnt").is_mount()
+
+
+def test_what_cannot_be_shown_is_said_in_the_background_too(tmp_path):
+    root = make_crude(tmp_path / "ds", [1, 1])
+    (root / "000.tar").unlink()
+    (tmp_path / "mnt").mkdir()
+    done = call_mount(root, tmp_path / "mnt", "--detach")
+    try:
+        assert done.returncode == 0, done.stderr
+        assert "a shard cannot be shown" in done.stderr
+        assert files_of(tmp_path / "mnt") == {"s1.txt": b"text 1"}
+    finally:
+        unmount(tmp_path / "mnt")
+
+
+@pytest.mark.parametrize("options", [[], ["--detach"]])
+def test_a_folder_with_nothing_to_show_is_not_mounted(tmp_path, options):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mnt").mkdir()
+    done = call_mount(f"filesystem://{tmp_path}/empty", tmp_path / "mnt", *options)
+    assert done.returncode == 1
+    assert "nothing would be shown" in done.stderr
+    assert not (tmp_path / "mnt").is_mount()
 
 
 def test_ends_by_ctrl_c_and_unmounts(tmp_path):
@@ -69,12 +127,15 @@ def test_reads_anywhere_in_a_large_file(tmp_path):
         assert (mnt / "b.bin").read_bytes() == b""
 
 
-def test_a_shard_that_vanishes_gives_an_error_and_no_wrong_data(tmp_path):
+def test_shards_that_vanish_give_errors_and_no_wrong_data(tmp_path):
     root = make_crude(tmp_path / "ds", [1, 1])
     with mounted(root, tmp_path / "mnt") as mnt:
         (root / "000.tar").rename(tmp_path / "elsewhere.tar")
-        assert (mnt / "s1.txt").read_bytes() == b"text 1"
-        assert not (mnt / "s0.txt").exists()
+        os.truncate(root / "001.tar", 0)
+        # The first was opened by the mount, so it is still there.
+        assert (mnt / "s0.txt").read_bytes() == b"text 0"
+        with pytest.raises(OSError, match="Input/output error"):
+            (mnt / "s1.txt").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "full"])

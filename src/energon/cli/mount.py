@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +17,11 @@ from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import logging_to_terminal
 from energon.errors import ConfigError
 
+if TYPE_CHECKING:
+    from energon.sources.browse import Folder
+
 POLL_SECONDS = 0.05
+END_SECONDS = 10
 
 
 @click.command("mount")
@@ -40,11 +46,13 @@ def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> 
     from energon.sources.browse_tree import TreeOpener
 
     _check_mountpoint(mountpoint)
+    mountpoint = mountpoint.absolute()
     if detach:
         _serve_in_background(path, mountpoint, sample_folders)
         return
     with logging_to_terminal():
         root = TreeOpener(sample_folders=sample_folders).open(path)
+        _check_shows(root, redact(path))
         try:
             serve(root, str(mountpoint), name=redact(path).replace(",", ";"))
         except RuntimeError as error:
@@ -65,6 +73,19 @@ def _check_mountpoint(mountpoint: Path) -> None:
         raise ConfigError(f"{mountpoint}: is not empty; what is in it would be hidden")
 
 
+def _check_shows(root: Folder, path: str) -> None:
+    """Raise an error unless there is a file to show, and it can be opened."""
+    from energon.sources.browse import first_file
+
+    found = first_file(root)
+    if found is None:
+        raise ConfigError(
+            f"{path}: has no samples, so nothing would be shown; `energon info {path}` says what "
+            "is there"
+        )
+    found.open().close()
+
+
 def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> None:
     """Mount by another process, and return once it is mounted.
 
@@ -80,9 +101,39 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
             stderr=said,
             start_new_session=True,
         )
-        while not os.path.ismount(mountpoint):
-            if running.poll() is not None:
-                said.seek(0)
-                raise click.ClickException(said.read().strip().removeprefix("Error: "))
-            time.sleep(POLL_SECONDS)
+        try:
+            while not (is_mounted := os.path.ismount(mountpoint)) and running.poll() is None:
+                time.sleep(POLL_SECONDS)
+            problem = _look_into(mountpoint) if is_mounted else None
+        except BaseException:
+            _end(running)
+            raise
+        if problem is not None or not is_mounted:
+            _end(running)
+        said.seek(0)
+        warnings = said.read().strip().removeprefix("Error: ")
+    if problem is not None or not is_mounted:
+        raise click.ClickException("\n".join(filter(None, [problem, warnings])))
+    if warnings:
+        click.echo(warnings, err=True)
     running.returncode = 0  # it goes on; nobody waits for it
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    """Let a process unmount and end; it may be stuck in a store."""
+    running.send_signal(signal.SIGINT)
+    try:
+        running.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
+
+
+def _look_into(mountpoint: Path) -> str | None:
+    """Return what is wrong with what is mounted; None if it shows something."""
+    try:
+        with os.scandir(mountpoint) as entries:
+            is_empty = next(entries, None) is None
+    except OSError as error:
+        return f"{mountpoint}: was mounted, but cannot be read: {error.strerror}"
+    return f"{mountpoint}: was mounted, but shows nothing" if is_empty else None

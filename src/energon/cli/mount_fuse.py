@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -59,6 +60,7 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
 
     def __init__(self, root: Folder) -> None:
         self._find = lru_cache(KEPT_PATHS)(lambda path: find_path(root, path))
+        self._directory = os.getcwd()
         self._owner = {"st_uid": os.getuid(), "st_gid": os.getgid()}
         self._numbers = itertools.count(1)
         self._listings: dict[int, Listing] = {}
@@ -69,6 +71,9 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
     def init(self, path: str) -> None:
         """Note that the kernel has begun to ask."""
         self.is_mounted = True
+        # libfuse 3 goes to the root folder, where relative paths of settings would mean others.
+        with contextlib.suppress(OSError):
+            os.chdir(self._directory)
 
     @_reporting
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:

@@ -72,6 +72,17 @@ class NamedFolders:
         return self.folders.get(name)
 
 
+def first_file(folder: Folder) -> BrowsedFile | None:
+    """Return a file in a folder or below it, the first that is listed; None if there is none."""
+    for name, _ in folder.entries():
+        found = folder.find(name)
+        if found is not None and not isinstance(found, BrowsedFile):
+            found = first_file(found)
+        if found is not None:
+            return found
+    return None
+
+
 def find_path(root: Folder, path: str) -> Folder | BrowsedFile | None:
     """Return what lies at a path below a folder, as `a/b/c`; None if nothing does."""
     found: Folder | BrowsedFile | None = root

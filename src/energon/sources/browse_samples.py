@@ -138,11 +138,14 @@ class TableSamples:
 
     @cached_property
     def _readable(self) -> list[int]:
-        """The shards that can be opened."""
+        """The shards that can be opened; an error if there is none."""
         numbers = range(len(self.shards))
         if isinstance(self.dataset, EPath):
             self.pool.open_together(self.open, numbers)
-        return [shard for shard in numbers if self._can_open(shard)]
+        found = [shard for shard in numbers if self._can_open(shard)]
+        if not found and self.shards:
+            self.open(0)
+        return found
 
     def _can_open(self, shard: int) -> bool:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from energon.errors import ConfigError
-from energon.io.address import address_name, is_remote
+from energon.io.address import address_name, is_remote, local_path
 from energon.io.epath import EPath, any_path
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
@@ -45,7 +45,7 @@ class TreeOpener:
             DatasetNotFoundError: If there is nothing.
             ConfigError: If a document makes no sense.
         """
-        address = os.fspath(address)
+        address = _absolute(os.fspath(address))
         if address not in self._known:
             self._known[address] = self._open(address)
         return self._known[address]
@@ -66,8 +66,6 @@ class TreeOpener:
         return SampleFolder(samples) if self.sample_folders else FlatFolder(samples)
 
     def _document(self, address: str) -> Folder:
-        if not is_remote(address):
-            address = os.path.abspath(address)
         splits = {}
         for name in read_metadataset(address).content.splits:
             leaves = resolve(address, split_part=name, training=False).leaves
@@ -90,6 +88,14 @@ class TreeOpener:
                     {key: LazyFolder(self, place) for key, place in leaf.aux.items()}
                 )
         return NamedFolders(folders)
+
+
+def _absolute(address: str) -> str:
+    """Return an address that stays valid when the process changes its folder, as libfuse does."""
+    folder = folder_of(address)
+    if folder is not None:
+        return address.removesuffix(folder) + _absolute(folder)
+    return address if is_remote(address) else os.path.abspath(local_path(address))
 
 
 class LazyFolder:
