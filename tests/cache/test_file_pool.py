@@ -13,16 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from energon.cache import contents
 from energon.cache.file_pool import FileStoreCachePool
 from energon.cache.folder import PREFIX
 from energon.cache.lazy import DirectLazy, MockLazy
 from energon.cache.pool import NoCachePool
+from energon.cache.task import Step
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
 from energon.samples.crude import CrudeSample
 from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
 from energon.sources.file_store_folder import SystemFileStore
 from tests.cache.stores import CountingStore
+from tests.small_disks import fill, small_disk
 from tests.waiting import wait_until
 
 GIB = 1 << 30
@@ -407,16 +410,8 @@ def test_a_forked_process_makes_threads_of_its_own(tmp_path):
 
 
 def test_a_full_disk_is_nothing_but_slower(tmp_path, caplog):
-    tmp_path.joinpath("disk").mkdir()
-    if (
-        os.getuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "disk")]
-        ).returncode
-    ):
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        pool = FileStoreCachePool(parent_cache_dir=tmp_path / "disk", num_workers=2)
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        pool = FileStoreCachePool(parent_cache_dir=disk, num_workers=2)
         store = CountingStore(100_000)
         lazies = [pool.get_lazy(store, str(n)) for n in range(30)]
         for n, lazy in enumerate(lazies):
@@ -426,8 +421,75 @@ def test_a_full_disk_is_nothing_but_slower(tmp_path, caplog):
         pool.close()
         (record,) = caplog.records
         assert "max_cache_size_gbytes" in record.getMessage()
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path / "disk")], check=True)
+
+
+@pytest.mark.parametrize("free_kib", [0, 4, 12, 40, 80, 200])
+def test_a_disk_that_is_full_from_the_beginning_is_nothing_but_slower(tmp_path, caplog, free_kib):
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        fill(disk, free_kib)
+        pool = FileStoreCachePool(parent_cache_dir=disk, num_workers=2)
+        store = CountingStore(100_000)
+        lazies = [pool.get_lazy(store, str(n)) for n in range(5)]
+        values = [pool.to_cache({"n": n, "data": bytes(10_000)}, "value") for n in range(5)]
+        for n in range(5):
+            assert lazies[n].get() == pool.get(store, str(n)) == store.content(str(n))
+            assert values[n].get() == {"n": n, "data": bytes(10_000)}
+        assert pool.usage()[0] <= 200 << 10
+        pool.close()
+        assert len(caplog.records) == 1
+        assert "read from their stores instead" in caplog.text
+
+
+def test_a_disk_with_room_again_is_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "RETRY_SECONDS", 0.0)
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        fill(disk, 0)
+        pool = FileStoreCachePool(parent_cache_dir=disk)
+        store = CountingStore(1000)
+        assert pool.get(store, "1") == store.content("1")
+        (disk / "filler").unlink()
+        for _ in range(3):
+            assert pool.get(store, "1") == store.content("1")
+        assert store.reads == ["1", "1"]
+        pool.close()
+
+
+@pytest.mark.parametrize("method", ["raw", "decoded"])
+@pytest.mark.parametrize("damage", ["empty", "cut off", "changed", "huge"])
+def test_damaged_files_of_a_cache_are_fetched_again(tmp_path, damage, method):
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path, method=method)
+    store = CountingStore()
+    assert pool.get(store, "1") == store.content("1")
+    lazy = pool.get_lazy(store, "1")
+    wait_until(lambda: lazy._ticket.task.step is Step.KEPT)
+    (folder,) = folders(tmp_path)
+    (path,) = (path for path in folder.glob("??/*") if path.is_file())
+    data = path.read_bytes()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "cut off": data[:-1],
+            "changed": data[:-1] + b"?",
+            "huge": data[:8] + b"\xff" * 7 + data[15:],
+        }[damage]
+    )
+    assert lazy.get() == store.content("1")
+    assert pool.get(store, "1") == store.content("1")
+    assert pool.get(store, "1") == store.content("1")
+    assert 2 <= len(store.reads) <= 3
+    pool.close()
+
+
+def test_a_value_that_somebody_has_deleted_is_a_failure_of_its_sample(tmp_path):
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    lazy = pool.to_cache([1], "value")
+    wait_until(lambda: lazy._ticket.task.step is Step.KEPT)
+    (folder,) = folders(tmp_path)
+    for path in folder.glob("*/value-*"):
+        path.unlink()
+    with pytest.raises(NoSuchFileError, match="put away in this cache"):
+        lazy.get()
+    pool.close()
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, FormatError, StorageError
+from energon.io import block_file
 from energon.io.disk_cache import DiskCache, disk_cache
 from energon.io.local_backend import LocalBackend
 from energon.io.store import Store
+from tests.small_disks import fill, small_disk
 
 SIZE = 3 << 20
 
@@ -116,3 +120,141 @@ def test_the_environment_says_where_and_how_much(tmp_path, monkeypatch):
     assert disk_cache().folder == tmp_path / "here"
     assert disk_cache().max_bytes == 5_000_000
     assert disk_cache() is disk_cache()
+
+
+# damaged entries
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut off", "changed", "checksum lost", "gone"])
+def test_what_was_kept_is_made_anew_when_it_is_damaged(cache, damage):
+    content = os.urandom(5000)
+    path = cache.keep("name", "1", lambda: content)
+    if damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "cut off":
+        os.truncate(path, 100)
+    elif damage == "changed":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "gone":
+        path.unlink()
+    else:
+        Path(f"{path}.sum").unlink()
+    made = []
+
+    def make():
+        made.append(1)
+        return content
+
+    assert cache.keep("name", "1", make).read_bytes() == content
+    assert cache.keep("name", "1", make).read_bytes() == content
+    assert made == [1]
+
+
+def test_a_copy_with_another_date_is_not_made_anew(cache):
+    path = cache.keep("name", "1", lambda: b"content")
+    os.utime(path, (1, 1))
+    for _ in range(2):
+        assert cache.keep("name", "1", lambda: pytest.fail("made anew")) == path
+    cache.discard(path)
+    assert not list(path.parent.iterdir())
+
+
+def test_what_cannot_be_parsed_is_made_once_more(cache):
+    def parse(data):
+        if bytes(data) != b"good":
+            raise FormatError(f"{bytes(data)!r} is not good")
+        return "parsed"
+
+    cache.keep("name", "1", lambda: b"bad")
+    assert cache.load("name", "1", lambda: b"good", parse) == "parsed"
+    assert cache.load("name", "1", lambda: pytest.fail("made anew"), parse) == "parsed"
+    assert cache.load("empty", "1", lambda: b"", bytes) == b""
+    with pytest.raises(FormatError, match="b'worse'"):
+        cache.load("other", "1", lambda: b"worse", parse)
+
+
+def test_what_the_store_refuses_is_no_fault_of_the_disk(cache, caplog):
+    def make():
+        raise StorageError("no luck")
+
+    with pytest.raises(StorageError, match="no luck"):
+        cache.keep("name", "1", make)
+    assert not caplog.records
+
+
+# full disks
+
+PROGRAM = """
+import json, logging, resource, sys
+from energon.io.disk_cache import DiskCache
+from energon.io.local_backend import LocalBackend
+from energon.io.store import Store
+
+folder, cached, size, limit, ranges = json.loads(sys.argv[1])
+logging.basicConfig(format="%(levelname)s %(message)s")
+if limit is not None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+store = Store(LocalBackend(folder))
+store.gives_ranges = ranges
+cache = DiskCache(cached, max_bytes=1 << 40)
+content = store.read("x")
+info = store.info("x")
+for _ in range(2):
+    file = cache.open(store, "x", version=info.version, size=info.size)
+    for start in (5, 2_000_000, 0, size - 10):
+        assert file.read(start, min(size, start + 1_500_000)) == content[start : start + 1_500_000]
+    for number in range(5):
+        kept = cache.keep(f"kept {number}", "1", lambda: content[:700_000])
+        kept = kept if isinstance(kept, bytes) else kept.read_bytes()
+        assert kept == content[:700_000]
+        assert cache.load(f"kept {number}", "1", lambda: content[:700_000], bytes) == kept
+print("all there", store.statistics.snapshot()["bytes_read"])
+"""
+
+
+def read_with_a_small_disk(tmp_path, cached, limit, ranges):
+    size = 6 << 20
+    (tmp_path / "store").mkdir(exist_ok=True)
+    (tmp_path / "store/x").write_bytes(os.urandom(size))
+    about = json.dumps([str(tmp_path / "store"), str(cached), size, limit, ranges])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, about], capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.startswith("all there"), done.stderr
+    return done
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("limit", [0, 10, 600_000, 3 << 20])
+def test_a_disk_that_takes_nothing_costs_time_only(tmp_path, limit, ranges):
+    done = read_with_a_small_disk(tmp_path, tmp_path / "cache", limit, ranges)
+    assert done.stderr.count("WARNING") == 1
+    assert "takes no copies of remote files (File too large)" in done.stderr
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("free_kib", [0, 8, 100, 2000])
+def test_a_full_disk_costs_time_only(tmp_path, ranges, free_kib):
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        cached = disk / "cache"
+        if free_kib:
+            cached.mkdir()
+        fill(disk, free_kib)
+        done = read_with_a_small_disk(tmp_path, cached, None, ranges)
+        assert done.stderr.count("WARNING") == 1
+        assert "takes no copies of remote files (No space left on device)" in done.stderr
+
+
+def test_a_disk_with_room_again_is_used_again(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(block_file, "RETRY_SECONDS", 0.0)
+    store.write("x", os.urandom(SIZE))
+    with small_disk(tmp_path / "disk", 8192) as disk:
+        cache = DiskCache(disk / "cache", max_bytes=1 << 40)
+        file = open_file(cache, store, "x")
+        fill(disk, 8)
+        content = file.read(0, SIZE)
+        (disk / "filler").unlink()
+        assert file.read(0, SIZE) == content
+        before = store.statistics.snapshot()["bytes_read"]
+        assert file.read(0, SIZE) == content
+        assert store.statistics.snapshot()["bytes_read"] == before

@@ -5,6 +5,9 @@ import gzip
 import io
 import lzma
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 import time
 
@@ -303,6 +306,114 @@ def test_the_environment_names_a_cache(tmp_path, urls, monkeypatch):
     monkeypatch.setenv("WDS_CACHE_SIZE", "much")
     with pytest.raises(ConfigError, match="WDS_CACHE_SIZE"):
         wds.WebDataset("x.tar")
+
+
+def test_overrides_match_as_much_of_the_path_as_tells_shards_apart(tmp_path):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    for folder, start in (("a", 0), ("b", 10)):
+        (data / folder).mkdir(parents=True)
+        (data / folder / "t-0.tar").write_bytes(tar_bytes(members_of(numbered([start]))))
+    (cache / "b").mkdir(parents=True)
+    override = tar_bytes(members_of(numbered([99])))
+    with web_server(data) as server:
+        sources = [f"{server.url}/{folder}/t-0.tar" for folder in "ab"]
+        (cache / "b/t-0.tar").write_bytes(override)
+        assert samples(sources, cache_dir=cache) == [0, 99]
+        # What the cache itself has stored overrides nothing else.
+        assert samples(sources, cache_dir=cache) == [0, 99]
+        (cache / "b/t-0.tar").rename(cache / "t-0.tar")
+        shutil.rmtree(next(cache.glob("127*")))
+        assert samples(sources[1:], cache_dir=cache) == [99]
+        with pytest.raises(ConfigError, match=r"two shards: .*/a/t-0.tar and .*/b/t-0.tar"):
+            wds.WebDataset(sources, cache_dir=cache)
+        with pytest.raises(ConfigError, match="two shards"):
+            wds.DataPipeline(
+                wds.SimpleShardList(sources), wds.cached_tarfile_to_samples(cache_dir=str(cache))
+            )
+        # Nobody knows the whole list here, but this process has used the file for the other one.
+        source = [{"url": url} for url in reversed(sources)]
+        with pytest.raises(ConfigError, match="two shards"):
+            list(wds.DataPipeline(source, wds.FileCache(str(cache)), wds.tarfile_to_samples()))
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut off", "changed", "note lost", "override empty"])
+def test_damaged_files_of_a_cache_are_fetched_again(tmp_path, damage):
+    cache, content = tmp_path / "cache", tar_bytes(members_of(numbered(range(3))))
+    (tmp_path / "x.tar").write_bytes(content)
+    with web_server(tmp_path) as server:
+        url = f"{server.url}/x.tar"
+        assert samples(url, cache_dir=cache) == [0, 1, 2]
+        (path,) = cache.rglob("x.tar")
+        if damage == "changed":
+            path.write_bytes(content[:512] + b"\xff" + content[513:])
+        elif damage == "note lost":
+            (path.parent / ".x.tar.about.json").write_text("{")
+            path.write_bytes(b"what the note was about")
+        elif damage == "override empty":
+            shutil.rmtree(path.parent)
+            (cache / "x.tar").touch()
+        else:
+            os.truncate(path, 0 if damage == "empty" else 5000)
+        requests = len(server.paths)
+        assert samples(url, cache_dir=cache) == [0, 1, 2]
+        assert len(server.paths) > requests
+        assert path.read_bytes() == content
+        # And a copy with another date is as good.
+        os.utime(path, (1, 1))
+        inode = path.stat().st_ino
+        assert samples(url, cache_dir=cache) == [0, 1, 2]
+        assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5000, 15_000])
+def test_a_disk_that_takes_no_shards_costs_time_only(tmp_path, limit):
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members_of(numbered(range(30)))))
+    (tmp_path / "y.tar").write_bytes(tar_bytes(members_of(numbered(range(30, 40)))))
+    with web_server(tmp_path) as server:
+        program = f"""
+import logging, resource
+import energon.webdataset as wds
+logging.basicConfig(format="%(levelname)s %(message)s")
+urls = [{server.url!r} + name for name in ("/x.tar", "/y.tar")]
+dataset = wds.WebDataset(urls, cache_dir={str(tmp_path / "cache")!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+for _ in range(2):
+    print([int(sample["__key__"]) for sample in dataset])
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+        )
+    assert done.stdout.splitlines() == [str([*range(40)])] * 2, done.stderr
+    assert done.stderr.count("takes no shards (File too large)") == 1
+    assert done.stderr.count("WARNING") == 1
+
+
+def test_variables_show_their_lines_without_a_logging_configuration(tmp_path):
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members_of(numbered(range(3)))))
+    with web_server(tmp_path) as server:
+        program = f"""
+import energon.webdataset as wds
+for _ in range(2):
+    list(wds.WebDataset("{server.url}/x.tar", cache_dir={str(tmp_path / "cache")!r}))
+"""
+
+        def said(**variables):
+            return subprocess.run(
+                [sys.executable, "-c", program],
+                env={**os.environ, **variables},
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=100,
+            ).stderr
+
+        assert said(WDS_VERBOSE_CACHE="1").splitlines() == [
+            f"{server.url}/x.tar is not in the cache",
+            f"{server.url}/x.tar is in the cache",
+        ]
+        shutil.rmtree(tmp_path / "cache")
+        assert said(GOPEN_VERBOSE="1") == f"opening {server.url}/x.tar (rb)\n"
+        assert said(GOPEN_VERBOSE="0", WDS_VERBOSE_CACHE="") == ""
 
 
 def test_opening_stages_of_the_earlier_generation(tmp_path, urls):

@@ -46,7 +46,7 @@ ORDER BY used LIMIT 64
 """
 
 
-class Limits(NamedTuple):
+class CacheLimits(NamedTuple):
     """What a cache may hold."""
 
     max_bytes: int
@@ -62,7 +62,7 @@ class Catalog:
         user: Name of this process, unlike that of any other.
     """
 
-    def __init__(self, folder: Path, limits: Limits, user: str) -> None:
+    def __init__(self, folder: Path, limits: CacheLimits, user: str) -> None:
         self.folder = folder
         self.limits = limits
         self.user = user
@@ -71,18 +71,22 @@ class Catalog:
         users.mkdir(exist_ok=True)
         self._lock = os.open(users / user, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._connection = sqlite3.connect(
-            folder / "catalog.sqlite",
-            isolation_level=None,
-            timeout=BUSY_SECONDS,
-            check_same_thread=False,
-        )
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = OFF")
-        with self._transaction():
-            for statement in _statements(_SCHEMA):
-                self._connection.execute(statement)
-            self._forget_dead_users()
+        try:
+            self._connection = sqlite3.connect(
+                folder / "catalog.sqlite",
+                isolation_level=None,
+                timeout=BUSY_SECONDS,
+                check_same_thread=False,
+            )
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = OFF")
+            with self._transaction():
+                for statement in _statements(_SCHEMA):
+                    self._connection.execute(statement)
+                self._forget_dead_users()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def path(self, key: str) -> Path:
         """Return where the content of an entry is."""
@@ -140,12 +144,17 @@ class Catalog:
         with self._transaction():
             self._drop(key)
 
-    def discard_lost(self, key: str) -> None:
-        """Forget an entry if its content is not there, as somebody has deleted it."""
+    def discard_lost(self, key: str, inode: int | None) -> None:
+        """Forget an entry whose content somebody has deleted or damaged.
+
+        Args:
+            key: Its key.
+            inode: Number of the damaged file; None if there was none.
+        """
         with self._transaction():
-            # What is being written again meanwhile has a writer.
+            # What is being written again meanwhile has a writer, or is another file by now.
             written = self._connection.execute(_ABOUT, (key,)).fetchone() is not None
-            if written and not self.path(key).exists():
+            if written and _inode(self.path(key)) in (None, inode):
                 self._drop(key)
 
     def release(self, keys: Sequence[str]) -> None:
@@ -228,6 +237,13 @@ class Catalog:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _is_abandoned(path: Path) -> bool:

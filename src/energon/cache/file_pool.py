@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from energon.cache.catalog import Limits
+from energon.cache.catalog import CacheLimits
 from energon.cache.codec import decode, encode
-from energon.cache.disk import DiskCache
+from energon.cache.contents import SharedContents
 from energon.cache.form import DecodedForm, Form, RawForm
 from energon.cache.lazy import Lazy, ValueLazy
 from energon.cache.pool import CachePool
@@ -79,7 +79,7 @@ class FileStoreCachePool(CachePool):
             raise ConfigError(f"name={name!r}: wanted is a word of letters, digits, _ and -")
         self.parent_cache_dir = parent_cache_dir
         self.num_workers = num_workers
-        self.limits = Limits(int(max_cache_size_gbytes * (1 << 30)), max_cache_count)
+        self.limits = CacheLimits(int(max_cache_size_gbytes * (1 << 30)), max_cache_count)
         self.method = method
         self.name = name or uuid4().hex
         self._form = _FORMS[method]()
@@ -136,7 +136,7 @@ class FileStoreCachePool(CachePool):
         if prefetcher is None or self._pid != os.getpid():
             with self._lock:
                 if self._prefetcher is None or self._pid != os.getpid():
-                    disk = DiskCache(self.parent_cache_dir, self.name, self.limits)
+                    disk = SharedContents(self.parent_cache_dir, self.name, self.limits)
                     self._prefetcher = Prefetcher(disk, self._form, self.num_workers)
                     self._finalizer = weakref.finalize(self, self._prefetcher.close)
                     self._pid = os.getpid()

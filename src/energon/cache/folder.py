@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from energon.errors import ConfigError
+from energon.io.disk_cache import FULL
 
 PREFIX = "energon-cache-"
 _LOCK = "lock"
@@ -40,6 +41,7 @@ class SharedFolder:
 
     Raises:
         ConfigError: If nothing can be written there.
+        OSError: If the disk is full.
     """
 
     def __init__(self, parent: str | os.PathLike[str] | None, name: str) -> None:
@@ -50,6 +52,8 @@ class SharedFolder:
             self.path = root / f"{PREFIX}{os.getuid()}-{name}"
             self._lock = self._join()
         except OSError as error:
+            if error.errno in FULL:
+                raise
             raise ConfigError(
                 f"{root}: cannot be used for a cache: {error}; name a folder on a local disk with "
                 "parent_cache_dir"

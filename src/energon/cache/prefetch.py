@@ -10,10 +10,10 @@ from collections import Counter, deque
 from typing import Any
 from uuid import uuid4
 
-from energon.cache.disk import DiskCache
+from energon.cache.contents import SharedContents
 from energon.cache.form import Content, Form
 from energon.cache.task import Step, Task
-from energon.errors import DatasetNotFoundError
+from energon.errors import NoSuchFileError
 from energon.samples.source_info import SourceInfo
 from energon.sources.file_store import FileStore
 
@@ -66,7 +66,7 @@ class Prefetcher:
         num_threads: How many files are fetched at a time.
     """
 
-    def __init__(self, disk: DiskCache, form: Form, num_threads: int) -> None:
+    def __init__(self, disk: SharedContents, form: Form, num_threads: int) -> None:
         self.disk = disk
         self.form = form
         self.leavers: deque[Task] = deque()
@@ -224,7 +224,7 @@ class Prefetcher:
 
     def _fetch_again(self, task: Task) -> Content:
         if task.store is None:
-            raise DatasetNotFoundError(
+            raise NoSuchFileError(
                 f"{self.disk.path}: a value that was put away in this cache is not there any more; "
                 "the pool was closed, or somebody has deleted its files"
             )

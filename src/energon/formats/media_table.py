@@ -23,7 +23,13 @@ from energon.formats.media import (
     deserialize_media_metadata,
     serialize_media_metadata,
 )
-from energon.formats.sqlite_file import ThreadConnections, open_readonly, table_names
+from energon.formats.sqlite_file import (
+    SqliteFile,
+    ThreadConnections,
+    name_of,
+    open_readonly,
+    table_names,
+)
 from energon.formats.tar import split_name
 
 Strategy = Literal["EXTENSION", "HEADER", "GLOB"]
@@ -76,12 +82,13 @@ class MediaTable:
         FormatError: If it is damaged.
     """
 
-    def __init__(self, index: Path) -> None:
+    def __init__(self, index: SqliteFile) -> None:
         with closing(open_readonly(index)) as connection:
             if "media_metadata" not in table_names(connection):
+                dataset = index.parent.parent if isinstance(index, Path) else "DATASET"
                 raise ConfigError(
-                    f"{index} has no media metadata; run `energon prepare-media "
-                    f"{index.parent.parent} --media-metadata-by-extension`"
+                    f"{name_of(index)} has no media metadata; run `energon prepare-media "
+                    f"{dataset} --media-metadata-by-extension`"
                 )
         self._connections = ThreadConnections(index)
 

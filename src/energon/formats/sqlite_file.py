@@ -12,23 +12,35 @@ from urllib.parse import quote
 
 from energon.errors import FormatError, TruncatedError
 
+SqliteFile = Path | bytes
+"""Where a file is; or its content, of one that no disk has room for."""
 
-def open_readonly(path: Path) -> sqlite3.Connection:
+
+def open_readonly(path: SqliteFile) -> sqlite3.Connection:
     """Open a file that stays as it is, as those do that are replaced as a whole. Takes no lock.
 
     Raises:
         FormatError: If there is no SQLite file.
     """
-    address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
     connection = None
     try:
-        connection = sqlite3.connect(address, uri=True)
+        if isinstance(path, bytes):
+            connection = sqlite3.connect(":memory:")
+            connection.deserialize(path)
+        else:
+            address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+            connection = sqlite3.connect(address, uri=True)
         connection.execute("SELECT * FROM sqlite_schema LIMIT 1").fetchall()
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
-        raise FormatError(f"{path}: {error}; run `energon prepare` again") from error
+        raise FormatError(f"{name_of(path)}: {error}; run `energon prepare` again") from error
     return connection
+
+
+def name_of(file: SqliteFile) -> str:
+    """Return what messages call a file."""
+    return "index.sqlite" if isinstance(file, bytes) else str(file)
 
 
 def check_size(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
@@ -70,7 +82,7 @@ class ThreadConnections:
         path: The file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: SqliteFile) -> None:
         self.path = path
         self._own = local()
 

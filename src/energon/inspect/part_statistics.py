@@ -6,14 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import open_readonly, table_names
+from energon.formats.sqlite_file import SqliteFile, open_readonly, table_names
 
 NUM_BUCKETS = 64
 ROWS_TOGETHER = 100_000
@@ -98,7 +97,7 @@ class PartStatistics:
         }
 
 
-def index_statistics(index: Path, shards: Collection[int]) -> PartStatistics | None:
+def index_statistics(index: SqliteFile, shards: Collection[int]) -> PartStatistics | None:
     """Return the statistics of some shards by `index.sqlite`, as other tools leave it.
 
     Args:

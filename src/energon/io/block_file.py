@@ -9,11 +9,11 @@ a server gives whole objects only, blocks can be read while the rest is still co
 from __future__ import annotations
 
 import fcntl
-import logging
 import mmap
 import os
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,13 +22,13 @@ import numpy as np
 
 from energon.errors import StorageError
 
-logger = logging.getLogger("energon")
-
 BLOCK_BYTES = 1 << 20
 RUN_BLOCKS = 8
 """Most blocks that one request fetches."""
 POLL_SECONDS = 0.02
 """How often to look whether another process has fetched a block."""
+RETRY_SECONDS = 30.0
+"""How long a disk that was full is not written to."""
 
 _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"ENERBLK1"
@@ -46,6 +46,10 @@ class BlockFile:
         read: Fetches a range.
         stream: Yields the whole object, if ranges of it cannot be had; None if they can.
         written: Told how many bytes were written.
+        failed: Told why something could not be written.
+
+    Raises:
+        OSError: If the disk does not even take the map.
     """
 
     def __init__(
@@ -56,12 +60,15 @@ class BlockFile:
         read: Read,
         stream: Stream | None = None,
         written: Callable[[int], None] = lambda count: None,
+        failed: Callable[[OSError], None] = lambda error: None,
     ) -> None:
         self.path = path
         self.size = size
         self._read = read
         self._stream = stream
         self._written = written
+        self._failed = failed
+        self._retry_at = 0.0
         self._count = -(-size // BLOCK_BYTES)
         self._data = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._map = os.open(f"{path}.map", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,7 +81,11 @@ class BlockFile:
         last = -(-stop // BLOCK_BYTES)
         parts = []
         for block in range(start // BLOCK_BYTES, last):
-            data = self._block(block, last)
+            data = self._load(block)
+            if data is None and time.monotonic() < self._retry_at:
+                # Blocks would be fetched for nothing but this range.
+                return read_through(start, stop, self._read, self._stream)
+            data = self._block(block, last) if data is None else data
             begin = block * BLOCK_BYTES
             parts.append(data[max(0, start - begin) : stop - begin])
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -157,10 +168,11 @@ class BlockFile:
 
     def _store(self, block: int, data: bytes) -> None:
         try:
-            os.pwrite(self._data, data, block * BLOCK_BYTES)
+            _write(self._data, data, block * BLOCK_BYTES)
         except OSError as error:
             # The cache is for speed; what does not fit is fetched again when it is needed.
-            logger.warning("%s: not cached: %s", self.path.name, error.strerror)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._failed(error)
             return
         self._sums[block] = _checksum(data)
         self._written(len(data))
@@ -194,14 +206,57 @@ class BlockFile:
         try:
             if os.pread(self._map, len(header), 0) != header or _size(self._map) != length:
                 os.ftruncate(self._map, 0)
-                os.ftruncate(self._map, length)
-                os.pwrite(self._map, header, 0)
+                _write(self._map, header + bytes(length - len(header)), 0)
+            elif hasattr(os, "posix_fallocate"):
+                # Whoever writes to memory that the disk has no room for is killed.
+                os.posix_fallocate(self._map, 0, length)
             if _size(self._data) != self.size:
                 os.ftruncate(self._data, self.size)
         finally:
             fcntl.flock(self._map, fcntl.LOCK_UN)
         memory = mmap.mmap(self._map, length)
         return np.frombuffer(memory, np.uint32, self._count, len(header))
+
+
+class UncachedFile:
+    """What a `BlockFile` is where the disk takes nothing: every range is fetched.
+
+    Args:
+        size: Bytes of the object.
+        read: Fetches a range.
+        stream: Yields the whole object, if ranges of it cannot be had; None if they can.
+    """
+
+    def __init__(self, *, size: int, read: Read, stream: Stream | None = None) -> None:
+        self.size = size
+        self._read = read
+        self._stream = stream
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range."""
+        return read_through(start, stop, self._read, self._stream)
+
+
+def read_through(start: int, stop: int, read: Read, stream: Stream | None) -> bytes:
+    """Return a range of an object, by a stream of the whole if ranges cannot be had."""
+    if stream is None:
+        return read(start, stop)
+    parts, place = [], 0
+    for chunk in stream():
+        part = chunk[max(0, start - place) : max(0, stop - place)]
+        parts.append(part)
+        place += len(chunk)
+        if place >= stop:
+            return b"".join(parts)
+    raise StorageError(f"got {place} bytes, wanted {stop}; the object has changed, open it again")
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of `data`: a disk that is nearly full takes a part of it at first."""
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[count:], offset + count
 
 
 def _size(descriptor: int) -> int:

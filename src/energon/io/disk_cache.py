@@ -2,30 +2,46 @@
 
 An entry belongs to one version of one object: its name is a digest of address and version, so a
 replaced object never meets an old copy. The least recently used entries make room for new ones.
-The folder may be deleted at any time; programs that use it go on and fetch again.
+The folder may be deleted at any time; programs that use it go on and fetch again. So they do when
+an entry is damaged, and when the disk is full: nothing depends on the cache but the time it takes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
+import mmap
 import os
 import threading
+import time
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, EnergonError, FormatError
 from energon.io.atomic import write_atomic
-from energon.io.block_file import BlockFile
+from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
+from energon.once import warn_once
+
+logger = logging.getLogger("energon")
+
+T = TypeVar("T")
 
 CHECK_SHARE = 64
 """After this share of the limit was written, the sizes are looked at again."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a system says when a disk takes no more."""
+_CHECKSUM_BYTES = 1 << 20
+_BESIDE = (".map", ".lock", ".sum")
+"""What lies beside the content of an entry."""
 
 
 class DiskCache:
@@ -42,20 +58,25 @@ class DiskCache:
     def __init__(self, folder: str | os.PathLike[str], *, max_bytes: int) -> None:
         self.folder = Path(folder)
         self.max_bytes = max_bytes
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise ConfigError(
-                f"{folder}: no folder for copies of remote files ({error.strerror}); set "
-                "ENERGON_STORAGE_CACHE_DIR to one that can be written"
-            ) from error
         self._open: WeakValueDictionary[Path, BlockFile] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._written = 0
         self._checked_at = -1
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            if error.errno in FULL:
+                self._warn(error)
+                return
+            raise ConfigError(
+                f"{folder}: no folder for copies of remote files ({error.strerror}); set "
+                "ENERGON_STORAGE_CACHE_DIR to one that can be written"
+            ) from error
 
-    def open(self, store: Store, key: str, *, version: str, size: int) -> BlockFile:
+    def open(self, store: Store, key: str, *, version: str, size: int) -> BlockFile | UncachedFile:
         """Return an object as a local file that fills as it is read.
+
+        Where the disk does not take it, it is read from its store.
 
         Args:
             store: Where it comes from.
@@ -64,47 +85,84 @@ class DiskCache:
             size: Bytes of that.
         """
         path = self._path(store.place(key), version)
+        read = partial(store.read_range, key, version=version)
+        stream = None if store.gives_ranges else partial(store.stream, key, version=version)
         with self._lock:
             found = self._open.get(path)
-            if found is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                found = self._open[path] = BlockFile(
-                    path,
-                    size=size,
-                    read=partial(store.read_range, key, version=version),
-                    stream=partial(store.stream, key, version=version)
-                    if not store.gives_ranges
-                    else None,
-                    written=self._note,
-                )
+            try:
+                if found is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    found = self._open[path] = BlockFile(
+                        path,
+                        size=size,
+                        read=read,
+                        stream=stream,
+                        written=self._note,
+                        failed=self._warn,
+                    )
+            except OSError as error:
+                self._warn(error)
+                return UncachedFile(size=size, read=read, stream=stream)
         _touch(path)
         return found
 
-    def keep(self, name: str, version: str, make: Callable[[], bytes]) -> Path:
+    def keep(self, name: str, version: str, make: Callable[[], bytes]) -> Path | bytes:
         """Return the path of a local file that holds what `make` returns.
 
-        It is made when it is not here yet. The caller checks the content, as only that knows its
-        format, and calls `discard` if it is damaged.
+        It is made when it is not here yet, or was damaged since.
 
         Args:
             name: Of what, e.g. an address without secrets.
             version: Differs whenever the content does.
             make: Called at most once, by one process at a time.
+
+        Returns:
+            The content itself if the disk does not take it.
         """
         path = self._path(name, version)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(path.with_name(f"{path.name}.lock")):
-                if not path.exists():
-                    content = make()
-                    write_atomic(path, content)
-                    self._note(len(content))
-        _touch(path)
-        return path
+        content = None
+        try:
+            if not _is_whole(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with _locked(path.with_name(f"{path.name}.lock")):
+                    if not _is_whole(path):
+                        content = make()
+                        write_atomic(path, content)
+                        _note_checksum(path, zlib.crc32(content))
+                        self._note(len(content))
+            _touch(path)
+            return path
+        except OSError as error:
+            if isinstance(error, EnergonError):
+                raise
+            self._warn(error)
+        return make() if content is None else content
+
+    def load(
+        self, name: str, version: str, make: Callable[[], bytes], parse: Callable[[Any], T]
+    ) -> T:
+        """Return what `parse` makes of a content that is kept, see `keep`.
+
+        Args:
+            name: Of what.
+            version: Differs whenever the content does.
+            make: Returns the content. Called again if what was kept before cannot be parsed.
+            parse: Called with the bytes, which lie in a file that is mapped into memory.
+
+        Raises:
+            FormatError: If `parse` raises it for what `make` has just returned.
+        """
+        kept = self.keep(name, version, make)
+        if isinstance(kept, Path):
+            with contextlib.suppress(FormatError, OSError):
+                return parse(map_file(kept))
+            self.discard(kept)
+            kept = self.keep(name, version, make)
+        return parse(map_file(kept) if isinstance(kept, Path) else kept)
 
     def discard(self, path: Path) -> None:
         """Delete an entry."""
-        for each in (path, Path(f"{path}.map"), path.with_name(f"{path.name}.lock")):
+        for each in (path, *(Path(f"{path}{ending}") for ending in _BESIDE)):
             each.unlink(missing_ok=True)
 
     def used_bytes(self) -> int:
@@ -133,16 +191,28 @@ class DiskCache:
             if 0 <= self._checked_at > self._written - self.max_bytes // CHECK_SHARE:
                 return
             self._checked_at = self._written
-        self.trim()
+        with contextlib.suppress(OSError):
+            self.trim()
 
     def _entries(self) -> Iterator[_Entry]:
         for folder in self.folder.glob("??"):
             for path in folder.iterdir():
-                if path.suffix in (".map", ".lock"):
+                if path.suffix in _BESIDE:
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     about = path.stat()
                     yield _Entry(path, about.st_blocks * 512, about.st_atime_ns)
+
+    def _warn(self, error: OSError) -> None:
+        warn_once(
+            logger,
+            f"disk cache {self.folder}",
+            "%s takes no copies of remote files (%s), which are read from their stores instead. "
+            "Free some space there, set ENERGON_STORAGE_CACHE_BYTES to less than the disk has, or "
+            "ENERGON_STORAGE_CACHE_DIR to another folder",
+            self.folder,
+            error.strerror or error,
+        )
 
 
 class _Entry(NamedTuple):
@@ -160,14 +230,42 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _touch(path: Path) -> None:
     """Note that an entry is used, whatever the file system notes by itself."""
-    with contextlib.suppress(FileNotFoundError):
-        os.utime(path, ns=(_now(), path.stat().st_mtime_ns))
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
-def _now() -> int:
-    import time
+def map_file(path: Path) -> Any:
+    """Return the bytes of a file, which lie in memory as far as they are looked at."""
+    with open(path, "rb") as file:
+        # What is empty cannot be mapped.
+        is_empty = not os.fstat(file.fileno()).st_size
+        return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
-    return time.time_ns()
+
+def _note_checksum(path: Path, checksum: int) -> None:
+    about = path.stat()
+    write_atomic(f"{path}.sum", f"{about.st_size} {about.st_mtime_ns} {checksum}")
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether an entry is here and as it was written."""
+    try:
+        about = path.stat()
+        size, mtime_ns, checksum = map(int, Path(f"{path}.sum").read_text().split())
+    except (OSError, ValueError):
+        return False
+    if about.st_size != size:
+        return False
+    if about.st_mtime_ns == mtime_ns:
+        return True
+    # Somebody has written to it, or only copied it.
+    found = 0
+    with open(path, "rb") as file:
+        while data := file.read(_CHECKSUM_BYTES):
+            found = zlib.crc32(data, found)
+    if found == checksum:
+        _note_checksum(path, checksum)
+    return found == checksum
 
 
 _cache: DiskCache | None = None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from energon.errors import RangesNotSupportedError
 from energon.io.backend import ObjectInfo
-from energon.io.block_file import BlockFile
+from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
 from energon.io.store import Store
 
@@ -44,7 +44,7 @@ class RemoteObject:
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.store = store
         self.info = info
-        self._copy: BlockFile | None = None
+        self._copy: BlockFile | UncachedFile | None = None
         if store.settings.cache_shards or not store.gives_ranges:
             self._copy = self._open_copy()
 
@@ -61,7 +61,7 @@ class RemoteObject:
                 self._copy = self._open_copy()
         return self._copy.read(start, stop)
 
-    def _open_copy(self) -> BlockFile:
+    def _open_copy(self) -> BlockFile | UncachedFile:
         key, size, version, _ = self.info
         # Without a version, a copy is of no use to anybody else.
         return disk_cache().open(self.store, key, size=size, version=version or uuid4().hex)

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator
 from functools import cached_property, partial
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from energon.errors import EnergonError
 from energon.formats.info import META, load_info
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import ThreadConnections
+from energon.formats.sqlite_file import SqliteFile, ThreadConnections
 from energon.io.epath import AnyPath, EPath
 from energon.io.range_file import RangeFile
 from energon.sources.browse import BrowsedFile
@@ -181,7 +180,7 @@ class SqliteSamples:
     is_nested = True
     """Always looked for: asking the index costs no more than knowing."""
 
-    def __init__(self, dataset: AnyPath, index: Path) -> None:
+    def __init__(self, dataset: AnyPath, index: SqliteFile) -> None:
         self._locator = SqliteLocator(dataset, index)
         self._connections = ThreadConnections(index)
         self.shards = self._locator.shards

@@ -15,7 +15,13 @@ import numpy as np
 from energon.errors import ConfigError, FormatError
 from energon.formats.info import META, load_info
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import ThreadConnections, open_readonly, table_names
+from energon.formats.sqlite_file import (
+    SqliteFile,
+    ThreadConnections,
+    name_of,
+    open_readonly,
+    table_names,
+)
 from energon.formats.tar import iter_members, split_name
 from energon.formats.tar_window import BLOCK
 from energon.io.address import is_remote
@@ -64,8 +70,11 @@ def open_locator(dataset: AnyPath, pool: ShardPool) -> Locator:
     return TableLocator(dataset, pool)
 
 
-def local_copy(index: AnyPath) -> Path:
-    """Return the path of a file on this machine: itself, or a copy of this version of it."""
+def local_copy(index: AnyPath) -> SqliteFile:
+    """Return the path of a file on this machine: itself, or a copy of this version of it.
+
+    Where no disk has room for a copy, its content is returned.
+    """
     if isinstance(index, Path):
         return index
     about = index.stat()
@@ -160,7 +169,7 @@ ORDER BY tar_file_id, sample_index, content_byte_offset
 class SqliteLocator:
     """Finds files by `index.sqlite`. Early ones know samples only, whose headers are then read."""
 
-    def __init__(self, dataset: AnyPath, index: Path) -> None:
+    def __init__(self, dataset: AnyPath, index: SqliteFile) -> None:
         self.dataset = dataset
         self.index = index
         self.shards = list(load_info(dataset).shard_counts)
@@ -171,7 +180,7 @@ class SqliteLocator:
             tables = table_names(connection)
         if "samples" not in tables:
             raise ConfigError(
-                f"{index}: has no table of samples; run `energon prepare {dataset}` again"
+                f"{name_of(index)}: has no table of samples; run `energon prepare {dataset}` again"
             )
         self.has_parts = "sample_parts" in tables
 
@@ -223,7 +232,7 @@ class SqliteLocator:
     def _shard(self, number: int) -> str:
         if not 0 <= number < len(self.shards):
             raise FormatError(
-                f"{self.index}: names shard number {number}, but .info.json lists "
+                f"{name_of(self.index)}: names shard number {number}, but .info.json lists "
                 f"{len(self.shards)}; run `energon prepare {self.dataset}` again"
             )
         return self.shards[number]

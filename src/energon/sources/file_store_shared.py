@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from energon.errors import ConfigError, FormatError
+from energon.errors import ConfigError
 from energon.formats.info import META
 from energon.formats.part_table_file import part_table_path
 from energon.io.disk_cache import disk_cache
@@ -42,24 +42,15 @@ def shared_index(
     if version is None:
         return make()
     try:
-        cache, name = disk_cache(), f"keys of {dataset}"
-        path = cache.keep(name, version, lambda: make().to_bytes())
-        try:
-            return _map(path)
-        except (FormatError, FileNotFoundError):
-            cache.discard(path)
-        return _map(cache.keep(name, version, lambda: make().to_bytes()))
+        return disk_cache().load(
+            f"keys of {dataset}",
+            version,
+            lambda: make().to_bytes(),
+            partial(KeyIndex.from_buffer, origin=f"the keys of {dataset}"),
+        )
     except (ConfigError, OSError) as error:
         log.warning("the keys of %s take memory in each process: %s", dataset, error)
         return make()
-
-
-def _map(path: Path) -> KeyIndex:
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise FormatError(f"{path}: is empty")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return KeyIndex.from_buffer(data, origin=str(path))
 
 
 def _version(dataset: AnyPath, counts: Mapping[str, int]) -> str | None:

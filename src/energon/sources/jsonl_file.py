@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from energon.formats.jsonl import (
     jsonl_index_path,
     load_jsonl_index,
 )
+from energon.io.disk_cache import map_file
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
@@ -58,9 +57,8 @@ class JsonlFile:
     def offsets(self) -> NDArray[np.uint64]:
         """Where each sample begins, and the size of the file."""
         size = self.path.stat().size if isinstance(self.path, EPath) else self.path.stat().st_size
-        with open(local_copy(self._index), "rb") as file:
-            empty = os.fstat(file.fileno()).st_size == 0
-            data: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        copy = local_copy(self._index)
+        data = copy if isinstance(copy, bytes) else map_file(copy)
         return load_jsonl_index(data, size=size, origin=str(self.path))
 
     def __len__(self) -> int:

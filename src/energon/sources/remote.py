@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
+from energon.errors import DatasetNotFoundError, TruncatedError
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_bytes import has_other_version
 from energon.formats.part_table_file import warn_of_other_version
@@ -44,13 +43,12 @@ def open_remote_table(file: RemoteFile, dataset: object) -> PartTable:
             return _scan(file).to_bytes()
         return content
 
-    kept, name = disk_cache(), redact(beside)
-    path = kept.keep(name, _version(file), fetch)
-    try:
-        return _map(path, name)
-    except (FormatError, FileNotFoundError):
-        kept.discard(path)
-    return _map(kept.keep(name, _version(file), fetch), name)
+    name = redact(beside)
+
+    def parse(data: Any) -> PartTable:
+        return PartTable.from_buffer(data, origin=name, verify=True)
+
+    return disk_cache().load(name, _version(file), fetch, parse)
 
 
 def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) -> None:
@@ -79,12 +77,6 @@ def _scan(file: RemoteFile) -> PartTable:
     reader = SkippingReader(file.object)
     scan = scan_archive(reader.read_into, file.info.size, origin=file.path, strict=False)
     return PartTable.from_scan(scan, shard_mtime_ns=file.info.mtime_ns)
-
-
-def _map(path: Path, name: str) -> PartTable:
-    with open(path, "rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return PartTable.from_buffer(data, origin=name, verify=True)
 
 
 def _beside(file: RemoteFile, ending: str) -> str:

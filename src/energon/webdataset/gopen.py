@@ -7,7 +7,6 @@ Openers of one's own go into `gopen_schemes`.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Collection
@@ -20,10 +19,9 @@ from energon.webdataset.pipes import BROKEN_PIPE, Pipe
 from energon.webdataset.remote_stream import RemoteReader, RemoteWriter
 from energon.webdataset.rewriting import rewrite_url
 from energon.webdataset.urls import is_local, local_path
+from energon.webdataset.verbose import tell
 
 __all__ = ["Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
-
-logger = logging.getLogger("energon")
 
 Opener = Callable[..., Any]
 _MODES = ("rb", "wb")
@@ -66,8 +64,7 @@ def open_url(
     if mode not in _MODES:
         raise ConfigError(f"gopen(mode={mode!r}): wanted is rb or wb")
     url = rewrite_url(url)
-    verbose = os.environ.get("GOPEN_VERBOSE", "0") not in ("", "0")
-    logger.log(logging.INFO if verbose else logging.DEBUG, "opening %s (%s)", redact(url), mode)
+    tell("GOPEN_VERBOSE", "opening %s (%s)", redact(url), mode)
     if url == "-":
         return _standard(mode)
     scheme = _scheme(url)

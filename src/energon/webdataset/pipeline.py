@@ -40,6 +40,7 @@ class DataPipeline(TorchLookalike):
     def __init__(self, *stages: Any, seed: int | None = None) -> None:
         self.stages: tuple[Stage, ...] = as_stages(stages)
         self.seed = default_seed(seed)
+        self._check_overrides()
         self.extent = Extent()
         self._epochs = EpochCounter()
         self._loop: Loop | None = None
@@ -72,9 +73,11 @@ class DataPipeline(TorchLookalike):
 
     def compose(self, *stages: Any) -> Self:
         """Return this pipeline with more stages at its end."""
-        return self._changed(
+        changed = self._changed(
             stages=(*self.stages, *as_stages(stages, has_source=bool(self.stages)))
         )
+        changed._check_overrides()
+        return changed
 
     def append(self, stage: Any) -> Self:
         """Return this pipeline with one more stage."""
@@ -185,6 +188,14 @@ class DataPipeline(TorchLookalike):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+    def _check_overrides(self) -> None:
+        """Raise ConfigError if a file in a cache stands for two of the shards."""
+        urls = getattr(self.stages[0], "urls", None) if self.stages else None
+        for stage in self.stages if isinstance(urls, tuple) else ():
+            cache = getattr(getattr(stage, "opening", None), "cache", None)
+            if cache is not None:
+                cache.check_overrides(urls)
 
     def _changed(self, **changes: Any) -> Self:
         """Return a copy with other settings, that has not begun yet."""

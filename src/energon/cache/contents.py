@@ -1,0 +1,219 @@
+"""Contents by key on local disk, for all processes that use one folder.
+
+Each file begins with its length and checksum, so that what was cut off or overwritten is noticed
+and fetched again. A disk that is full, or fails, is left alone for a while; until then all is as
+if there was no cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import struct
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from threading import Lock
+from typing import Literal
+from uuid import uuid4
+
+from energon.cache.catalog import CacheLimits, Catalog
+from energon.cache.folder import SharedFolder
+from energon.errors import EnergonError
+from energon.once import warn_once
+
+logger = logging.getLogger("energon")
+
+RETRY_SECONDS = 30.0
+"""How long a disk that was full is not written to."""
+_MAGIC = b"ENC1"
+_HEADER = struct.Struct("<4sIQ")
+
+Stored = Literal["stored", "present", "full", "failed"]
+
+
+class SharedContents:
+    """Contents in a folder that goes away with its last user. May be used by many threads.
+
+    Args:
+        parent: Where the folder is made; None for the system's folder of temporary files.
+        name: Which folder below it.
+        limits: What all processes together may keep.
+
+    Raises:
+        ConfigError: If nothing can be written there, and not because the disk is full.
+    """
+
+    def __init__(
+        self, parent: str | os.PathLike[str] | None, name: str, limits: CacheLimits
+    ) -> None:
+        self.limits = limits
+        self._parent = parent
+        self._name = name
+        self._folder: SharedFolder | None = None
+        self._open: Catalog | None = None
+        self._mutex = Lock()
+        self._retry_at = 0.0
+        self._closed = False
+        self._catalog()
+
+    @property
+    def path(self) -> Path | None:
+        """The folder; None as long as the disk has no room for it."""
+        return None if self._folder is None else self._folder.path
+
+    def find(self, key: str, *, pin: bool) -> str | None:
+        """Return what was noted about a content; None if absent.
+
+        Args:
+            key: Its key.
+            pin: Whether to keep it until `release`.
+        """
+        catalog = self._catalog()
+        try:
+            return None if catalog is None else catalog.find(key, pin=pin)
+        except (OSError, sqlite3.Error) as error:
+            self._warn(error)
+            return None
+
+    def read(self, key: str) -> bytes | None:
+        """Return a content that was found or stored; None if it is gone or damaged."""
+        catalog, inode = self._catalog(), None
+        if catalog is None:
+            return None
+        try:
+            with open(catalog.path(key), "rb") as file:
+                about = os.fstat(file.fileno())
+                inode = about.st_ino
+                magic, checksum, size = _HEADER.unpack(file.read(_HEADER.size))
+                if (magic, size) == (_MAGIC, about.st_size - _HEADER.size):
+                    data = file.read(size)
+                    if zlib.crc32(data) == checksum:
+                        return data
+        except (OSError, struct.error):
+            pass
+        try:
+            catalog.discard_lost(key, inode)
+        except (OSError, sqlite3.Error) as error:
+            self._warn(error)
+        return None
+
+    def store(self, key: str, data: bytes, about: str) -> Stored:
+        """Keep a content until `release`, and longer if there is room.
+
+        Args:
+            key: Its key.
+            data: The content.
+            about: What to note about it.
+
+        Returns:
+            "full" if there is no room as long as nothing is released, "present" if another
+            process has stored it or is about to, "failed" if the disk does not take it.
+        """
+        catalog = self._catalog()
+        if catalog is None or len(data) > self.limits.max_bytes or self._is_resting():
+            return "failed"
+        try:
+            reserved = catalog.reserve(key, len(data))
+            if reserved != "reserved":
+                return reserved
+            self._write(catalog, key, data)
+            catalog.written(key, about)
+        except (OSError, sqlite3.Error) as error:
+            self._warn(error)
+            self.drop(key)
+            return "failed"
+        return "stored"
+
+    def release(self, keys: list[str]) -> bool:
+        """Let contents be dropped when room is needed. Return False if that has to be retried."""
+        catalog = self._catalog()
+        try:
+            if catalog is not None:
+                catalog.release(keys)
+        except (OSError, sqlite3.Error) as error:
+            self._warn(error)
+            return False
+        return True
+
+    def drop(self, key: str) -> None:
+        """Delete a content now."""
+        catalog = self._catalog()
+        try:
+            if catalog is not None:
+                catalog.discard(key)
+        except (OSError, sqlite3.Error) as error:
+            self._warn(error)
+
+    def usage(self) -> tuple[int, int]:
+        """Return how many bytes and contents there are, of all processes."""
+        catalog = self._catalog()
+        try:
+            return (0, 0) if catalog is None else catalog.usage()
+        except (OSError, sqlite3.Error) as error:
+            self._warn(error)
+            return 0, 0
+
+    def close(self) -> None:
+        """Stop using the folder."""
+        with self._mutex:
+            self._closed = True
+        try:
+            if self._open is not None:
+                self._open.close()
+        except (OSError, sqlite3.Error) as error:
+            self._warn(error)
+        finally:
+            if self._folder is not None:
+                self._folder.leave()
+
+    def _catalog(self) -> Catalog | None:
+        """Return the catalog, which is made as soon as the disk has room for it."""
+        if self._open is not None:
+            return self._open
+        with self._mutex:
+            if self._open is None and not self._closed and not self._is_resting():
+                try:
+                    if self._folder is None:
+                        self._folder = SharedFolder(self._parent, self._name)
+                    self._open = Catalog(self._folder.path, self.limits, uuid4().hex)
+                except (OSError, sqlite3.Error) as error:
+                    if isinstance(error, EnergonError):
+                        raise
+                    self._warn(error)
+            return self._open
+
+    def _is_resting(self) -> bool:
+        return time.monotonic() < self._retry_at
+
+    def _write(self, catalog: Catalog, key: str, data: bytes) -> None:
+        path = catalog.path(key)
+        temporary = path.with_name(f"{key}.{catalog.user}")
+        try:
+            try:
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                path.parent.mkdir(exist_ok=True)
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb", buffering=0) as file:
+                for part in (_HEADER.pack(_MAGIC, zlib.crc32(data), len(data)), data):
+                    rest = memoryview(part)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _warn(self, error: OSError | sqlite3.Error) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        warn_once(
+            logger,
+            f"cache pool {self._parent} {self._name}",
+            "cache %s: %s; files are read from their stores instead. Lower max_cache_size_gbytes, "
+            "or name another parent_cache_dir",
+            self.path or self._parent or tempfile.gettempdir(),
+            error,
+        )
