@@ -140,10 +140,10 @@ class ShardCache:
             with contextlib.suppress(OSError):
                 os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
             return path
-        path = next(filter(self._is_override, self._overrides(url)), None)
-        if path is not None:
-            _claim(path, url)
-        return path
+        override = next(filter(self._is_override, self._overrides(url)), None)
+        if override is not None:
+            _claim(override, url)
+        return override
 
     def check_overrides(self, urls: Iterable[str]) -> None:
         """Raise ConfigError if a file overrides two of these shards.
@@ -333,13 +333,14 @@ def _has_content(path: Path) -> bool:
 
 
 def _is_undamaged(path: Path, about: dict[str, Any]) -> bool:
-    if "crc" not in about:
+    expected: int | None = about.get("crc")
+    if expected is None:
         return True
     checksum = 0
     with open(path, "rb") as file:
         while data := file.read(_CHECKSUM_BYTES):
             checksum = zlib.crc32(data, checksum)
-    return checksum == about["crc"]
+    return checksum == expected
 
 
 def _warn(folder: str, error: OSError) -> None:
