@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,13 +9,17 @@ from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError
 from energon.formats.part_table import PartTable
+from energon.formats.part_table_file import part_table_path
 from energon.formats.split import load_split
+from energon.formats.tar_header import END, encode_header, padded
 from energon.formats.tar_scan import scan_tar
+from energon.inspect.lint import lint_dataset
 from energon.prepare import duplicates
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.duplicates import check_unique, shards_with_known_keys
 from energon.prepare.engines import Engine
-from energon.prepare.index import summarize
+from energon.prepare.index import index_shard, summarize
+from energon.prepare.verify import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 
@@ -98,8 +104,6 @@ def test_shards_with_known_keys_are_written_anew_with_their_path_before_each_key
 def test_parts_that_are_apart_are_brought_together(tmp_path, caplog):
     path = tmp_path / "a.tar"
     names = ["a.jpg", "a_2.jpg", "a.txt", "a_2.txt", "README", "a.txt"]
-    from energon.formats.tar_header import END, encode_header, padded
-
     data = [encode_header(name, 1) + padded(b"%d" % n) for n, name in enumerate(names)]
     path.write_bytes(b"".join(data) + END)
     prepare_dataset(tmp_path, **ALL, indexing=FIX)
@@ -109,3 +113,100 @@ def test_parts_that_are_apart_are_brought_together(tmp_path, caplog):
         ("a_3", {"txt": b"5"}),
     ]
     assert "1 members that belong to no sample are left out" in caplog.text
+
+
+def same_key_twice(path):
+    """Two samples with the key `b` side by side, between others."""
+    contents = {"a": b"1", "b": b"first", "c": b"3"}
+    samples = [(key, {"jpg": contents[key], "txt": b"x"}) for key in "abc"]
+    samples.insert(2, ("b", {"jpg": b"second", "txt": b"y"}))
+    write_shard(path, samples)
+
+
+@given(st.lists(st.lists(st.sampled_from("xyz"), min_size=1, max_size=6), min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_parts_that_a_sample_has_twice_are_found(tmp_path_factory, samples):
+    path = tmp_path_factory.mktemp("d") / "0.tar"
+    data, at, expected = [], 0, []
+    for number, parts in enumerate(samples):
+        seen = {}
+        for part in parts:
+            offset = at + 512
+            if part in seen:
+                expected.append((str(number), part, seen[part], offset))
+            seen.setdefault(part, offset)
+            data.append(encode_header(f"{number}.{part}", 1) + padded(b"1"))
+            at += len(data[-1])
+    path.write_bytes(b"".join(data) + END)
+    table = PartTable.from_scan(scan_tar(path))
+    assert sorted(table.repeated_parts()) == sorted(expected)
+    for number in range(len(samples)):
+        found = table.repeated_parts(np.array([number]))
+        assert sorted(found) == sorted(e for e in expected if e[0] == str(number))
+
+
+def test_neighbouring_samples_with_one_key_are_refused_and_not_merged(tmp_path):
+    same_key_twice(tmp_path / "0.tar")
+    with pytest.raises(
+        DuplicateSampleKeyError,
+        match=r"0\.tar: sample 'b' has the part 'jpg' twice, at bytes 2560 and 4608; .*--fix-dup",
+    ):
+        prepare_dataset(tmp_path, **ALL)
+    assert not (tmp_path / ".nv-meta/.info.json").exists()
+    assert not (tmp_path / ".nv-meta/.info.yaml").exists()
+
+
+def test_neighbouring_samples_with_one_key_get_different_keys(tmp_path):
+    same_key_twice(tmp_path / "0.tar")
+    prepare_dataset(tmp_path, **ALL, indexing=FIX)
+    assert content(tmp_path) == [
+        ("a", {"jpg": b"1", "txt": b"x"}),
+        ("b", {"jpg": b"first", "txt": b"x"}),
+        ("b_2", {"jpg": b"second", "txt": b"y"}),
+        ("c", {"jpg": b"3", "txt": b"x"}),
+    ]
+    assert verify_dataset(tmp_path, depth="content").ok
+
+
+def prepared_by_another_tool(root):
+    """A dataset that was prepared in spite of its two neighbours with one key."""
+    same_key_twice(root / "0.tar")
+    table = index_shard(str(root / "0.tar"))
+    meta = root / ".nv-meta"
+    meta.mkdir()
+    (meta / ".info.json").write_text(
+        json.dumps({"energon_version": "7.0.0", "shard_counts": {"0.tar": table.num_samples}})
+    )
+    (meta / "split.yaml").write_text("split_parts: {train: [0.tar]}\nexclude: []\n")
+    (meta / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+
+
+@pytest.mark.parametrize(
+    ("depth", "indexed"),
+    [("quick", True), ("headers", True), ("headers", False), ("content", True), ("content", False)],
+)
+def test_verify_names_parts_that_a_sample_has_twice(tmp_path, depth, indexed):
+    prepared_by_another_tool(tmp_path)
+    if not indexed:
+        part_table_path(tmp_path / "0.tar").unlink()
+    found = verify_dataset(tmp_path, depth=depth).problems
+    assert [(p.kind, p.shard, p.key, p.repairable) for p in found] == [
+        ("duplicate-part", "0.tar", "b", False)
+    ] * 2
+    assert "sample 'b' has the part 'jpg' twice, at bytes 2560 and 4608" in found[0].message
+
+
+def test_reading_a_sample_that_has_a_part_twice_is_an_error_and_its_neighbours_are_read(tmp_path):
+    prepared_by_another_tool(tmp_path)
+    source = WebdatasetSource(tmp_path)
+    assert [s["__key__"] for s in source.read(np.array([0, 2]))] == ["a", "c"]
+    with pytest.raises(DuplicateSampleKeyError, match=r"0\.tar: sample 'b' has the part 'jpg'"):
+        source.read(np.arange(3))
+
+
+def test_lint_names_the_sample_that_has_a_part_twice(tmp_path):
+    prepared_by_another_tool(tmp_path)
+    found = lint_dataset(tmp_path, engine=Engine(num_workers=1)).findings
+    repeated = [f for f in found if "twice" in f.reason]
+    assert [(f.shard, f.key) for f in repeated] == [("0.tar", "b")]
+    assert "at bytes 2560 and 4608" in repeated[0].reason

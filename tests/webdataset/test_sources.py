@@ -20,6 +20,7 @@ import energon.webdataset as wds
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
+    DuplicateSampleKeyError,
     FormatError,
     SecurityError,
     StorageError,
@@ -444,6 +445,16 @@ def test_handlers_decide_about_damaged_shards(urls, handler, left):
         samples(urls)
 
 
+def test_grouping_by_hand_refuses_a_field_twice():
+    members = [
+        {"fname": f"0.{field}", "data": b"", "__url__": "x.tar"} for field in ("a", "b", "A")
+    ]
+    with pytest.raises(
+        DuplicateSampleKeyError, match=r"x\.tar: 0\.A: sample '0' has the field 'a'"
+    ):
+        list(wds.group_by_keys(members))
+
+
 def test_handlers_decide_about_fields_that_a_sample_has_twice(tmp_path):
     long = "x" * 120 + ".a"
     members = [
@@ -456,7 +467,7 @@ def test_handlers_decide_about_fields_that_a_sample_has_twice(tmp_path):
     ]
     (tmp_path / "x.tar").write_bytes(tar_bytes(members, format=tarfile.GNU_FORMAT))
     url = str(tmp_path / "x.tar")
-    with pytest.raises(FormatError, match="'a' twice"):
+    with pytest.raises(FormatError, match="field 'a' twice"):
         list(wds.WebDataset(url))
     kept = list(wds.WebDataset(url, handler=wds.ignore_and_continue))
     assert [(s["a"], s.get("b")) for s in kept] == [(b"1", b"3"), (b"4", None), (b"", None)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.errors import FormatError, TruncatedError
+from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
 from energon.formats.tar import split_name
 from energon.webdataset import tar_parser, tar_reader
 from energon.webdataset.tar_parser import TarParser
@@ -182,9 +182,23 @@ def test_archives_joined_with_cat_are_read_through():
     assert len(read(one + one)) == 2
 
 
-def test_a_field_twice_in_a_sample_is_an_error_that_names_it():
-    with pytest.raises(FormatError, match="'a' has 'jpg' twice"):
-        read(tar_bytes([("a.jpg", b"1"), ("a.JPG", b"2")]))
+@pytest.mark.parametrize("options", [{}, {"select": bool}])
+def test_a_field_twice_in_a_sample_is_an_error_that_names_it(options):
+    data = tar_bytes([("0.txt", b"0"), ("a.jpg", b"1"), ("a.JPG", b"2")])
+    with pytest.raises(
+        DuplicateSampleKeyError,
+        match=r"x\.tar: sample 'a', which begins at byte 1024, has the field 'jpg' twice, the "
+        r"second time at byte 2048; .*--fix-duplicates",
+    ) as caught:
+        read(data, **options)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("options", [{}, {"select": bool}])
+def test_neighbouring_samples_with_one_key_are_refused_and_not_merged(options):
+    members = [("a.jpg", b"1"), ("a.txt", b"2"), ("a.jpg", b"3"), ("a.txt", b"4")]
+    with pytest.raises(DuplicateSampleKeyError, match="'a'.* has the field 'jpg' twice"):
+        read(tar_bytes(members), **options)
 
 
 def test_select_and_rename_decide_by_name():

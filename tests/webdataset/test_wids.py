@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import energon.webdataset as wds
-from energon.errors import ConfigError, FormatError, SecurityError
+from energon.errors import ConfigError, DuplicateSampleKeyError, FormatError, SecurityError
 from energon.prepare.index import index_shard
 from energon.webdataset import wids
 from tests.datasets import jpeg
@@ -108,6 +108,18 @@ def test_few_shards_are_open_at_a_time(index):
     accesses, misses = dataset.get_stats()
     assert accesses == misses == 180
     assert dataset.check_cache_misses()
+
+
+def test_a_sample_that_has_a_field_twice_is_an_error(tmp_path):
+    members = [("0.a", b"0"), ("1.a", b"1"), ("1.b", b"2"), ("1.A", b"3")]
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members))
+    wids.save_descriptor(
+        wids.create_descriptor([str(tmp_path / "x.tar")], name="x"), tmp_path / "x.json"
+    )
+    dataset = wids.ShardListDataset(str(tmp_path / "x.json"), transformations=None)
+    assert dataset[0][".a"].read() == b"0"
+    with pytest.raises(DuplicateSampleKeyError, match=r"x\.tar: sample '1' has a field twice"):
+        dataset[1]
 
 
 def test_lists_of_lists(index, tmp_path):

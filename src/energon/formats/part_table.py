@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.errors import DuplicateSampleKeyError
 from energon.formats.part_table_bytes import (
     decode_part_table,
     encode_part_table,
@@ -30,6 +31,25 @@ from energon.formats.scan_columns import (
 from energon.formats.tar_window import BLOCK
 
 Column = NDArray[Any]
+
+
+class RepeatedPart(NamedTuple):
+    """A part that a sample has twice. Two samples with one key, side by side, look like that."""
+
+    key: str
+    part: str
+    offset: int
+    """Where its content begins."""
+    again: int
+    """Where the content begins that claims to be the same part."""
+
+    def error(self, shard: object) -> DuplicateSampleKeyError:
+        """Return the error that says so of a shard."""
+        return DuplicateSampleKeyError(
+            f"{shard}: sample {self.key!r} has the part {self.part!r} twice, at bytes "
+            f"{self.offset} and {self.again}; if these are two samples, give them different keys; "
+            "`energon prepare --fix-duplicates` rewrites the shard so that each has its own"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +153,37 @@ class PartTable:
         if self.schema is None:
             return range(*self.columns["first_part"][index : index + 2].tolist())
         return range(index * len(self.schema), (index + 1) * len(self.schema))
+
+    def repeated_parts(self, indices: NDArray[np.int64] | None = None) -> list[RepeatedPart]:
+        """Return the parts that a sample has more than once, each time but the first.
+
+        Nothing is compared where all samples have the same, different parts.
+
+        Args:
+            indices: The samples, ascending; None for all.
+        """
+        if self.schema is not None and len(set(self.schema)) == len(self.schema):
+            return []
+        indices = np.arange(self.num_samples) if indices is None else indices
+        first, stop = (self.first_part[indices + n].astype(np.int64) for n in (0, 1))
+        counts = stop - first
+        owners = np.repeat(np.arange(len(indices)), counts)
+        numbers = np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        if self.schema is None:
+            names = self.columns["part_name"][numbers].astype(np.int64)
+        else:
+            names = np.array(self.schema)[numbers % len(self.schema)]
+        order = np.lexsort((names, owners))
+        same = (np.diff(owners[order]) == 0) & (np.diff(names[order]) == 0)
+        again = np.flatnonzero(same) + 1
+        # The sort is stable: where a run of equal ones begins is the first of them.
+        begins = np.flatnonzero(np.append(True, ~same))
+        earlier = begins[np.searchsorted(begins, again, side="right") - 1]
+        (one, _), (other, _) = (self.extents(numbers[order[each]]) for each in (earlier, again))
+        keys = self.keys(indices[owners[order[again]]])
+        parts = [self.part_names[name] for name in names[order[again]].tolist()]
+        found = zip(keys, parts, one.tolist(), other.tolist(), strict=True)
+        return [RepeatedPart(*each) for each in found]
 
     @property
     def part_crc32(self) -> Column | None:

@@ -1,4 +1,6 @@
-"""Find a sample key that a dataset has twice, in memory that does not grow with the dataset.
+"""Find what a dataset has twice: a sample key, or a part of a sample.
+
+Memory does not grow with the dataset.
 
 Keys of a shard are known in ascending order. Shards whose keys do not overlap, as where they
 are numbered throughout, have none in common. Of others a range of keys is compared at a time.
@@ -20,7 +22,7 @@ OpenTable = Callable[[str], PartTable]
 
 
 def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
-    """Check that no key is in a dataset twice.
+    """Check that no key is in a dataset twice, and no part in a sample.
 
     Args:
         shards: The shards of the dataset.
@@ -30,6 +32,8 @@ def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
         DuplicateSampleKeyError: If one is.
     """
     for shard in shards:
+        if shard.repeated is not None:
+            raise shard.repeated.error(shard.name)
         if shard.duplicate is not None:
             raise DuplicateSampleKeyError(
                 f"sample key {shard.duplicate!r} comes twice in {shard.name}, with other keys "

@@ -36,7 +36,7 @@ def fix_duplicates(dataset: Path, shards: Sequence[IndexedShard]) -> list[str]:
     known = set(shards_with_known_keys(shards, lambda name: open_table(dataset, name)))
     changed = []
     for shard in shards:
-        if shard.name in known or shard.duplicate is not None:
+        if shard.name in known or shard.duplicate is not None or shard.repeated is not None:
             prefix = f"{shard.name.removesuffix('.tar')}/" if shard.name in known else ""
             _rewrite(dataset, shard.name, prefix)
             changed.append(shard.name)

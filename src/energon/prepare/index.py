@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from energon.errors import FormatError
-from energon.formats.part_table import PartTable
+from energon.formats.part_table import PartTable, RepeatedPart
 from energon.formats.part_table_file import part_table_path
 from energon.formats.tar_index import encode_tar_index, load_tar_index, tar_index_path
 from energon.formats.tar_scan import scan_tar
@@ -30,6 +30,8 @@ class IndexedShard(NamedTuple):
     last_key: bytes
     duplicate: str | None
     """A key that the shard has twice."""
+    repeated: RepeatedPart | None
+    """A part that a sample of the shard has twice."""
     was_read: bool
     """Whether it is new or changed, so that it was read now."""
 
@@ -124,6 +126,7 @@ def summarize(name: str, table: PartTable, *, was_read: bool) -> IndexedShard:
         first_key=table.key_at(0),
         last_key=table.key_at(table.num_samples - 1),
         duplicate=_duplicate(table),
+        repeated=next(iter(table.repeated_parts()), None),
         was_read=was_read,
     )
 

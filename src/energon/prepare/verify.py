@@ -235,8 +235,10 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
 def _check_keys(
     open_table: Callable[[str], PartTable], indexed: list[IndexedShard]
 ) -> Iterator[Problem]:
+    # Each repeated part is a problem of its shard already.
+    shards = [shard._replace(repeated=None) for shard in indexed]
     try:
-        check_unique(indexed, open_table)
+        check_unique(shards, open_table)
     except DuplicateSampleKeyError as error:
         yield Problem("duplicate-key", "", str(error), False)
 

@@ -24,7 +24,7 @@ DEPTHS: tuple[Depth, ...] = ("quick", "headers", "content")
 UNKNOWN_DATE = 0
 """In reports: no index says when the shard was written."""
 MAX_NAMED = 100
-"""Damaged samples of a shard that are named one by one."""
+"""Damaged samples of a shard, and parts that are there twice, that are named one by one."""
 
 
 class Problem(NamedTuple):
@@ -99,11 +99,25 @@ def verify_shard(
         checksums = _check_contents(shard, name, table, problems)
     if table is None:
         return ShardReport(problems, None)
+    problems += _repeated_parts(shard.path, name, table)
     indexed = summarize(name, table, was_read=False)
     if table is found:
         indexed = indexed._replace(state=FileState(state.size, UNKNOWN_DATE))
     has_other_date = state.mtime_ns != table.shard_mtime_ns
     return ShardReport(problems, indexed, checksums, has_other_date, found)
+
+
+def _repeated_parts(path: str, name: str, table: PartTable) -> list[Problem]:
+    """Return the parts that samples of a shard have twice."""
+    found = table.repeated_parts()
+    problems = [
+        Problem("duplicate-part", name, str(each.error(path)), False, name, each.key)
+        for each in found[:MAX_NAMED]
+    ]
+    if len(found) > MAX_NAMED:
+        message = f"{path}: {len(found)} parts that their sample has already"
+        problems.append(Problem("duplicate-part", name, message, False, name))
+    return problems
 
 
 def missing_shard(path: str, name: str) -> Problem:

@@ -39,22 +39,33 @@ def read_shard(
 
     Raises:
         FormatError: If the name of a part is reserved.
+        DuplicateSampleKeyError: If a sample has a part twice.
         TruncatedError: If the shard ends too early.
     """
     table, file = shard
     names = table.common_parts
     if names is not None:
+        _check_different(file, table, names, indices)
         numbers = indices[:, None] * len(names) + np.arange(len(names))
         return _read_parts(file, table, names, numbers, (table.keys(indices), *notes), parts)
     shards, restore_keys, subflavors = notes
     samples: list[Any] = [None] * len(indices)
     for names, rows, numbers in _by_schema(table, indices):
+        _check_different(file, table, names, indices[rows])
         keys = [restore_keys[row] for row in rows.tolist()]
         meta = (table.keys(indices[rows]), shards, keys, subflavors)
         found = _read_parts(file, table, names, numbers, meta, parts)
         for row, sample in zip(rows.tolist(), found, strict=True):
             samples[row] = sample
     return samples
+
+
+def _check_different(
+    file: RangeFile, table: PartTable, names: tuple[str, ...], indices: NDArray[np.int64]
+) -> None:
+    """Raise DuplicateSampleKeyError if samples with these parts have one of them twice."""
+    if len(set(names)) != len(names) and len(indices):
+        raise table.repeated_parts(indices[:1])[0].error(file.path)
 
 
 def _read_parts(

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from energon.errors import FormatError, TruncatedError
+from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
 from energon.formats.tar import (
     BLOCK,
     check_extension,
@@ -165,7 +165,8 @@ class TarParser:
             except KeyError:
                 field = self._field(suffix)
             if field in sample:
-                self._refuse_duplicate(sample["__key__"], field)
+                self.sample_position = sample_position
+                self._refuse_duplicate(sample["__key__"], field, base + at)
             else:
                 sample[field] = window[start:stop]
             at = (stop + 511) & -512
@@ -264,7 +265,7 @@ class TarParser:
         self._begin_sample(key)
         self._forget_extension()
         if field in self._sample:
-            self._refuse_duplicate(key, field)
+            self._refuse_duplicate(key, field, self.position)
             return BLOCK + size + -size % BLOCK
         if stop > len(window):
             self.content_bytes, self._large_field = size, field
@@ -312,10 +313,13 @@ class TarParser:
         self._fields[suffix] = field
         return field
 
-    def _refuse_duplicate(self, key: str, field: str) -> None:
-        error = FormatError(
-            f"{self.origin}: sample {key!r} has {field!r} twice; names of fields are compared in "
-            "lower case, so rename one of the files, or leave it out with select_files"
+    def _refuse_duplicate(self, key: str, field: str, position: int) -> None:
+        error = DuplicateSampleKeyError(
+            f"{self.origin}: sample {key!r}, which begins at byte {self.sample_position}, has the "
+            f"field {field!r} twice, the second time at byte {position}; if these are two samples, "
+            "give them different keys, as `energon prepare --fix-duplicates` does; fields are "
+            "compared in lower case, so rename files that only differ in that, or leave one out "
+            "with select_files"
         )
         if self._tolerates is None or not self._tolerates(error):
             raise error

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from energon.errors import FormatError
+from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.opening import Opening
@@ -191,7 +191,11 @@ def group_by_keys(
         field = field.lower() if lcase else field
         sample = sample or {"__key__": key, "__url__": member.get("__url__")}
         if field in sample:
-            error = FormatError(f"{name}: sample {key!r} has {field!r} twice")
+            error = DuplicateSampleKeyError(
+                f"{sample['__url__']}: {name}: sample {key!r} has the field {field!r} twice; if "
+                "these are two samples, give them different keys, as `energon prepare "
+                "--fix-duplicates` does"
+            )
             if not handler(error):
                 return
         elif suffixes is None or field in suffixes:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.io.address import parent_address
 from energon.io.epath import EPath
 from energon.sources.shards import OpenShard, ShardPool
@@ -140,6 +140,12 @@ class ShardListDataset:
         samples = {}
         for number, row, key, members in zip(numbers, rows, keys, parts, strict=True):
             fields = {f".{name}".lower(): next(contents) for name, _, _ in members}
+            if len(fields) < len(members):
+                raise DuplicateSampleKeyError(
+                    f"{info.url}: sample {key!r} has a field twice, its files end in "
+                    f"{', '.join(name for name, _, _ in members)}; if these are two samples, give "
+                    "them different keys, as `energon prepare --fix-duplicates` does"
+                )
             samples[number] = {
                 **fields,
                 "__key__": key,
