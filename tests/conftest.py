@@ -6,10 +6,12 @@ import os
 import re
 import signal
 from collections import Counter
+from multiprocessing import forkserver
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from energon.loader import start
 from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names
     azurite_port,
@@ -20,7 +22,7 @@ from tests.servers.places import (  # noqa: F401  # fixtures, found by their nam
 )
 
 # No property is about time, and a machine may be busy. CI tries the same examples each time, so
-# that what fails there is due to the change; elsewhere they are new in every run.
+# that what fails there is due to the change; elsewhere they are fewer, and new in every run.
 settings.register_profile(
     "patient",
     deadline=None,
@@ -34,11 +36,37 @@ settings.load_profile("patient")
 # commands that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Commands and loaders fork their processes from servers that import once what most processes
+# need. Here that is what any command needs, and what test modules import.
+PRELOADED = [
+    *("numpy", "PIL.Image", "hypothesis", "pytest"),
+    *("tests.commands", "tests.datasets", "tests.servers.places"),
+    *("energon.prepare.index", "energon.prepare.media_surviving", "energon.inspect.lint_batch"),
+]
+_preload = forkserver.set_forkserver_preload
+forkserver.set_forkserver_preload = lambda names: _preload([*PRELOADED, *names])
+_own_modules = start._own_modules
+start._own_modules = lambda: ["pytest", "tests.datasets", *_own_modules()]
+
 
 @pytest.fixture
 def s3(request):
     """A folder of a bucket of its own, as `Place`."""
     yield from open_place("moto", request)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Outside CI, try a quarter of the examples that a property asks for, but 10 at least."""
+    if "CI" in os.environ:
+        return
+    scaled = set()
+    for item in items:
+        function = getattr(item, "obj", None)
+        if is_hypothesis_test(function) and function not in scaled:
+            scaled.add(function)
+            asked = function._hypothesis_internal_use_settings
+            few = min(asked.max_examples, max(10, asked.max_examples // 4))
+            function._hypothesis_internal_use_settings = settings(asked, max_examples=few)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

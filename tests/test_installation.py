@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 THEIRS = "megatron-energon==7.4.1"
 OFFLINE = ("No matching distribution found", "Failed to establish a new connection")
 
@@ -50,7 +52,13 @@ def pip(python: Path | str, *arguments: str) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    pip(sys.executable, "wheel", "--no-deps", "-w", str(folder), str(ROOT))
+    tree = folder / "tree"  # where a build may leave files
+    stubs = shutil.ignore_patterns("__pycache__", "*.pyi")
+    shutil.copytree(ROOT / "src/megatron", tree / "src/megatron", ignore=stubs)
+    for name in ("src/energon", "src/energon_loader.pth", *FILES):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tree / name)
+    pip(sys.executable, "wheel", "--no-deps", "-w", str(folder), str(tree))
     (path,) = folder.glob("*.whl")
     return path
 

@@ -39,9 +39,15 @@ _MAX_DESCRIPTORS = 2
 _POLL_SECONDS = 1.0
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve the training process `parent` at the other end of socket `descriptor`."""
-    _import("energon.loader.worker_main", "numpy.random")
+def main(descriptor: int, parent: int, modules: Sequence[str] = ()) -> None:
+    """Serve the training process `parent` at the other end of socket `descriptor`.
+
+    Args:
+        descriptor: The socket.
+        parent: The process id of the training process.
+        modules: What workers will import anyway, so that they find it in memory.
+    """
+    _import("energon.loader.worker_main", "numpy.random", *modules)
     leave_signals_to_parent()
     # If the training process ignores it, ended workers would vanish without an exit code.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

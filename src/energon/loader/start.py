@@ -134,7 +134,7 @@ class _Server:
         with there:
             self._process = _python(
                 "from energon.loader.fork_server import main; "
-                f"main({there.fileno()}, {os.getpid()})",
+                f"main({there.fileno()}, {os.getpid()}, {_own_modules()})",
                 [there.fileno()],
             )
 
@@ -248,6 +248,15 @@ def _forget_servers() -> None:
     _servers_lock = threading.Lock()
     while _servers:
         _servers.pop().forget()
+
+
+def _own_modules() -> list[str]:
+    """Return the modules of energon that this process has imported: workers need most of them.
+
+    Importing them does nothing else. Of those of the user, who knows: they may start threads,
+    which do not survive a fork.
+    """
+    return sorted(name for name in sys.modules if name.startswith("energon."))
 
 
 def _python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
