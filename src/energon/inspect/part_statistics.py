@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from energon.formats.part_table import PartTable
 from energon.formats.sqlite_file import SqliteFile, open_readonly, table_names
+from energon.samples.crude import find_part
 
 NUM_BUCKETS = 64
 ROWS_TOGETHER = 100_000
@@ -83,10 +84,14 @@ class PartStatistics:
         for number, name in enumerate(table.part_names):
             own = sizes[names == number]
             if len(own):
-                self.parts.setdefault(name, SizeStatistics()).add(own)
+                self.part(name).add(own)
         if len(sizes):
             sums = np.add.reduceat(sizes, table.first_part[:-1].astype(np.int64))
             self.samples.add(sums)
+
+    def part(self, name: str) -> SizeStatistics:
+        """Return the statistics of a part, called as it was where it came first."""
+        return self.parts.setdefault(find_part(self.parts, name) or name, SizeStatistics())
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -118,7 +123,7 @@ def index_statistics(index: SqliteFile, shards: Collection[int]) -> PartStatisti
                 if shard in shards:
                     sizes[name].append(size)
             for name, own in sizes.items():
-                statistics.parts.setdefault(name, SizeStatistics()).add(np.array(own))
+                statistics.part(name).add(np.array(own))
         cursor = connection.execute(_SAMPLES)
         while rows := cursor.fetchmany(ROWS_TOGETHER):
             statistics.samples.add(np.array([size for shard, size in rows if shard in shards]))

@@ -10,6 +10,7 @@ import numpy as np
 
 from energon.errors import ConfigError, FieldAccessError
 from energon.prepare.assistant_samples import SeenSample, part_names
+from energon.samples.crude import find_part
 from energon.samples.field_map import FieldMap
 
 MAX_DEPTH = 3
@@ -69,13 +70,13 @@ def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[An
     """
     field_map = FieldMap.parse({field: text})
     names = part_names(samples)
-    unknown = [part for part in sorted(field_map.parts) if part not in names]
+    unknown = [part for part in sorted(field_map.parts) if find_part(names, part) is None]
     if unknown:
         raise ConfigError(f"no sample has a part {unknown[0]!r}; there are {', '.join(names)}")
     found = []
     for sample in samples:
-        broken = [part for part in field_map.parts if part in sample.sizes]
-        if broken and not any(part in sample.parts for part in broken):
+        broken = [part for part in field_map.parts if find_part(sample.sizes, part)]
+        if broken and not any(find_part(sample.parts, part) for part in broken):
             continue  # that it cannot be decoded is no fault of the map
         try:
             values = field_map.apply({"__key__": sample.key, **sample.parts})

@@ -78,7 +78,11 @@ def first_samples(dataset: AnyPath, shards: Sequence[str], count: int) -> list[S
 
 def part_names(samples: Sequence[SeenSample]) -> list[str]:
     """Return the names of all parts, in the order in which they come first."""
-    return list(dict.fromkeys(part for sample in samples for part in sample.sizes))
+    parts: dict[str, str] = {}
+    for sample in samples:
+        for part in sample.sizes:
+            parts.setdefault(part.lower(), part)
+    return list(parts.values())
 
 
 def _samples(dataset: AnyPath, shard: str) -> Iterator[SeenSample]:

@@ -65,6 +65,12 @@ def encode_sample(sample: Mapping[str, Any], encode: Encode = encode_part) -> En
         for part, value in sample.items()
         if not part.startswith("__")
     ]
+    if len(parts) > 1 and len({part.name.lower() for part in parts}) < len(parts):
+        raise ConfigError(
+            f"sample {key!r} has parts whose names differ only in case, of "
+            f"{', '.join(part.name for part in parts)}; parts are compared without it, so rename "
+            "one of them"
+        )
     if not parts:
         raise ConfigError(f"sample {key!r} has no parts, so nothing of it would be in the shard")
     return EncodedSample(key, parts)

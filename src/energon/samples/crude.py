@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from energon.samples.source_info import SourceInfo
 
+_NOTHING = object()
+
+
+def find_part(names: Iterable[str], wanted: str) -> str | None:
+    """Return the first of the names of parts that is `wanted`, except perhaps for its case.
+
+    Example:
+        >>> find_part(["txt", "JPG"], "jpg")
+        'JPG'
+    """
+    lowered = wanted.lower()
+    same = (name for name in names if name.lower() == lowered)
+    return next((name for name in same if not name.startswith("__")), None)
+
 
 class CrudeSample(dict[str, Any]):
-    """The parts of a sample by name, beside `__key__`, `__shard__` and other names like that."""
+    """The parts of a sample by name, beside `__key__`, `__shard__` and other names like that.
+
+    Parts have the names that they have in the shard, and are found whatever the case is.
+
+    Example:
+        >>> sample = CrudeSample({"__key__": "a", "JPG": b""})
+        >>> sample["jpg"], "jpg" in sample, list(sample)
+        (b'', True, ['__key__', 'JPG'])
+    """
 
     __slots__ = ()
+
+    def __missing__(self, name: str) -> Any:
+        part = find_part(self, name) if isinstance(name, str) else None
+        if part is None:
+            raise KeyError(name)
+        return self[part]
+
+    def __contains__(self, name: object) -> bool:
+        if super().__contains__(name):
+            return True
+        return isinstance(name, str) and find_part(self, name) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a part, or `default` if there is none of that name."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def pop(self, name: str, default: Any = _NOTHING) -> Any:
+        """Remove a part, and return it, or `default` if there is none of that name."""
+        if not super().__contains__(name):
+            name = find_part(self, name) or name
+        return super().pop(name) if default is _NOTHING else super().pop(name, default)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

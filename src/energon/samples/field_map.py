@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
+from energon.samples.crude import find_part
 
 _ACCESS = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
 MAX_KEYS = 12
@@ -26,20 +27,32 @@ class Access:
     def __str__(self) -> str:
         return self.part + "".join(f"[{step}]" for step in self.steps)
 
+    def part_in(self, parts: Mapping[str, Any]) -> str:
+        """Return what its part is called in a sample: the same, except perhaps for its case.
+
+        Raises:
+            KeyError: If the sample has no such part.
+        """
+        found = self.part if self.part in parts else find_part(parts, self.part)
+        if found is None:
+            raise KeyError(self.part)
+        return found
+
     def of(self, parts: Mapping[str, Any]) -> Any:
         """Return the value.
 
         Raises:
             LookupError: If the way leads nowhere.
         """
-        value = parts[self.part]
+        value = parts[self.part_in(parts)]
         for step in self.steps:
             value = _follow(value, step)
         return value
 
     def end(self, parts: Mapping[str, Any]) -> str:
         """Return in words where a way ends that leads nowhere, in a part that is there."""
-        value, way = parts[self.part], self.part
+        part = self.part_in(parts)
+        value, way = parts[part], part
         for step in self.steps:
             try:
                 value = _follow(value, step)
@@ -110,7 +123,7 @@ def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> A
             return access.of(parts)
         except LookupError:
             continue
-    ends = [access.end(parts) for access in ways if access.part in parts]
+    ends = [access.end(parts) for access in ways if find_part(parts, access.part) is not None]
     if not ends:
         there = ", ".join(part for part in parts if not part.startswith("__"))
         ends = [f"of the mapped parts the sample has {f'only {there}' if there else 'none'}"]

@@ -29,6 +29,7 @@ from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, EPath
 from energon.io.local import FilePool
 from energon.io.range_file import RangeFile, RemoteFile
+from energon.samples.crude import find_part
 from energon.sources.file_store_index import KeyIndex
 from energon.sources.file_store_shared import shared_index
 from energon.sources.shards import OpenShard, ShardPool
@@ -142,10 +143,9 @@ def _part_number(table: PartTable, sample: int, part: str) -> int | None:
     else:
         first, stop = table.columns["first_part"][sample : sample + 2].tolist()
         names = tuple(table.columns["part_name"][first:stop].tolist())
-    for place, name in enumerate(names):
-        if table.part_names[name] == part:
-            return first + place
-    return None
+    called = [table.part_names[name] for name in names]
+    found = part if part in called else find_part(called, part)
+    return None if found is None else first + called.index(found)
 
 
 _PART = """
@@ -186,11 +186,11 @@ class SqliteLocator:
 
     def find(self, key: str, part: str) -> FilePlace | None:
         """Return where a part of a sample lies, or None."""
-        if not self.has_parts:
-            return next((p for name, p in self._members(key) if name == (key, part)), None)
-        found = self._connections.fetch_one(_PART, (key, part))
+        found = self._connections.fetch_one(_PART, (key, part)) if self.has_parts else None
         if found is None:
-            return None
+            places = {name: place for (_, name), place in self.members(key)}
+            same = part if part in places else find_part(places, part)
+            return None if same is None else places[same]
         shard, offset, size = found
         return FilePlace(self._shard(shard), self.file(shard), offset, size)
 

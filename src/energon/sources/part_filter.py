@@ -1,9 +1,27 @@
-"""Parts of samples that are chosen by a function."""
+"""Which parts of samples are read: those of some names, or those that a function chooses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+
+
+class PartNames:
+    """Names of parts, in which it does not matter whether letters are small or capital.
+
+    Args:
+        names: The names.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(name.lower() for name in names)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self.names
+
+    def issuperset(self, names: Iterable[str]) -> bool:
+        """Return whether all of the names are among them."""
+        return all(name in self for name in names)
 
 
 class PartFilter:

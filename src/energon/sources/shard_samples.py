@@ -12,7 +12,7 @@ from energon.errors import FormatError
 from energon.formats.part_table import PartTable
 from energon.io.range_file import RangeFile
 from energon.samples.crude import CrudeSample
-from energon.sources.part_filter import PartFilter
+from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.rows import META, join_rows, slice_rows
 from energon.sources.shards import OpenShard
 from energon.sources.spans import read_spans
@@ -27,7 +27,7 @@ def read_shard(
     indices: NDArray[np.int64],
     notes: tuple[Iterable[str], Sequence[Any], Iterable[Any]],
     *,
-    parts: frozenset[str] | PartFilter | None = None,
+    parts: PartNames | PartFilter | None = None,
 ) -> list[CrudeSample]:
     """Return samples of a shard.
 
@@ -74,7 +74,7 @@ def _read_parts(
     names: tuple[str, ...],
     numbers: NDArray[np.int64],
     meta: Sequence[Any],
-    wanted: frozenset[str] | PartFilter | None,
+    wanted: PartNames | PartFilter | None,
 ) -> list[CrudeSample]:
     """Return samples with these parts, a row of numbers per sample and a column per name."""
     if wanted is not None and not wanted.issuperset(names):

@@ -32,7 +32,7 @@ from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents, wanted_extents
 from energon.sources.fingerprint import content_fingerprint
-from energon.sources.part_filter import PartFilter
+from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.shard_samples import read_shard
 from energon.sources.shards import OpenShard, ShardPool
 
@@ -89,7 +89,7 @@ class WebdatasetSource:
     ) -> None:
         self.path = any_path(path)
         self.split_part = split_part
-        self.parts = parts if parts is None or isinstance(parts, PartFilter) else frozenset(parts)
+        self.parts = parts if parts is None or isinstance(parts, PartFilter) else PartNames(parts)
         counts = load_info(self.path, allow).shard_counts
         split = load_split(self.path, split_config, allow)
         split = replace(split, exclude=[*split.exclude, *exclude])
