@@ -24,6 +24,7 @@ from energon.prepare.lock import dataset_lock
 from energon.prepare.name_index import has_media, open_table, sqlite_path, write_name_index
 from energon.prepare.shards import find_shards, index_shards
 from energon.prepare.split_dataset import SplitRequest, present_split, split_dataset
+from energon.samples.field_map import FieldMap
 from energon.version import __version__
 
 log = logging.getLogger("energon")
@@ -136,7 +137,11 @@ def prepare_dataset(
             if sample_loader is not None:
                 yield LOADER_FILE, sample_loader
 
-        return index_dataset(dataset, shards, indexing, documents)
+        def check(parts: frozenset[str]) -> None:
+            if field_map:
+                FieldMap.parse(field_map).check_parts(parts, origin=str(dataset))
+
+        return index_dataset(dataset, shards, indexing, documents, check=check)
 
 
 def index_dataset(
@@ -145,6 +150,7 @@ def index_dataset(
     indexing: Indexing,
     documents: Callable[[DatasetInfo], Iterator[tuple[str, str]]] = lambda info: iter(()),
     *,
+    check: Callable[[frozenset[str]], None] = lambda parts: None,
     rewrite_sqlite: bool = False,
 ) -> DatasetInfo:
     """Index the shards of a dataset, and say so in `.nv-meta`. Hold the lock of the dataset.
@@ -154,6 +160,8 @@ def index_dataset(
         shards: Paths below it, in the order that the index has.
         indexing: How.
         documents: Returns names and contents of further files of `.nv-meta`.
+        check: Called with the names of all parts before anything is written but the indexes of
+            shards; may raise.
         rewrite_sqlite: Whether the present SQL index is of no use, whatever it says.
     """
     clear_leftovers(dataset, shards)
@@ -165,13 +173,15 @@ def index_dataset(
             dataset, list(index_shards(dataset, shards, engine=indexing.engine, options=options))
         )
     found: list[IndexedShard] = []
-    indexed = _collected(dataset, shards, indexing, found)
+    parts: set[str] = set()
+    indexed = _collected(dataset, shards, indexing, found, parts)
     with temporary_file(sqlite_path(dataset)) as sqlite:
         wanted = indexing.sqlite or has_media(dataset)
         anew = indexing.force or rewrite_sqlite
         written = wanted and write_name_index(dataset, shards, indexed, sqlite, anew=anew)
         for _ in indexed:
             pass  # those that nobody has asked for
+        check(frozenset(parts))
         info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)
         commit_dataset(
             dataset,
@@ -187,16 +197,21 @@ def index_dataset(
 
 
 def _collected(
-    dataset: Path, shards: Sequence[str], indexing: Indexing, found: list[IndexedShard]
+    dataset: Path,
+    shards: Sequence[str],
+    indexing: Indexing,
+    found: list[IndexedShard],
+    parts: set[str],
 ) -> Iterator[IndexedShard]:
-    """Yield the shards as they are indexed, and note them; at the end check their keys."""
+    """Yield the shards as they are indexed, note them and their parts, and check all keys."""
     options = IndexOptions(
         checksum=indexing.checksum, force=indexing.force, durable=not _is_flushed_here(indexing)
     )
     for shard in index_shards(
         dataset, shards, engine=indexing.engine, options=options, progress=indexing.progress
     ):
-        found.append(shard)
+        parts.update(shard.part_names)
+        found.append(shard._replace(part_names=()))
         yield shard
     check_unique(found, lambda name: open_table(dataset, name))
 

@@ -34,6 +34,8 @@ class IndexedShard(NamedTuple):
     """A part that a sample of the shard has twice."""
     was_read: bool
     """Whether it is new or changed, so that it was read now."""
+    part_names: tuple[str, ...] = ()
+    """The parts that its samples have, in no order."""
 
 
 class IndexOptions(NamedTuple):
@@ -128,6 +130,7 @@ def summarize(name: str, table: PartTable, *, was_read: bool) -> IndexedShard:
         duplicate=_duplicate(table),
         repeated=next(iter(table.repeated_parts()), None),
         was_read=was_read,
+        part_names=table.part_names,
     )
 
 

@@ -7,21 +7,24 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from energon.errors import ConfigError
 from energon.formats.info import META, DatasetInfo
 from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.describe import describe_samples
 from energon.prepare.files import list_files, reporting, write_files
 from energon.prepare.index import index_files
 from energon.prepare.leftovers import is_leftover
 from energon.prepare.lock import dataset_lock
-from energon.prepare.packing.draw import open_draw
+from energon.prepare.packing.draw import PEEKED_SAMPLES, open_draw
 from energon.prepare.packing.fetch import fetched
 from energon.prepare.packing.shuffle import shuffled
 from energon.prepare.packing.source import PackSource, Row
 from energon.prepare.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
+from energon.samples.field_map import FieldMap
 
 log = logging.getLogger("energon")
 RECORD = "pack.json"
@@ -151,7 +154,8 @@ def pack_dataset(
         indexing: How the shards are indexed, of which little is left to do.
 
     Raises:
-        ConfigError: If there is another dataset already, or a sample cannot be written.
+        ConfigError: If there is another dataset already, a sample cannot be written, or the field
+            map does not fit.
         DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
     """
@@ -163,6 +167,7 @@ def pack_dataset(
     indexing = indexing or Indexing()
     if not options.overwrite:
         _check(folder, text)
+    _check_field_map(source, options, str(folder))
     with reporting(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with dataset_lock(folder, wait=indexing.wait):
@@ -179,6 +184,39 @@ def pack_dataset(
             sample_type=options.sample_type,
             field_map=options.field_map,
             indexing=replace(indexing, is_locked=True),
+        )
+
+
+def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> None:
+    """Check before anything is written that the field map fits the parts, as far as they are known.
+
+    Raises:
+        ConfigError: If it maps a field to parts that no sample has.
+    """
+    describe_samples(options.sample_type, options.field_map)
+    if not options.field_map:
+        return
+    field_map = FieldMap.parse(options.field_map)
+    names = source.part_names()
+    if names is not None:
+        field_map.check_parts(names, origin=origin)
+        return
+    found, count = set[str](), 0
+    parts = (source.samples(split) for split in source.split_names())
+    for sample in islice(chain.from_iterable(parts), PEEKED_SAMPLES):
+        count += 1
+        found.update(name for name in sample if not name.startswith("__"))
+        if not field_map.unmapped(found):
+            return
+    if count < PEEKED_SAMPLES:
+        field_map.check_parts(found, origin=origin)
+    else:
+        log.warning(
+            "field_map: none of the first %d samples has a part for %s; if none of all has one, "
+            "the dataset will be refused when all shards are written, and the same command with "
+            "another field_map then keeps them",
+            count,
+            ", ".join(map(repr, field_map.unmapped(found))),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -107,6 +107,44 @@ class FieldMap:
                     f"field_map: {sample_type.__name__} needs the field {field.name!r}, which is "
                     f"not mapped; mapped are {', '.join(self.accesses) or 'none'}"
                 )
+
+    def unmapped(self, names: Collection[str]) -> list[str]:
+        """Return the fields that are mapped to none of the parts of these names."""
+        lowered = {name.lower() for name in names}
+        return [
+            field
+            for field, ways in self.accesses.items()
+            if not any(access.part.lower() in lowered for access in ways)
+        ]
+
+    def check_parts(self, names: Collection[str], *, origin: str) -> None:
+        """Make sure that for each field some sample has a part that it is mapped to.
+
+        Args:
+            names: The names of the parts of all samples.
+            origin: What messages call the dataset.
+
+        Raises:
+            ConfigError: If no sample has one for a field; says which parts there are.
+        """
+        unmapped = self.unmapped(names)
+        if not unmapped:
+            return
+        field, ways = unmapped[0], self.accesses[unmapped[0]]
+        known = sorted({name.lower(): name for name in names}.values())
+        near = [
+            close
+            for access in ways
+            for close in get_close_matches(access.part.lower(), map(str.lower, known), 1)
+        ]
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if not near and any(name.lower().endswith("json") for name in known):
+            hint = "; a value in a JSON part is written json[KEY]"
+        wanted = ", ".join(dict.fromkeys(access.part for access in ways))
+        raise ConfigError(
+            f"{origin}: the field_map maps {field!r} to {', '.join(map(str, ways))}, but no sample "
+            f"has a part {wanted}; there are {', '.join(known) or 'none'}{hint}"
+        )
 
     def apply(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of all fields.

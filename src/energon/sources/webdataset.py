@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from energon.errors import (
     DatasetNotFoundError,
     EmptyDatasetError,
+    EnergonError,
     ObjectChangedError,
 )
 from energon.formats.info import load_info
@@ -30,15 +31,20 @@ from energon.io.files import file_sizes
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
+from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, wanted_extents
 from energon.sources.fingerprint import content_fingerprint
 from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.shard_samples import read_shard
-from energon.sources.shards import OpenShard, ShardPool
+from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 
 logger = logging.getLogger("energon")
 
 MEAN_SIZE_SHARDS = 8
+MAX_PROBED_SHARDS = 10_000
+"""How many shards are opened at most to find out which parts samples have."""
+MAX_SCANNED_SHARDS = 4
+"""How many of them may have no part table, so that all of their headers are read."""
 
 
 class Location(NamedTuple):
@@ -233,6 +239,51 @@ class WebdatasetSource:
         """Return the shard of a sample, without opening it."""
         raw = self._raw_indices(np.array([ordinal]))[0]
         return self.shards[int(np.searchsorted(self.bounds, raw, side="right")) - 1]
+
+    def check_field_map(self, field_map: FieldMap) -> None:
+        """Make sure that some sample has a part for each field, by the index.
+
+        As many shards are opened as it takes to find all parts, mostly one. Nothing is checked
+        where shards cannot be opened, or are too many to be looked at.
+
+        Raises:
+            ConfigError: If no sample has one.
+        """
+        found: set[str] = set()
+        for names in self._part_names():
+            if names is None:
+                return
+            found |= names
+            if not field_map.unmapped(found):
+                return
+        field_map.check_parts(found, origin=str(self.path))
+
+    def _part_names(self) -> Iterator[frozenset[str] | None]:
+        """Yield the names of the parts in each shard; None where they cannot be told."""
+        count = len(self.shards)
+        chosen = np.unique(np.linspace(0, count - 1, min(count, MAX_PROBED_SHARDS)).astype(int))
+        scanned = 0
+        for opened in self._opened(chosen.tolist()):
+            scanned += opened is not None and not opened.table.shard_mtime_ns
+            if opened is None or scanned > MAX_SCANNED_SHARDS:
+                yield None
+            else:
+                yield frozenset(opened.table.part_names)
+        if count > MAX_PROBED_SHARDS:
+            yield None
+
+    def _opened(self, shards: Sequence[int]) -> Iterator[OpenShard | None]:
+        """Yield shards, open; distant ones several at a time, but for the first."""
+        if self.is_remote:
+            for start in (0, *range(1, len(shards), OPEN_THREADS)):
+                together = shards[start : start + (OPEN_THREADS if start else 1)]
+                yield from self._pool.open_together(self.open_shard, together)
+            return
+        for shard in shards:
+            try:
+                yield self.open_shard(shard)
+            except EnergonError:
+                yield None
 
     def _raw_indices(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
         outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]

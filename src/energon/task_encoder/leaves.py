@@ -258,6 +258,8 @@ def _open_dataset(
         pool=pool,
         allow=allow,
     )
+    if isinstance(field_map, FieldMap):
+        source.check_field_map(field_map)
     return _Dataset(
         source,
         config,

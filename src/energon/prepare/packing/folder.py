@@ -74,6 +74,11 @@ class FolderSource(PackSource):
     def skipped(self) -> list[str]:
         return self._left_out
 
+    def part_names(self) -> frozenset[str]:
+        splits = self._splits.values()
+        found = {part for groups in splits for files in groups.values() for part, _ in files}
+        return frozenset(found if self.labels is None else {*found, "json"})
+
     def record(self) -> dict[str, Any]:
         return {} if self.labels is None else {"labels": self.labels}
 

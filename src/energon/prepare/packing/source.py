@@ -31,6 +31,10 @@ class PackSource(ABC):
     ) -> Iterator[Mapping[str, Any]]:
         """Yield the samples of a split from number `start` on, as `TarWriter` takes them."""
 
+    def part_names(self) -> frozenset[str] | None:
+        """Return the names of the parts of all samples; None if only reading them tells."""
+        return None
+
     def record(self) -> dict[str, Any]:
         """Return what has to be the same for an interrupted run to go on."""
         return {}

@@ -84,6 +84,8 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             subsets=() if subset is None else (subset,),
             parts=fields.parts if chosen is None and isinstance(fields, FieldMap) else chosen,
         )
+        if isinstance(fields, FieldMap):
+            source.check_field_map(fields)
         opened = OpenedLeaf(
             source,
             OpenLeaf(
