@@ -70,7 +70,7 @@ def test_cookers_find_parts_of_any_case(dataset, tmp_path):
         return {**basic_sample_keys(sample), "text": text, "size": sample.pop("jpg").shape}
 
     class Encoder(DefaultTaskEncoder):
-        cookers = [Cooker(cook)]
+        cookers = (Cooker(cook),)
 
     pipeline = get_val_dataset(
         dataset,
