@@ -19,7 +19,7 @@ positions = st.builds(
     LanePosition,
     batches=st.integers(0, 10**12),
     epoch_batches=st.integers(0, 100),
-    state=st.none() | st.dictionaries(st.text(max_size=3), st.integers(0, 2**63 - 1)),
+    state=st.none() | st.dictionaries(st.text(max_size=3), st.integers(0, 2**53 - 1)),
     skip_rows=st.lists(st.integers(0, 99), max_size=2).map(tuple),
 )
 

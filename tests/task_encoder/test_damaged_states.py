@@ -15,7 +15,26 @@ from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_tr
 from energon.errors import StateError
 from tests.datasets import make_crude
 
-ODD = [None, -1, 0, 1, 1 << 70, "x", "", [], {}, 1.5, math.nan, True, [None], [-3], {"a": 1}]
+ODD = [
+    None,
+    -1,
+    0,
+    1,
+    1 << 40,
+    (1 << 53) - 1,
+    (1 << 63) - 1,
+    1 << 70,
+    "x",
+    "",
+    [],
+    {},
+    1.5,
+    math.nan,
+    True,
+    [None],
+    [-3],
+    {"a": 1},
+]
 
 
 class Packs(DefaultTaskEncoder):
@@ -128,6 +147,62 @@ def test_json_that_is_no_state_is_refused(root, data):
     state = data.draw(json_values)
     with pytest.raises(StateError):
         open_loader(root).load_state_dict(state)
+
+
+def inside(value, path):
+    for name in path:
+        value = value[name]
+    return value
+
+
+class Yields(DefaultTaskEncoder):
+    """Gives two outputs for every sample, and two for every batch."""
+
+    decoder = None
+
+    def encode_sample(self, sample):
+        yield sample["__key__"] + "a"
+        yield sample["__key__"] + "b"
+
+    def batch(self, samples):
+        yield samples
+        yield [*reversed(samples)]
+
+
+@pytest.mark.parametrize("kind", ["samples", "batches"])
+def test_a_number_of_outputs_that_nobody_has_waited_for_is_refused_at_once(root, kind):
+    encoder = Yields()
+    if kind == "samples":
+        encoder.batch = lambda samples: samples
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
+
+    def open_one():
+        return get_savable_loader(
+            get_train_dataset(root, worker_config=config, batch_size=3, task_encoder=encoder)
+        )
+
+    loader = open_one()
+    whole = [next(batches) for batches in [iter(loader)] for _ in range(9)]
+    loader = open_one()
+    for _ in zip(range(4), loader, strict=False):
+        pass
+    saved = loader.save_state_rank()
+    holder = next(
+        holder
+        for path in places(saved)
+        if path[-1] == "given" and (holder := inside(saved, path[:-1]))["given"]
+    )
+    for many in ((1 << 53) - 1, 10_000_002):
+        holder["given"] = many
+        again = open_one()
+        again.restore_state_rank(saved)
+        with pytest.raises(StateError, match=r"outputs of a generator.*LIMIT_RESUMED_OUTPUTS"):
+            next(iter(again))
+    # More than there are is what happens if a hook has changed: it goes on behind them.
+    holder["given"] = 10_000_000
+    again = open_one()
+    again.restore_state_rank(saved)
+    assert len(next(iter(again))) == len(whole[0])
 
 
 def test_values_of_a_flat_state_that_are_cut_off_are_refused(root, saved):

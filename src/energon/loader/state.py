@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from energon.errors import StateError
+from energon.formats.json_text import parse_json
+from energon.limits import DOCUMENT_DEPTH
 from energon.plan.seeds import ORDER_VERSION
 from energon.stages.base import State
 
@@ -31,7 +34,8 @@ HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 PAST = "mix_before"
 """Part of a fingerprint that tells how data were mixed earlier in the run."""
 _FLAT_LANE = "lane_"
-_MAX_ADDRESS = (1 << 63) - 1
+_MAX_ADDRESS = (1 << 53) - 1
+"""Far beyond any row, and far from where the plan would have to count in more than 64 bits."""
 _MAX_LANES = 1 << 24
 
 
@@ -81,7 +85,7 @@ class LanePosition:
                     skip_rows=tuple(saved.get("skip_rows", ())),
                 )
         raise StateError(
-            f"a saved lane needs batches, epoch_batches and state, found {saved!r}; "
+            f"a saved lane needs batches, epoch_batches and state, found {_shown(saved)}; "
             "the state is damaged or was edited"
         )
 
@@ -114,11 +118,15 @@ def merge_states(state: State | Sequence[State] | None) -> State:
     else:
         states = list(state) if isinstance(state, list | tuple) else []
     if not states:
-        raise StateError(f"found {state!r}, no state; pass a global state or all rank states")
+        found = _shown(state)
+        raise StateError(f"found {found}, no state; pass a global state or all rank states")
     states = [unflatten(each) for each in states]
-    for number, each in enumerate(states):
-        _check_header(each, number)
-        _check_same_run(states[0], each, number)
+    try:
+        for number, each in enumerate(states):
+            _check_header(each, number)
+            _check_same_run(states[0], each, number)
+    except RecursionError as error:
+        raise StateError("the state is nested deeper than any that a loader saves") from error
     _check_duplicates(states)
     positions = {lane: p for each in states for lane, p in each["positions"].items()}
     return {**states[0], "positions": dict(sorted(positions.items(), key=lambda kv: int(kv[0])))}
@@ -195,28 +203,42 @@ def unflatten(state: State) -> State:
         return state
     start = len(_FLAT_LANE)
     try:
-        lanes = {k[start:]: json.loads(v) for k, v in state.items() if k.startswith(_FLAT_LANE)}
-        return {**json.loads(state["header"]), "positions": lanes}
-    except (TypeError, ValueError) as error:
+        lanes = {
+            name[start:]: parse_json(text, origin=name)
+            for name, text in state.items()
+            if name.startswith(_FLAT_LANE)
+        }
+        return {**parse_json(state["header"], origin="header"), "positions": lanes}
+    except (TypeError, ValueError, AttributeError) as error:
         raise StateError(
             f"the state is damaged or was edited: its values have to be JSON ({error})"
         ) from error
 
 
-def _is_made_of_addresses(value: Any) -> bool:
+def _is_made_of_addresses(value: Any, depth: int = 0) -> bool:
     """Return whether JSON consists of what stages save, which has no fractions and no signs."""
-    if isinstance(value, dict):
-        return all(map(_is_made_of_addresses, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_made_of_addresses, value))
+    if isinstance(value, dict | list):
+        inside = value.values() if isinstance(value, dict) else value
+        deeper = depth < DOCUMENT_DEPTH.value
+        return deeper and all(_is_made_of_addresses(each, depth + 1) for each in inside)
     if isinstance(value, int):
         return 0 <= value <= _MAX_ADDRESS
     return value is None or isinstance(value, str)
 
 
+_short = reprlib.Repr()
+_short.maxdict = _short.maxlist = _short.maxtuple = 10
+_short.maxstring = _short.maxother = _short.maxlong = 100
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message; most of it, unless it is as large as no state is."""
+    return _short.repr(value)
+
+
 def _check_header(state: Any, number: int) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        found = _shown([*state]) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
             f"state {number}: expected one of the format {FORMAT!r}, found {found}; states of "
             "other loaders cannot be restored"
@@ -224,7 +246,7 @@ def _check_header(state: Any, number: int) -> None:
     for name, known in (("version", VERSION), ("order_version", ORDER_VERSION)):
         if state.get(name) != known:
             raise StateError(
-                f"state {number}: {name} is {state.get(name)!r}, this release reads {known}; "
+                f"state {number}: {name} is {_shown(state.get(name))}, this release reads {known}; "
                 "restore it with the release that saved it"
             )
     match state:
@@ -234,12 +256,16 @@ def _check_header(state: Any, number: int) -> None:
             return
     raise StateError(
         f"state {number}: wanted are lanes, a fingerprint and positions of lanes, found "
-        f"{sorted(state)} with {state.get('lanes')!r} lanes; the state is damaged or was edited"
+        f"{_shown([*state])} with {_shown(state.get('lanes'))} lanes; the state is damaged or was "
+        "edited"
     )
 
 
 def _is_lane(name: Any, lanes: int) -> bool:
-    return isinstance(name, str) and name.isdecimal() and int(name) < lanes
+    # Of other spellings of a number, like 01, no lane is found.
+    if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(_MAX_LANES)):
+        return False
+    return int(name) < lanes and str(int(name)) == name
 
 
 def _check_same_run(first: State, other: State, number: int) -> None:
@@ -270,14 +296,14 @@ def _differences(saved: Any, current: Any, path: str = "") -> list[tuple[str, st
     if isinstance(saved, Mapping) and isinstance(current, Mapping):
         return [
             difference
-            for key in sorted({*saved, *current})
+            for key in sorted({*saved, *current}, key=str)
             for difference in _differences(
                 saved.get(key, _ABSENT), current.get(key, _ABSENT), f"{path}.{key}" if path else key
             )
         ]
     if saved == current:
         return []
-    return [(path, f"{path}: saved {saved!r}, now {current!r}")]
+    return [(path, f"{path}: saved {_shown(saved)}, now {_shown(current)}")]
 
 
 def _may_differ(path: str, strict: bool | Collection[str]) -> bool:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from energon.errors import StateError
+from energon.limits import RESUMED_OUTPUTS
 from energon.samples.restore_key import RestoreKey, stamp
 from energon.stages.base import DatasetIterator, Place, State, unpack, unpack_one
 from energon.stages.hook import SKIPPED, Address, Hook, HookRunner, reraise_exception
@@ -70,9 +71,7 @@ class ApplyIterator(DatasetIterator[Any]):
             if self.outputs is None and output is not SKIPPED:
                 # The hook no longer yields; what it gave then is what it gives now.
                 return
-            for _ in range(given - 1):
-                next(self.outputs or iter(()), None)
-            self.given = given
+            self.given = 1 + sum(1 for _ in again(self.outputs or iter(()), given - 1))
 
     def _position(self) -> State:
         """Return where the next input is drawn."""
@@ -134,6 +133,21 @@ class ApplyIterator(DatasetIterator[Any]):
                 if item is SKIPPED:
                     break
             yield from (output for output in outputs if output is not SKIPPED)
+
+
+def again(outputs: Iterator[Any], count: int) -> Iterator[Any]:
+    """Yield as many outputs as were given before a state was saved; fewer if no more come.
+
+    Raises:
+        StateError: If nobody can have waited for so many.
+    """
+    if count > RESUMED_OUTPUTS.value:
+        raise StateError(
+            f"the state says that {count:,} outputs of a generator were given, all of which would "
+            f"have to be made again; expected at most {RESUMED_OUTPUTS.value:,}. It is damaged or "
+            f"was edited; {RESUMED_OUTPUTS.hint}"
+        )
+    return islice(outputs, max(0, count))
 
 
 class HookTable:

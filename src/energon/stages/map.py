@@ -6,11 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from energon.samples.restore_key import RestoreKey, flat, key_of
-from energon.stages.apply import ApplyIterator, apply_again
+from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.hook import SKIPPED, Address, Hook
 from energon.stages.lane import Lane
@@ -67,7 +66,9 @@ class _MapIterator(ApplyIterator):
         output = self._run(item, row_of(inner))
         if self.outputs is None or sub == 0:
             return output
-        return next(islice(self.outputs, sub - 1, None), SKIPPED)
+        for _ in again(self.outputs, sub - 1):
+            pass
+        return next(self.outputs, SKIPPED)
 
     def _produce(self) -> Any:
         row = self.inner.row

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from energon.errors import ConfigError, StateError
 from energon.samples.restore_key import RestoreKey
+from energon.stages.apply import again
 from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
@@ -85,7 +85,7 @@ class _IterMapIterator(DatasetIterator[Any]):
             self.outputs = iter(self.stage.function(self._inputs()))
             # Nothing is taken from it before: a restore may have moved the stream.
             given, self.given = self.given, 0
-            for _ in islice(self.outputs, given):
+            for _ in again(self.outputs, given):
                 self.given += 1
         self.last = self.state_dict()
         output = next(self.outputs)
