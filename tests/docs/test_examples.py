@@ -31,6 +31,7 @@ def test_the_examples_of_a_page_run(name, demo, tmp_path, monkeypatch):
     shutil.copytree(demo, tmp_path / "demo")
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     # What an example sets in the environment is not for the tests that come after it.
     before = dict(os.environ)
     try:

@@ -6,11 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from energon.cli.main import main
-from energon.inspect.media_statistics import media_statistics
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.media import prepare_media
 from energon.prepare.media_filter import MediaFilter
+from energon.sources.media_statistics import media_statistics
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.decode.videos import KINDS, encode_video
 

@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from energon.errors import ConfigError, EnergonError
-from energon.formats.split import load_split
 from energon.io.address import is_remote, redact
-from energon.io.epath import any_path
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf, LeafList
 from energon.metadataset.resolve import resolve
-from energon.sources.jsonl import jsonl_splits
+from energon.sources.kinds import kind_named
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,7 @@ def split_names(
     """Return the splits of a dataset or metadataset."""
     if kind == "metadataset":
         return list(read_metadataset(address, allow).content.splits)
-    if kind == "jsonl":
-        return jsonl_splits(address)
-    if kind == "filesystem":
-        return []
-    return list(load_split(any_path(address), split_config or "split.yaml").split_parts)
+    return kind_named(kind).split_names(address, split_config, allow)
 
 
 def _single(leaves: Sequence[Leaf]) -> Iterator[Leaf]:

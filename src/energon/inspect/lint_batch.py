@@ -16,8 +16,9 @@ from energon.errors import EnergonError, SecurityError
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaf import choose_slice_samples
 from energon.prepare.surviving import note
+from energon.sources.kinds import Source
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.leaves import OpenedLeaf, Source, open_leaves
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.load import LoadSample
 
 MAX_READ_TOGETHER = 32

@@ -6,14 +6,11 @@ from typing import Any
 
 from energon.errors import EmptyDatasetError
 from energon.io.address import redact
-from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.sources.join import JoinedSource
-from energon.sources.jsonl import JsonlSource
+from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
-from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.open_join import find_index, join_digest
-from energon.task_encoder.open_jsonl import is_jsonl_leaf
 
 
 def describe_mix(mix: LeafList) -> dict[str, Any]:
@@ -60,8 +57,6 @@ def _leaf(leaf: Leaf, mix: LeafList, pool: ShardPool) -> dict[str, Any]:
 
 def _count(leaf: Leaf, pool: ShardPool) -> int:
     try:
-        if is_jsonl_leaf(leaf):
-            return len(JsonlSource(leaf.path, split_part=leaf.split_part, subsets=leaf.subsets))
         return len(_open(leaf, pool))
     except EmptyDatasetError:
         return 0
@@ -79,12 +74,6 @@ def _count_joined(leaf: Leaf, pool: ShardPool) -> int | None:
         return 0
 
 
-def _open(leaf: Leaf, pool: ShardPool) -> WebdatasetSource:
-    config = load_dataset_config(leaf.path, leaf.dataset_config)
-    return WebdatasetSource(
-        leaf.path,
-        split_part=config.split_part or leaf.split_part,
-        split_config=config.split_config or leaf.split_config,
-        subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
-        pool=pool,
-    )
+def _open(leaf: Leaf, pool: ShardPool) -> Any:
+    kind = kind_named(leaf.kind)
+    return kind.open(leaf, kind.config(leaf), pool=pool)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError
 from energon.inspect.planned_run import Moment, PlannedRun
-from energon.sources.key_search import ordinals_of
 
 
 class Sighting(NamedTuple):
@@ -35,7 +34,7 @@ def find_key(run: PlannedRun, key: str, *, batches: int) -> list[Sighting]:
     known = False
     found: list[Sighting] = []
     for leaf, opened in enumerate(run.leaves):
-        for ordinal in ordinals_of(opened.source, key):
+        for ordinal in opened.source.find(key):
             known = True
             found += _sightings(run, leaf, ordinal, batches)
     if not known:

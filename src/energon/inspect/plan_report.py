@@ -13,12 +13,9 @@ from energon.counting import counted
 from energon.inspect.plan_reads import LeafReads, measure_reads
 from energon.inspect.planned_run import PlannedRun
 from energon.plan.blend import BlendPlan
-from energon.plan.excludes import include_ordinals
 from energon.plan.quality import shuffle_quality
 from energon.plan.window import WindowPlan
-from energon.sources.join import JoinedSource
-from energon.sources.jsonl import JsonlSource
-from energon.sources.webdataset import WebdatasetSource
+from energon.sources.kinds import Source
 
 MAX_COUNTED_LANES = 256
 """With more lanes, some of them stand for all."""
@@ -111,8 +108,8 @@ def shared_samples(run: PlannedRun) -> list[dict[str, Any]]:
     return found
 
 
-def _overlap(first: Any, second: Any) -> int:
-    (place, ranges), (other_place, others) = _ranges(first), _ranges(second)
+def _overlap(first: Source, second: Source) -> int:
+    (place, ranges), (other_place, others) = first.ranges(), second.ranges()
     if place != other_place:
         return 0
     return sum(
@@ -120,37 +117,6 @@ def _overlap(first: Any, second: Any) -> int:
         for name, (start, stop) in ranges.items()
         if name in others
     )
-
-
-def _ranges(source: Any) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-    """Return what tells where samples are, and from where to where a source has those there."""
-    if isinstance(source, WebdatasetSource):
-        return ("shards", str(source.path)), _shard_ranges(source)
-    if isinstance(source, JsonlSource):
-        edges = np.array([source.start, source.stop - 1])
-        low, high = (include_ordinals(edges, source.excluded) + source.first).tolist()
-        return ("lines", str(source.path)), {"": (low, high + 1)}
-    if isinstance(source, JoinedSource):
-        rows = {"": (source.start, source.stop)}
-        return ("rows", source.digest, *map(str, source.paths)), rows
-    return (f"object {id(source)}",), {}
-
-
-def _shard_ranges(source: WebdatasetSource) -> dict[str, tuple[int, int]]:
-    """Return from where to where a source has the samples of each shard, excluded ones, too."""
-    edges = np.array([source.start, source.stop - 1])
-    low, high = include_ordinals(edges, source.excluded).tolist()
-    return {
-        shard: (max(start, low) - start + first, min(stop, high + 1) - start + first)
-        for shard, start, stop, first in zip(
-            source.shards,
-            source.bounds[:-1].tolist(),
-            source.bounds[1:].tolist(),
-            source.firsts.tolist(),
-            strict=True,
-        )
-        if max(start, low) < min(stop, high + 1)
-    }
 
 
 def _counts(run: PlannedRun, batches: int) -> Floats:

@@ -32,6 +32,7 @@ def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | Non
         dataset_config=first.dataset_config,
         split_config=first.split_config,
         origin=node.where("join"),
+        kind=first.kind,
         join=members,
         joiner=joiner,
     )

@@ -3,51 +3,108 @@
 from __future__ import annotations
 
 import os
+import sys
 from difflib import get_close_matches
+from functools import lru_cache
+from importlib.metadata import entry_points
 from itertools import islice
-from typing import Literal
+from typing import NamedTuple
 
-from energon.errors import DatasetNotFoundError
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.files import is_file
 
-DatasetKind = Literal["webdataset", "jsonl", "metadataset", "filesystem"]
 
-_FILES: dict[str, DatasetKind] = {
-    ".yaml": "metadataset",
-    ".yml": "metadataset",
-    ".jsonl": "jsonl",
-}
-_FOLDERS: dict[str, DatasetKind] = {
-    ".info.json": "webdataset",
-    ".info.yaml": "webdataset",
-    "index.sqlite": "filesystem",
-}
+class KindEntry(NamedTuple):
+    """How one kind is told from others, and where it is at home.
+
+    Args:
+        name: As documents and reports call it.
+        home: `module:attribute` of a `DatasetKind`, imported when a dataset of the kind is used;
+            empty for what is no dataset.
+        suffixes: A path is of this kind if it ends so, and is a file.
+        markers: A folder is of this kind if one of these files is in its `.nv-meta`.
+        has_samples: Whether it can be trained with; False for what is only auxiliary data.
+    """
+
+    name: str
+    home: str = ""
+    suffixes: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
+    has_samples: bool = True
+
+
+KINDS = (
+    KindEntry("metadataset", suffixes=(".yaml", ".yml")),
+    KindEntry("jsonl", "energon.sources.jsonl:KIND", suffixes=(".jsonl",)),
+    KindEntry(
+        "webdataset",
+        "energon.sources.webdataset_kind:KIND",
+        markers=(".info.json", ".info.yaml"),
+    ),
+    KindEntry(
+        "filesystem",
+        "energon.sources.folder_kind:KIND",
+        markers=("index.sqlite",),
+        has_samples=False,
+    ),
+)
+"""The kinds that come with energon. The first that fits is taken."""
+
+ENTRY_POINTS = "energon.dataset_kinds"
+"""The group of entry points by which packages add a `KindEntry`."""
 
 MAX_COMPARED = 10_000
 """Names of a folder among which the one is looked for that was meant."""
 
 
-def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
-    """Return what is at `path`, looking at one file where a prepared dataset is.
+def dataset_kind(path: str | os.PathLike[str]) -> str:
+    """Return the name of the kind of what is at `path`, looking at as few files as it takes.
 
     Raises:
         DatasetNotFoundError: If there is nothing that can be loaded.
         StorageError: If it is remote and cannot be reached.
     """
     path = os.fspath(path)
-    suffix = os.path.splitext(address_name(path))[1]
-    if suffix in _FILES and is_file(path):
-        return _FILES[suffix]
-    for name, kind in _FOLDERS.items():
-        if is_file(join_address(path, f".nv-meta/{name}")):
-            return kind
+    for entries in (KINDS, _installed()):
+        suffix = os.path.splitext(address_name(path))[1]
+        for entry in entries:
+            if suffix in entry.suffixes and is_file(path):
+                return entry.name
+        for entry in entries:
+            for marker in entry.markers:
+                if is_file(join_address(path, f".nv-meta/{marker}")):
+                    return entry.name
     raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
+
+
+def kind_entry(name: str) -> KindEntry:
+    """Return the kind of this name.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    for entries in (KINDS, _installed()):
+        for entry in entries:
+            if entry.name == name:
+                return entry
+    known = ", ".join(entry.name for entry in (*KINDS, *_installed()))
+    raise ConfigError(f"there is no kind of dataset {name!r}; there are {known}")
+
+
+def _installed() -> tuple[KindEntry, ...]:
+    """Return the kinds of other packages. Asked only for what is none of ours."""
+    return _entries_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _entries_on(path: tuple[str, ...]) -> tuple[KindEntry, ...]:
+    return tuple(KindEntry(*point.load()) for point in entry_points(group=ENTRY_POINTS))
 
 
 def _explain_remote(path: str) -> str:
     shown = redact(path)
-    if os.path.splitext(address_name(path))[1] in _FILES:
+    if any(path.endswith(entry.suffixes) for entry in KINDS if entry.suffixes):
         return f"{shown} does not exist"
     return f"{shown} has no .nv-meta/.info.json; run `energon prepare {shown}`"
 

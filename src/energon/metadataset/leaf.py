@@ -64,7 +64,7 @@ class Leaf:
     Datasets that are joined are one leaf, with the path of the first.
 
     Args:
-        path: Absolute path of the dataset folder or `.jsonl` file.
+        path: Absolute path of the dataset.
         split_part: Which of its splits.
         weight: Share in the blend when a run begins, those of all leaves sum to 1; None if it
             depends on the sizes of datasets.
@@ -79,6 +79,7 @@ class Leaf:
         dataset_config: File below `.nv-meta` that describes its samples.
         split_config: File below `.nv-meta` that lists its splits.
         origin: Where the leaf was written, as `file:line:column`.
+        kind: Which kind of dataset it is; of a join, that of the first.
         join: The datasets that are joined; none for a single dataset.
         joiner: What puts their samples together.
     """
@@ -94,6 +95,7 @@ class Leaf:
     dataset_config: str = "dataset.yaml"
     split_config: str = "split.yaml"
     origin: str = ""
+    kind: str = "webdataset"
     join: tuple[JoinMember, ...] = ()
     joiner: Joiner | None = None
 

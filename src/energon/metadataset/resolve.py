@@ -41,7 +41,7 @@ from energon.metadataset.inherit import (
     repeated,
 )
 from energon.metadataset.join import joined_leaf
-from energon.metadataset.kind import dataset_kind
+from energon.metadataset.kind import dataset_kind, kind_entry
 from energon.metadataset.leaf import (
     JoinMember,
     Leaf,
@@ -79,7 +79,7 @@ def resolve(
     """Return the leaves of split `split_part` of a dataset or metadataset.
 
     Args:
-        path: A prepared dataset, a `.jsonl` file, a metadataset, or the document of one; paths
+        path: A dataset of any kind, a metadataset, or the document of one; paths
             in a document without a file start from the working directory.
         split_part: Which split. References may name another one for what lies below them.
         training: False ignores weights and repetitions: leaves are to be laid end to end.
@@ -195,7 +195,7 @@ class _Walk:
             raise ConfigError(f"{at}{exc}") from exc
         if kind == "metadataset":
             return self.document(self.read(path), context, origin=origin)
-        if kind == "filesystem":
+        if not kind_entry(kind).has_samples:
             raise ConfigError(
                 f"{at}{path} has no shards, only media metadata; it can be auxiliary data of "
                 f"another dataset, as `aux: {{name: filesystem://{path}}}`"
@@ -206,6 +206,7 @@ class _Walk:
             dataset_config=context.dataset_config,
             split_config=context.split_config,
             origin=origin,
+            kind=kind,
         )
         return _Branch(LeafTree(leaf), is_leaf=True)
 

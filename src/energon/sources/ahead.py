@@ -21,9 +21,7 @@ from energon.io.registry import take_counts
 from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows
-from energon.sources.join import JoinedSource
-from energon.sources.jsonl import JsonlSource
-from energon.sources.webdataset import WebdatasetSource
+from energon.sources.kinds import Source
 
 FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048
@@ -51,7 +49,7 @@ class LookAhead:
 
     def __init__(
         self,
-        sources: Sequence[WebdatasetSource | JsonlSource | JoinedSource],
+        sources: Sequence[Source],
         rows: PlanRows,
         *,
         window_rows: int,

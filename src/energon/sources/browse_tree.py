@@ -1,4 +1,4 @@
-"""What lies at an address as a tree: a dataset, a JSONL file, a metadataset with all it names."""
+"""What lies at an address as a tree: a dataset, or a metadataset with all it names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from energon.errors import ConfigError
 from energon.io.address import address_name, is_remote, local_path
 from energon.io.epath import EPath, any_path
 from energon.metadataset.document import read_metadataset
@@ -14,12 +13,10 @@ from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.resolve import resolve
 from energon.sources.browse import BrowsedFile, Entry, Folder, NamedFolders
-from energon.sources.browse_dataset import FlatFolder, SampleFolder
-from energon.sources.browse_files import LinesFolder, LocalFolder, RemoteFolder
+from energon.sources.browse_files import LocalFolder, RemoteFolder
 from energon.sources.browse_names import escape_name
-from energon.sources.browse_samples import open_samples
 from energon.sources.file_store_open import folder_of
-from energon.sources.jsonl_file import JsonlFile
+from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
 
 
@@ -58,12 +55,7 @@ class TreeOpener:
         kind = dataset_kind(address)
         if kind == "metadataset":
             return self._document(address)
-        if kind == "jsonl":
-            return LinesFolder(JsonlFile(address))
-        if kind == "filesystem":
-            raise ConfigError(f"{address}: is a folder already; there is nothing to be shown")
-        samples = open_samples(any_path(address), self._pool)
-        return SampleFolder(samples) if self.sample_folders else FlatFolder(samples)
+        return kind_named(kind).browse(address, pool=self._pool, sample_folders=self.sample_folders)
 
     def _document(self, address: str) -> Folder:
         splits = {}

@@ -10,8 +10,7 @@ from energon.metadataset.collected import Problems
 from energon.metadataset.kind import dataset_kind
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_folder import SystemFileStore
-from energon.sources.file_store_webdataset import WebdatasetFileStore
-from energon.sources.jsonl import JsonlFileStore
+from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
 
 FOLDER_SCHEME = "filesystem://"
@@ -38,16 +37,12 @@ def open_file_store(
     if folder is not None:
         return SystemFileStore(folder)
     kind = dataset_kind(address)
-    if kind == "webdataset":
-        return WebdatasetFileStore(address, pool=pool)
-    if kind == "filesystem":
-        return SystemFileStore(address)
-    if kind == "jsonl":
-        return JsonlFileStore(address)
-    raise ConfigError(
-        f"{address}: a {kind} gives no files by name; wanted is a prepared dataset, or a folder as "
-        f"{FOLDER_SCHEME}FOLDER"
-    )
+    if kind == "metadataset":
+        raise ConfigError(
+            f"{address}: a {kind} gives no files by name; expected a prepared dataset, or a folder "
+            f"as {FOLDER_SCHEME}FOLDER"
+        )
+    return kind_named(kind, address).file_store(address, pool=pool)
 
 
 def folder_of(address: str) -> str | None:

@@ -17,7 +17,8 @@ from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents
 from energon.sources.fingerprint import content_fingerprint
-from energon.sources.webdataset import Location, WebdatasetSource
+from energon.sources.kinds import Location, Source
+from energon.sources.webdataset import WebdatasetSource
 
 JOINED = "__joined__"
 """Part of a joined sample: a tuple of the samples that it is made of, None for what is missing."""
@@ -133,6 +134,18 @@ class JoinedSource:
     def locate(self, ordinal: int) -> Location:
         """Return where the sample of the first dataset lies."""
         return self.members[0].locate(self.ordinals(ordinal)[0])
+
+    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
+        found = zip(self.members, self.ordinals(ordinal), strict=True)
+        return [(member, number) for member, number in found if number != MISSING]
+
+    def find(self, key: str) -> list[int]:
+        numbers = self.index.ordinals(0, np.arange(self.start, self.stop))
+        matches = self.members[0].find(key)
+        return [int(place) for match in matches for place in np.flatnonzero(numbers == match)]
+
+    def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        return ("rows", self.digest, *map(str, self.paths)), {"": (self.start, self.stop)}
 
     def ordinals(self, ordinal: int) -> list[int]:
         """Return the numbers of a joined sample in each dataset; -1 where it is missing."""

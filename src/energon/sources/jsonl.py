@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from energon.formats.jsonl import (
 )
 from energon.io.address import address_name
 from energon.io.epath import AnyPath, EPath, any_path
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.leaf import Leaf
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
@@ -30,8 +32,15 @@ from energon.sources.extents import Extents
 from energon.sources.file_store import FileStore
 from energon.sources.fingerprint import content_fingerprint
 from energon.sources.jsonl_file import JsonlFile
-from energon.sources.webdataset import Location
+from energon.sources.kinds import DatasetKind, Location, Source
+from energon.sources.part_filter import PartFilter
+from energon.sources.part_statistics import PartStatistics, SizeStatistics
+from energon.sources.shards import ShardPool
+from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
+
+if TYPE_CHECKING:
+    from energon.sources.browse import Folder
 
 Ints = NDArray[np.int64]
 
@@ -150,6 +159,17 @@ class JsonlSource:
             parts=(PART,),
         )
 
+    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
+        return [(self, ordinal)]
+
+    def find(self, key: str) -> list[int]:
+        return included(self, int(key) - self.first) if key.isdecimal() else []
+
+    def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        edges = np.array([self.start, self.stop - 1])
+        low, high = (include_ordinals(edges, self.excluded) + self.first).tolist()
+        return ("lines", str(self.path)), {"": (low, high + 1)}
+
     def _numbers(self, ordinals: Ints) -> Ints:
         """Return the lines in the file of samples of the split."""
         outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
@@ -231,3 +251,76 @@ class JsonlFileStore(FileStore[bytes]):
                 f"{len(self.lines) - 1}.{PART}"
             )
         return int(name.partition(".")[0])
+
+
+class JsonlKind(DatasetKind):
+    """JSONL files: a JSON object in each line."""
+
+    name = "jsonl"
+    noun = "a JSONL file"
+    has_files = True
+
+    def split_names(
+        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
+    ) -> list[str]:
+        return jsonl_splits(address)
+
+    def open(
+        self,
+        leaf: Leaf,
+        config: DatasetConfig,
+        *,
+        exclude: Sequence[str] = (),
+        parts: Collection[str] | PartFilter | None = None,
+        pool: ShardPool | None = None,
+        allow: Collection[str] = (),
+    ) -> JsonlSource:
+        return JsonlSource(
+            leaf.path, split_part=leaf.split_part, subsets=leaf.subsets, exclude=exclude
+        )
+
+    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+        return JsonlFileStore(address)
+
+    def browse(
+        self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
+    ) -> Folder:
+        from energon.sources.browse_files import LinesFolder
+
+        return LinesFolder(JsonlFile(address))
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        lines = JsonlFile(address)
+        splits = {}
+        for name in jsonl_splits(address):
+            try:
+                source = JsonlSource(address, split_part=name)
+            except EmptyDatasetError:
+                splits[name] = {"samples": 0, "shards": 0, "excluded": 0}
+            else:
+                excluded = len(source.excluded)
+                splits[name] = {"samples": len(source), "shards": 1, "excluded": excluded}
+        about = {
+            "sample_type": "CrudeSample",
+            "samples": len(lines),
+            "shards": 1,
+            "bytes": int(lines.offsets[-1]),
+            "missing_shards": [],
+            "energon_version": None,
+            "splits": splits,
+        }
+        if parts:
+            sizes = SizeStatistics()
+            sizes.add(np.diff(lines.offsets))
+            about |= PartStatistics(sizes, {PART: sizes}).to_json()
+        return about
+
+
+KIND = JsonlKind()

@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 
 from energon.errors import EnergonError
-from energon.formats.join_index import MISSING
 from energon.io.settings import StorageSettings
 from energon.plan.rows import Rows
 from energon.samples.source_info import SourceInfo
 from energon.sources.ahead import LookAhead
-from energon.sources.join import JoinedSource
-from energon.sources.jsonl import JsonlSource
-from energon.sources.webdataset import WebdatasetSource
+from energon.sources.kinds import Source
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class LeafReader:
             ahead of what lies in distant stores.
     """
 
-    sources: tuple[WebdatasetSource | JsonlSource | JoinedSource, ...]
+    sources: tuple[Source, ...]
     subflavors: tuple[Mapping[str, Any], ...]
     window_rows: int = 0
 
@@ -106,11 +103,7 @@ class LeafReader:
         leaf, _, ordinal = restore_key[:3]
         if not 0 <= leaf < len(self.sources):
             raise IndexError(f"there are leaves 0 to {len(self.sources) - 1}, not {leaf}")
-        source = self.sources[leaf]
-        if not isinstance(source, JoinedSource):
-            return (_locate(source, ordinal),)
-        parts = zip(source.members, source.ordinals(ordinal), strict=True)
-        return tuple(_locate(member, number) for member, number in parts if number != MISSING)
+        return tuple(_locate(*origin) for origin in self.sources[leaf].origins(ordinal))
 
     def _read_leaf(self, leaf: int, rows: Rows) -> list[Any]:
         keys = list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
@@ -119,7 +112,7 @@ class LeafReader:
         )
 
 
-def _locate(source: WebdatasetSource | JsonlSource, ordinal: int) -> SourceInfo:
+def _locate(source: Source, ordinal: int) -> SourceInfo:
     try:
         found = source.locate(ordinal)
     except (EnergonError, OSError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,13 @@ from energon.formats.split import load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
-from energon.plan.excludes import include_ordinals
+from energon.plan.excludes import exclude_indices, include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, wanted_extents
 from energon.sources.fingerprint import content_fingerprint
+from energon.sources.kinds import Location, Source
 from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.shard_samples import read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
@@ -45,18 +46,6 @@ MAX_PROBED_SHARDS = 10_000
 """How many shards are opened at most to find out which parts samples have."""
 MAX_SCANNED_SHARDS = 4
 """How many of them may have no part table, so that all of their headers are read."""
-
-
-class Location(NamedTuple):
-    """Where a sample lies: for messages, sources and caches."""
-
-    key: str
-    shard: str
-    sample: int
-    """Number of the sample within its shard."""
-    offset: int
-    """Where it begins in the shard, in bytes."""
-    parts: tuple[str, ...]
 
 
 class WebdatasetSource:
@@ -235,6 +224,36 @@ class WebdatasetSource:
             parts=tuple(name for name, _, _ in table.sample_parts(index)),
         )
 
+    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
+        return [(self, ordinal)]
+
+    def find(self, key: str) -> list[int]:
+        found = []
+        for shard in range(len(self.shards)):
+            sample = self.open_shard(shard).table.index_of(key)
+            if sample is not None:
+                low, high = self.bounds[shard : shard + 2].tolist()
+                place = low + sample - int(self.firsts[shard])
+                if low <= place < high:
+                    found += included(self, place)
+        return found
+
+    def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        edges = np.array([self.start, self.stop - 1])
+        low, high = include_ordinals(edges, self.excluded).tolist()
+        bounds = zip(
+            self.shards,
+            self.bounds[:-1].tolist(),
+            self.bounds[1:].tolist(),
+            self.firsts.tolist(),
+            strict=True,
+        )
+        return ("shards", str(self.path)), {
+            shard: (max(start, low) - start + first, min(stop, high + 1) - start + first)
+            for shard, start, stop, first in bounds
+            if start <= high and low < stop
+        }
+
     def shard_of(self, ordinal: int) -> str:
         """Return the shard of a sample, without opening it."""
         raw = self._raw_indices(np.array([ordinal]))[0]
@@ -339,3 +358,20 @@ class WebdatasetSource:
             if start <= place < stop:
                 places.add(place)
         return np.array(sorted(places), dtype=np.int64)
+
+
+class _Numbered(Protocol):
+    """A source that leaves samples of its split out, and is narrowed to a range of the rest."""
+
+    start: int
+    excluded: NDArray[np.int64]
+
+    def __len__(self) -> int: ...
+
+
+def included(source: _Numbered, place: int) -> list[int]:
+    """Return the number of what has a place in the split, as a list of one, or of none."""
+    if place in source.excluded:
+        return []
+    ordinal = int(exclude_indices(np.array([place]), source.excluded)[0]) - source.start
+    return [ordinal] if 0 <= ordinal < len(source) else []

@@ -11,7 +11,7 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.info import META, check_inside
 from energon.io.address import address_name
 from energon.metadataset.collected import Problems
-from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import Joiner, Leaf
 from energon.plan.leaf import PlanLeaf
@@ -20,9 +20,7 @@ from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_open import open_aux
-from energon.sources.file_store_webdataset import WebdatasetFileStore
-from energon.sources.join import JoinedSource
-from energon.sources.jsonl import JsonlFileStore, JsonlSource
+from energon.sources.kinds import DatasetKind, Source, kind_named
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
@@ -31,9 +29,6 @@ from energon.task_encoder.dataset_code import CodeFields, find_code
 from energon.task_encoder.leaf_decoder import leaf_decoder
 from energon.task_encoder.load import OpenJoin, OpenLeaf
 from energon.task_encoder.open_join import open_join
-from energon.task_encoder.open_jsonl import is_jsonl_leaf, jsonl_config
-
-Source = WebdatasetSource | JsonlSource | JoinedSource
 
 
 @dataclass(frozen=True)
@@ -158,7 +153,8 @@ def _open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str]) -> list[_
 class _Dataset:
     """A dataset, open, with what its samples become."""
 
-    source: WebdatasetSource | JsonlSource
+    kind: DatasetKind
+    source: Source
     config: DatasetConfig
     sample_type: type | None
     field_map: FieldMap | CodeFields | None
@@ -217,10 +213,10 @@ def _joined(
 
 
 def _shards(dataset: _Dataset) -> WebdatasetSource:
-    if isinstance(dataset.source, JsonlSource):
+    if not isinstance(dataset.source, WebdatasetSource):
         raise ConfigError(
-            f"{dataset.source.path}: a JSONL file cannot be joined, its lines have no keys but "
-            "their numbers; write it as shards with `energon pack`"
+            f"{dataset.source.path}: {dataset.kind.noun} cannot be joined, since its samples have "
+            "no keys but their numbers; write it as shards with `energon pack`"
         )
     return dataset.source
 
@@ -228,18 +224,8 @@ def _shards(dataset: _Dataset) -> WebdatasetSource:
 def _open_dataset(
     leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = (), allow: Collection[str] = ()
 ) -> _Dataset:
-    if is_jsonl_leaf(leaf):
-        return _Dataset(
-            JsonlSource(
-                leaf.path, split_part=leaf.split_part, subsets=leaf.subsets, exclude=exclude
-            ),
-            jsonl_config(leaf),
-            sample_type=None,
-            field_map=None,
-            aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
-            primary=JsonlFileStore(leaf.path),
-        )
-    config = load_dataset_config(leaf.path, leaf.dataset_config)
+    kind = kind_named(leaf.kind)
+    config = kind.config(leaf)
     if leaf.aux and not config.crude:
         raise ConfigError(
             f"{leaf.origin}: aux ({', '.join(leaf.aux)}) is for cookers, and {config.origin} "
@@ -248,11 +234,9 @@ def _open_dataset(
     if config.split_config is not None:
         check_inside([f"{META}/{config.split_config}"], origin=config.origin, allow=allow)
     sample_type, field_map = _sample_type(config, leaf, allow)
-    source = WebdatasetSource(
-        leaf.path,
-        split_part=config.split_part or leaf.split_part,
-        split_config=config.split_config or leaf.split_config,
-        subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
+    source = kind.open(
+        leaf,
+        config,
         exclude=exclude,
         parts=_filter(config, leaf, allow) if field_map is None else field_map.parts,
         pool=pool,
@@ -261,12 +245,13 @@ def _open_dataset(
     if isinstance(field_map, FieldMap):
         source.check_field_map(field_map)
     return _Dataset(
+        kind,
         source,
         config,
         sample_type,
         field_map,
         aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
-        primary=WebdatasetFileStore(leaf.path, pool=pool) if config.crude else None,
+        primary=kind.file_store(leaf.path, pool=pool) if config.crude and kind.has_files else None,
     )
 
 

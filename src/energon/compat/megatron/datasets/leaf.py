@@ -17,13 +17,14 @@ from energon.plan.build import blend_plan, concat_plan
 from energon.plan.leaf import Ints, PlanLeaf, choose_slice_samples
 from energon.plan.rows import Plan, Rows
 from energon.sources.file_store import FileStore
+from energon.sources.kinds import Source
 from energon.stages.base import Dataset
 from energon.stages.map import MapDataset as MapStage
 from energon.stages.read import ReadDataset
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.join_hooks import leaf_hooks
-from energon.task_encoder.leaves import OpenedLeaf, Source
+from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import make_reader
 from energon.task_encoder.train_plan import PARALLEL_SLICES
 from energon.worker import WorkerConfig

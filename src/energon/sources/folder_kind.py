@@ -1,19 +1,27 @@
-"""Describe a folder of files, as plain data."""
+"""Folders of files: not samples, but auxiliary data by name."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from energon.errors import ConfigError
 from energon.formats.info import META
-from energon.inspect.media_statistics import media_statistics
-from energon.inspect.part_statistics import PartStatistics, SizeStatistics
+from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.io.files import list_files
+from energon.sources.file_store import FileStore
 from energon.sources.file_store_folder import SystemFileStore
+from energon.sources.kinds import DatasetKind
+from energon.sources.media_statistics import media_statistics
+from energon.sources.part_statistics import PartStatistics, SizeStatistics
+from energon.sources.shards import ShardPool
+
+if TYPE_CHECKING:
+    from energon.sources.browse import Folder
 
 
 def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
@@ -49,3 +57,32 @@ def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
         "extensions": counts["parts"],
         **about,
     }
+
+
+class FolderKind(DatasetKind):
+    """Folders whose media files have been noted in an index."""
+
+    name = "filesystem"
+    noun = "a folder of files"
+    has_files = True
+
+    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+        return SystemFileStore(address)
+
+    def browse(
+        self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
+    ) -> Folder:
+        raise ConfigError(f"{redact(address)} is a folder already; there is nothing to show")
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        return describe_folder(address, parts)
+
+
+KIND = FolderKind()

@@ -1,0 +1,212 @@
+"""Kinds of datasets: what lies at an address, and what can be asked of it.
+
+`metadataset/kind.py` tells by names of files which kind a path is of; its table, `KINDS`, says
+where the kind is at home. A package outside adds one with an entry point of the group
+`energon.dataset_kinds` that is a `KindEntry`. Nothing outside this room asks whether something
+is a WebDataset or a JSONL file: it asks the kind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError
+from energon.io.address import redact
+from energon.io.epath import AnyPath
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.kind import dataset_kind, kind_entry
+from energon.metadataset.leaf import Leaf
+from energon.samples.crude import CrudeSample
+from energon.sources.extents import Extents
+from energon.sources.file_store import FileStore
+from energon.sources.part_filter import PartFilter
+from energon.sources.shards import ShardPool
+
+if TYPE_CHECKING:
+    from energon.sources.browse import Folder
+
+Ints = NDArray[np.int64]
+
+
+class Location(NamedTuple):
+    """Where a sample lies: for messages, sources and caches."""
+
+    key: str
+    shard: str
+    sample: int
+    """Number of the sample within its shard."""
+    offset: int
+    """Where it begins in the shard, in bytes."""
+    parts: tuple[str, ...]
+
+
+class Source(Protocol):
+    """The samples of a dataset, numbered from 0. Pickled copies open their files anew."""
+
+    @property
+    def path(self) -> AnyPath:
+        """Where the dataset is."""
+
+    @property
+    def paths(self) -> list[AnyPath]:
+        """The same as a list; of a join, where all of its datasets are."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is in an object store, so that reading ahead pays."""
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """Bytes of a sample, on average."""
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what a saved state must find unchanged: the samples and their order."""
+
+    def read(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> list[CrudeSample]:
+        """Return samples as dicts of bytes, in the order of `ordinals`.
+
+        Args:
+            ordinals: Their numbers, shape (count,).
+            restore_keys: What goes into `__restore_key__`, for each; None for their numbers.
+            subflavors: What goes into `__subflavors__`.
+        """
+
+    def extents(self, ordinals: Ints) -> Iterator[Extents]:
+        """Yield where samples lie, for reading ahead."""
+
+    def locate(self, ordinal: int) -> Location:
+        """Return where a sample lies; of a join, that of its first dataset."""
+
+    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
+        """Return the sources that a sample is made of, with its number in each."""
+
+    def find(self, key: str) -> list[int]:
+        """Return the numbers of the samples with a key. Slow: for tools."""
+
+    def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        """Return what two sources with common samples have in common, and which part this has.
+
+        Returns:
+            Names of the place where the samples are, and for each file there the numbers of the
+            first sample and the one behind the last.
+        """
+
+
+class DatasetKind:
+    """What can be asked of datasets of one kind. What a kind does not override, it cannot do.
+
+    Attributes:
+        name: As it is called in documents and reports.
+        noun: What a dataset of the kind is, for messages: "a JSONL file".
+        joinable: Whether its samples have keys by which they can be joined.
+        has_files: Whether it gives files by name, for cookers and as auxiliary data.
+    """
+
+    name: str
+    noun: str
+    joinable = False
+    has_files = False
+
+    def split_names(
+        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
+    ) -> list[str]:
+        """Return the names of its splits.
+
+        Args:
+            address: Where the dataset is.
+            split_config: File below `.nv-meta` that lists them; None for split.yaml.
+            allow: What the data may do, see `get_train_dataset`.
+        """
+        return []
+
+    def config(self, leaf: Leaf) -> DatasetConfig:
+        """Return what becomes of its samples: here, they are left to cookers."""
+        return DatasetConfig(origin=leaf.path)
+
+    def open(
+        self,
+        leaf: Leaf,
+        config: DatasetConfig,
+        *,
+        exclude: Sequence[str] = (),
+        parts: Collection[str] | PartFilter | None = None,
+        pool: ShardPool | None = None,
+        allow: Collection[str] = (),
+    ) -> Source:
+        """Return the samples that a leaf refers to.
+
+        Args:
+            leaf: What a document says: the path, the split, the subset.
+            config: What the dataset says itself.
+            exclude: Keys that are left out beside what the splits say.
+            parts: Which parts of the samples to read; None reads all.
+            pool: Where files are opened that all datasets of a run share; None makes one.
+            allow: What the data may do, see `get_train_dataset`.
+        """
+        raise self.refusal(leaf.path, "read sample by sample")
+
+    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+        """Return its files by name, for auxiliary data."""
+        raise self.refusal(address, "read by the names of files")
+
+    def browse(
+        self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
+    ) -> Folder:
+        """Return the dataset as a tree of files, for `energon mount`."""
+        raise self.refusal(address, "shown as files")
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        """Return what it holds as plain data, for `energon info`."""
+        raise self.refusal(address, "described")
+
+    def refusal(self, address: str, what: str) -> ConfigError:
+        """Return the error for what datasets of this kind cannot do."""
+        return ConfigError(f"{redact(address)} is {self.noun}, which cannot be {what}")
+
+
+def kind_of(address: str | os.PathLike[str]) -> DatasetKind:
+    """Return the kind of the dataset at an address.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing that can be loaded.
+        ConfigError: If it is a metadataset, which is no dataset itself.
+        StorageError: If it is remote and cannot be reached.
+    """
+    return kind_named(dataset_kind(address), os.fspath(address))
+
+
+def kind_named(name: str, address: str = "") -> DatasetKind:
+    """Return the kind of this name.
+
+    Args:
+        name: As `dataset_kind` returns it.
+        address: What is of that kind, for messages.
+    """
+    home = kind_entry(name).home
+    if not home:
+        raise ConfigError(f"{redact(address)} is a {name}, not a dataset")
+    module, _, attribute = home.partition(":")
+    kind: DatasetKind = getattr(import_module(module), attribute)
+    return kind

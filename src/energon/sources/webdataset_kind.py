@@ -1,0 +1,171 @@
+"""Prepared folders of tar shards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from energon.errors import ConfigError, EmptyDatasetError, EnergonError
+from energon.formats.info import META, load_info
+from energon.formats.split import load_split
+from energon.io.address import is_remote, join_address
+from energon.io.epath import AnyPath, any_path
+from energon.io.files import file_info
+from energon.io.registry import open_store
+from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
+from energon.metadataset.leaf import Leaf
+from energon.sources.file_store import FileStore
+from energon.sources.file_store_locate import local_copy
+from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.kinds import DatasetKind
+from energon.sources.media_statistics import media_statistics
+from energon.sources.part_filter import PartFilter
+from energon.sources.part_statistics import PartStatistics, index_statistics
+from energon.sources.shards import ShardPool
+from energon.sources.webdataset import WebdatasetSource
+
+if TYPE_CHECKING:
+    from energon.sources.browse import Folder
+
+
+class WebdatasetKind(DatasetKind):
+    """Tar shards with `.nv-meta` beside them."""
+
+    name = "webdataset"
+    noun = "a prepared dataset of shards"
+    joinable = True
+    has_files = True
+
+    def split_names(
+        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
+    ) -> list[str]:
+        return list(load_split(any_path(address), split_config or "split.yaml").split_parts)
+
+    def config(self, leaf: Leaf) -> DatasetConfig:
+        return load_dataset_config(leaf.path, leaf.dataset_config)
+
+    def open(
+        self,
+        leaf: Leaf,
+        config: DatasetConfig,
+        *,
+        exclude: Sequence[str] = (),
+        parts: Collection[str] | PartFilter | None = None,
+        pool: ShardPool | None = None,
+        allow: Collection[str] = (),
+    ) -> WebdatasetSource:
+        return WebdatasetSource(
+            leaf.path,
+            split_part=config.split_part or leaf.split_part,
+            split_config=config.split_config or leaf.split_config,
+            subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
+            exclude=exclude,
+            parts=parts,
+            pool=pool,
+            allow=allow,
+        )
+
+    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+        return WebdatasetFileStore(address, pool=pool)
+
+    def browse(
+        self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
+    ) -> Folder:
+        from energon.sources.browse_dataset import FlatFolder, SampleFolder
+        from energon.sources.browse_samples import open_samples
+
+        samples = open_samples(any_path(address), pool or ShardPool())
+        return SampleFolder(samples) if sample_folders else FlatFolder(samples)
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        root = any_path(address)
+        info = load_info(root)
+        split = load_split(root, split_config)
+        sizes = dict(zip(info.shard_counts, _sizes(address, list(info.shard_counts)), strict=True))
+        missing = [shard for shard, size in sizes.items() if size is None]
+        about: dict[str, Any] = {
+            "sample_type": _sample_type(address, dataset_config),
+            "samples": info.num_samples,
+            "shards": len(info.shard_counts),
+            "bytes": sum(size for size in sizes.values() if size is not None),
+            "missing_shards": missing,
+            "energon_version": info.energon_version,
+            "excluded": list(split.exclude),
+            "splits": {name: _split(address, name, split_config) for name in split.split_parts},
+        }
+        if parts:
+            there = {number for number, size in enumerate(sizes.values()) if size is not None}
+            unreadable: list[str] = []
+            about |= _parts(root, list(sizes), there, unreadable).to_json()
+            about["unreadable_shards"] = unreadable
+            media = media_statistics(root)
+            about |= {} if media is None else {"media": media}
+        return about
+
+
+KIND = WebdatasetKind()
+
+
+def _parts(
+    root: AnyPath, names: Sequence[str], there: Collection[int], unreadable: list[str]
+) -> PartStatistics:
+    """Return the statistics of those shards that are there; say which cannot be read, and why."""
+    index = root / META / "index.sqlite"
+    if there and not (root / f"{names[min(there)]}.parts").is_file() and index.is_file():
+        statistics = index_statistics(local_copy(index), there)
+        if statistics is not None:
+            return statistics
+    from energon.sources.browse_samples import TableSamples
+
+    shards = TableSamples(root, ShardPool())
+    statistics = PartStatistics()
+    for number in sorted(there):
+        try:
+            statistics.add(shards.open(number).table)
+        except EnergonError as error:
+            unreadable.append(str(error))
+    return statistics
+
+
+def _split(address: str, name: str, split_config: str) -> dict[str, Any]:
+    try:
+        source = WebdatasetSource(address, split_part=name, split_config=split_config)
+    except EmptyDatasetError:
+        return {"samples": 0, "shards": 0, "excluded": 0}
+    return {
+        "samples": len(source),
+        "shards": len(source.shards),
+        "excluded": len(source.excluded),
+    }
+
+
+def _sizes(address: str, shards: list[str]) -> list[int | None]:
+    places = [(join_address(address, shard),) for shard in shards]
+    if is_remote(address):
+        store, _ = open_store(address)
+        return store.together(_size, places)
+    return [_size(place) for (place,) in places]
+
+
+def _size(address: str) -> int | None:
+    found = file_info(address)
+    return None if found is None else found.size
+
+
+def _sample_type(address: str, name: str) -> str | None:
+    try:
+        config = load_dataset_config(address, name)
+    except ConfigError:
+        return None
+    except EnergonError as error:
+        return f"unreadable: {error}"
+    if config.crude:
+        return "CrudeWebdataset"
+    return config.sample_type[1] if config.sample_type else None
