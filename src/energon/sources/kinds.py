@@ -23,6 +23,7 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.kind import dataset_kind, kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.samples.crude import CrudeSample
+from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents
 from energon.sources.file_store import FileStore
 from energon.sources.part_filter import PartFilter
@@ -159,6 +160,12 @@ class DatasetKind:
             allow: What the data may do, see `get_train_dataset`.
         """
         raise self.refusal(leaf.path, "read sample by sample")
+
+    def check_field_map(self, source: Any, field_map: FieldMap) -> None:
+        """Raise ConfigError if a field map names parts that no sample of `source` has.
+
+        Kinds that cannot tell without reading all samples leave it to the hooks.
+        """
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
         """Return its files by name, for auxiliary data."""

@@ -14,6 +14,7 @@ from energon.io.files import file_info
 from energon.io.registry import open_store
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
+from energon.samples.field_map import FieldMap
 from energon.sources.file_store import FileStore
 from energon.sources.file_store_locate import local_copy
 from energon.sources.file_store_webdataset import WebdatasetFileStore
@@ -64,6 +65,9 @@ class WebdatasetKind(DatasetKind):
             pool=pool,
             allow=allow,
         )
+
+    def check_field_map(self, source: WebdatasetSource, field_map: FieldMap) -> None:
+        source.check_field_map(field_map)
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
         return WebdatasetFileStore(address, pool=pool)

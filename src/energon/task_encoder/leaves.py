@@ -243,7 +243,7 @@ def _open_dataset(
         allow=allow,
     )
     if isinstance(field_map, FieldMap):
-        source.check_field_map(field_map)
+        kind.check_field_map(source, field_map)
     return _Dataset(
         kind,
         source,
