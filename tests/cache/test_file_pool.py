@@ -342,7 +342,7 @@ def start_user(parent, start, stop, total):
 
 
 def finish(process):
-    out, _ = process.communicate("go\n", timeout=100)
+    out, _ = process.communicate("go\n")
     assert process.returncode == 0
     return out.split()
 

@@ -121,4 +121,4 @@ def test_an_answer_that_drips_is_asked_for_again(server, monkeypatch):
         proxy.plan([drips, drips], lambda request: request.is_data)
         assert store.read_range("x.bin", 0, 100_000) == CONTENT[:100_000]
         assert proxy.faults_left == 0
-        assert store.statistics.snapshot()["error: StorageError"] == 2
+        assert store.statistics.snapshot()["error: StorageError"] >= 2

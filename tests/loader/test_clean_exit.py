@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from energon.errors import WorkerError
 from energon.loader.getters import get_loader
 from tests.loader.fake_pipeline import fake
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 
@@ -35,17 +36,31 @@ print(*(worker.pid for worker in loader._workers), flush=True)
 """
 
 
-def run(program, method="forkserver", *, signal_number=None):
-    """Run PROGRAM and `program`; return its exit code and the processes it has started."""
+@contextmanager
+def running(program, method="forkserver"):
+    """Run PROGRAM and `program`; give the process, and the processes it has started."""
     code = PROGRAM.format(method=method) + textwrap.dedent(program)
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         started = list(map(int, process.stdout.readline().split()))
         started += children(process.pid)
+        try:
+            yield process, started
+        finally:
+            process.kill()
+
+
+def run(program, method="forkserver", *, signal_number=None):
+    """Run PROGRAM and `program`; return its exit code and the processes it has started."""
+    with running(program, method) as (process, started):
         if signal_number is not None:
             process.send_signal(signal_number)
-        return process.wait(timeout=20), started
+        return process.wait(), started
 
 
 def children(pid):
@@ -68,15 +83,8 @@ def is_running(pid):
         return False
 
 
-def wait_until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return held
-
-
-def assert_gone(pids):
-    assert wait_until(lambda: not any(map(is_running, pids)))
+def wait_for_end(pids):
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def shared_memory():
@@ -88,7 +96,7 @@ def shared_memory():
 def shared_memory_is_as_before():
     before = shared_memory()
     yield
-    assert wait_until(lambda: shared_memory() <= before)
+    wait_until(lambda: shared_memory() <= before)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
@@ -96,40 +104,33 @@ def test_kill_9_of_the_program(method):
     code, started = run("time.sleep(100)", method, signal_number=signal.SIGKILL)
     assert code == -signal.SIGKILL
     assert len(set(started)) >= 2
-    assert_gone(started)
+    wait_for_end(started)
 
 
 def test_kill_9_while_a_fork_of_the_program_lives_on():
     program = """
         if os.fork() == 0:
-            time.sleep(4)
+            sys.stdin.read()
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    _, started = run(program)
-    assert_gone(started[:2])
+    with running(program) as (process, started):
+        process.wait()
+        wait_for_end(started[:2])  # while standard input keeps the fork alive
 
 
 def test_kill_9_while_a_worker_holds_the_interpreter_lock():
     program = """
         import ctypes
         def stuck(lane, row):
-            if row == 1:
-                ctypes.PyDLL(None).sleep(100)
-        more = iter(get_loader(fake(stuck, workers=1)))
-        next(more)
-        print(more._loader._workers[0].pid, flush=True)
-        next(more)
+            print(os.getpid(), flush=True)
+            ctypes.PyDLL(None).sleep(1000)
+        next(iter(get_loader(fake(stuck, workers=1))))
     """
-    code = PROGRAM.format(method="forkserver") + textwrap.dedent(program)
-    with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
-        started = list(map(int, process.stdout.readline().split()))
+    with running(program) as (process, started):
         started += [int(process.stdout.readline())]
-        time.sleep(0.1)
         process.kill()
-    assert_gone(started)
+        wait_for_end(started)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +146,13 @@ def test_kill_9_while_a_worker_holds_the_interpreter_lock():
 def test_ways_to_end_a_program(program, expected):
     code, started = run(program)
     assert code == expected
-    assert_gone(started)
+    wait_for_end(started)
 
 
 def test_sigterm_to_the_program():
     code, started = run("time.sleep(100)", signal_number=signal.SIGTERM)
     assert code == -signal.SIGTERM
-    assert_gone(started)
+    wait_for_end(started)
 
 
 def test_a_fork_of_the_program_leaves_the_workers_alone():
@@ -170,7 +171,7 @@ def test_a_fork_of_the_program_leaves_the_workers_alone():
     """
     code, started = run(program)
     assert code == 0
-    assert_gone(started)
+    wait_for_end(started)
 
 
 def test_forgetting_a_loader_ends_its_workers():
@@ -179,7 +180,7 @@ def test_forgetting_a_loader_ends_its_workers():
     pids = [worker.pid for worker in loader._workers]
     del loader
     gc.collect()
-    assert_gone(pids)
+    wait_for_end(pids)
 
 
 def test_an_exception_in_the_loop_ends_them_with_the_loader():
@@ -193,7 +194,7 @@ def test_an_exception_in_the_loop_ends_them_with_the_loader():
 
     with pytest.raises(KeyError):
         train()
-    assert_gone(pids)
+    wait_for_end(pids)
 
 
 def test_a_loader_that_is_dropped_with_its_iterator_in_use():
@@ -204,37 +205,60 @@ def test_a_loader_that_is_dropped_with_its_iterator_in_use():
     assert next(batches) == (0, 1)
     del batches
     gc.collect()
-    assert_gone([pid])
+    wait_for_end([pid])
 
 
-def open_descriptors():
+# In a process of their own: what other tests have left opens and closes files, too.
+DESCRIPTORS = """
+import gc, os, signal
+from contextlib import contextmanager
+from itertools import islice
+from energon.loader import get_loader
+from tests.loader.fake_pipeline import fake
+
+def count():
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+"""
+
+
+def run_alone(program):
+    """Run a program; return what it printed as numbers."""
+    code = DESCRIPTORS + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    return list(map(int, done.stdout.split()))
 
 
 def test_closed_loaders_hold_no_descriptor():
-    def use():
-        with get_loader(fake(workers=2)) as loader:
-            list(islice(loader, 5))
+    program = """
+        def use():
+            with get_loader(fake(workers=2)) as loader:
+                list(islice(loader, 5))
+            print(count())
 
-    use()
-    before = open_descriptors()
-    for _ in range(3):
-        use()
-    # Threads that other tests have left may open a file for a moment.
-    assert wait_until(lambda: open_descriptors() <= before)
+        for _ in range(4):
+            use()
+    """
+    assert len(set(run_alone(program))) == 1
 
 
 def test_a_replaced_worker_leaves_no_descriptor():
-    with get_loader(fake(workers=1)) as loader:
-        batches = iter(loader)
-        next(batches)
-        before = open_descriptors()
-        for _ in range(3):
-            os.kill(loader._workers[0].pid, signal.SIGKILL)
-            list(islice(batches, 1000))
-        assert loader.stats()["worker_deaths"] == 3
-        assert open_descriptors() <= before + 2
+    program = """
+        with get_loader(fake(workers=1)) as loader:
+            batches = iter(loader)
+            next(batches)
+            for number in range(4):
+                list(islice(batches, 1000))
+                print(loader.stats()["worker_deaths"], count())
+                os.kill(loader._workers[0].pid, signal.SIGKILL)
+    """
+    printed = run_alone(program)
+    deaths, descriptors = printed[::2], printed[1::2]
+    assert deaths == [0, 1, 2, 3]
+    # Slots of shared memory are mapped as they come: their number differs by what is on its way.
+    assert max(descriptors[1:]) <= descriptors[0] + 2
 
 
 def test_a_closed_loader_says_so():

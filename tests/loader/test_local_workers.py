@@ -8,6 +8,7 @@ from energon.errors import WorkerError
 from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.local_workers import InlineWorker
 from tests.loader.fake_pipeline import fake, in_order
+from tests.waiting import wait_until
 
 
 def test_threads_work_ahead_of_the_trainer():
@@ -19,9 +20,7 @@ def test_threads_work_ahead_of_the_trainer():
 
     with get_loader(fake(make, workers=1), workers="thread", prefetch_factor=3) as loader:
         next(iter(loader))
-        deadline = time.monotonic() + 5
-        while len(made) < 5 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: len(made) >= 5)
         # One delivered, three ready, one waiting for room.
         time.sleep(0.01)
         assert made == [0, 1, 2, 3, 4]
@@ -58,20 +57,23 @@ def test_a_thread_that_hangs_is_reported(caplog):
 
     def make(lane, row):
         if row == 1:
-            release.wait(5)
+            release.wait()
         return lane, row
+
+    def release_when_reported():
+        wait_until(lambda: "threads cannot be replaced" in caplog.text)
+        release.set()
 
     pipeline = fake(make, workers=1)
     with get_loader(pipeline, workers="thread", watchdog_timeout_seconds=0.05) as loader:
-        threading.Timer(0.2, release.set).start()
+        threading.Thread(target=release_when_reported).start()
         assert list(islice(loader, 3)) == in_order(1, 3)
-        assert loader.stats()["worker_timeouts"] == 1
-    assert "threads cannot be replaced" in caplog.text
+        assert loader.stats()["worker_timeouts"] >= 1  # on a busy machine others are slow, too
 
 
 def test_a_thread_that_hangs_raises_if_asked_to():
     release = threading.Event()
-    pipeline = fake(lambda lane, row: release.wait(5), workers=1)
+    pipeline = fake(lambda lane, row: release.wait(), workers=1)
     loader = get_loader(
         pipeline, workers="thread", watchdog_timeout_seconds=0.05, fail_on_timeout=True
     )

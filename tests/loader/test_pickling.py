@@ -148,7 +148,6 @@ def test_programs_without_a_main_guard(tmp_path, how, method):
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=30,
         check=False,
     )
     assert done.stdout.splitlines() == ["started", "arrived five", "0"], done.stderr
@@ -199,7 +198,6 @@ def test_ranks_that_the_program_has_spawned_itself_have_workers(tmp_path, method
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.stdout.splitlines() == ["0", "1", "2", "arrived three"], done.stderr

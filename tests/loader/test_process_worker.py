@@ -114,22 +114,22 @@ def hang_at_row_3(lane, row):
 
 
 def test_a_row_that_hangs_is_left_out(loader_of, caplog):
-    options = {"watchdog_timeout_seconds": 0.3, "watchdog_initial_timeout_seconds": 20}
+    options = {"watchdog_timeout_seconds": 1, "watchdog_initial_timeout_seconds": 200}
     loader = loader_of(hang_at_row_3, workers=1, options=options)
     assert list(islice(loader, 5)) == [(0, 0), (0, 1), (0, 2), (0, 4), (0, 5)]
-    assert loader.stats()["worker_timeouts"] == 3
+    assert loader.stats()["worker_timeouts"] >= 3  # on a busy machine others are slow, too
     assert "in hang_at_row_3" in caplog.text
 
 
 def test_raises_instead_if_asked_to(loader_of):
     options = {
-        "watchdog_timeout_seconds": 0.3,
-        "watchdog_initial_timeout_seconds": 20,
+        "watchdog_timeout_seconds": 3,
+        "watchdog_initial_timeout_seconds": 200,
         "fail_on_timeout": True,
     }
     batches = iter(loader_of(hang_at_row_3, workers=1, options=options))
     assert list(islice(batches, 3)) == in_order(1, 3)
-    with pytest.raises(WorkerError, match=r"made no progress for 0\.3 s"):
+    with pytest.raises(WorkerError, match=r"made no progress for 3 s"):
         next(batches)
 
 

@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import tarfile
-import time
 
 import pytest
 
@@ -28,6 +27,7 @@ from tests.servers.places import SERVERS, open_place
 from tests.servers.proxy import Fault
 from tests.servers.web import web_server
 from tests.sources.distant import start, train, upload
+from tests.waiting import wait_until
 
 BATCHES = 40
 
@@ -75,7 +75,7 @@ DRILLS = {
 @pytest.mark.parametrize("name", DRILLS)
 def test_a_bad_network_changes_nothing_but_statistics(s3, local, quick_retries, monkeypatch, name):
     faults = DRILLS[name]
-    monkeypatch.setattr("energon.io.object_backend.READ_SECONDS", 0.3)
+    monkeypatch.setattr("energon.io.object_backend.READ_SECONDS", 2)
     expected, _, _ = train(local, batches=BATCHES)
     address = upload(local, s3.address)
     forget_stores()
@@ -84,12 +84,11 @@ def test_a_bad_network_changes_nothing_but_statistics(s3, local, quick_retries, 
     assert s3.proxy.faults_left == 0
     wanted = sum(fault is not None for fault in faults)
     # What is fetched ahead may be in the middle of its last retry.
-    for _ in range(100):
-        counted = all_statistics()["s3://bucket"]
-        if sum(count for name, count in counted.items() if name.startswith("error")) >= wanted:
-            return
-        time.sleep(0.1)
-    pytest.fail(f"{counted}, wanted {wanted} errors")
+    wait_until(lambda: errors_of(all_statistics()["s3://bucket"]) >= wanted)
+
+
+def errors_of(counted):
+    return sum(count for name, count in counted.items() if name.startswith("error"))
 
 
 def test_every_store_survives_a_bad_network(place, local, quick_retries):
@@ -335,7 +334,7 @@ if not pid:
 os.waitpid(pid, 0)
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
     )
     assert "start_method='forkserver'" in done.stdout
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 
 import cbor2
 import msgpack
@@ -158,10 +157,8 @@ def test_a_command_that_ends_between_members_is_an_error_though_it_succeeds(urls
 
 
 def test_leaving_a_command_does_not_wait_for_it(urls):
-    begun = time.monotonic()
-    loop = iter(command(f"cat {urls[0]}; sleep 60"))
-    del loop
-    assert time.monotonic() - begun < 30
+    loop = iter(command(f"cat {urls[0]}; exec sleep 1000"))
+    del loop  # the time limit of tests is less
 
 
 def test_commands_are_written_to(tmp_path):
