@@ -55,6 +55,12 @@ def s3(request):
     yield from open_place("moto", request)
 
 
+@pytest.fixture(params=["fsspec", pytest.param("moto", marks=pytest.mark.slow)])
+def store(request):
+    """A folder of a store in memory, and in CI also of a bucket, as `Place`."""
+    yield from open_place(request.param, request)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Outside CI, try a quarter of the examples that a property asks for, but 10 at least."""
     if "CI" in os.environ:

@@ -64,6 +64,7 @@ leave()
 """
 
 
+@pytest.mark.slow
 def test_states_cross_real_process_groups(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)

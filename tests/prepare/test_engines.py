@@ -178,11 +178,13 @@ def dask_address(start, tmp_path):
     return address
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_prepares_the_same(dask_address, tmp_path):
     check_prepared(make_shards(tmp_path / "ds"), Engine("dask", dask_address))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_missing_dask_cluster_is_an_error():
     pytest.importorskip("distributed")
@@ -193,6 +195,7 @@ def test_a_missing_dask_cluster_is_an_error():
         list(run_batches(Engine("dask", "tcp://127.0.0.1:1"), square, [(1,)]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_missing_ray_cluster_is_an_error():
     pytest.importorskip("ray")
@@ -200,6 +203,7 @@ def test_a_missing_ray_cluster_is_an_error():
         list(run_batches(Engine("ray", "127.0.0.1:1"), square, [(1,)]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_without_an_address_dask_runs_on_this_machine(tmp_path):
     pytest.importorskip("distributed")

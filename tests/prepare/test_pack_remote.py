@@ -66,7 +66,7 @@ def write_parquet(root):
 
     root.mkdir()
     pq.write_table(
-        pa.table({"n": list(range(600)), "b": [b"x" * n for n in range(600)]}), root / "t.parquet"
+        pa.table({"n": list(range(90)), "b": [b"x" * n for n in range(90)]}), root / "t.parquet"
     )
     return root / "t.parquet"
 
@@ -107,21 +107,21 @@ def shards_of(address):
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_store_is_packed_into_a_store_as_a_folder_into_a_folder(s3, tmp_path, kind):
+def test_a_store_is_packed_into_a_store_as_a_folder_into_a_folder(store, tmp_path, kind):
     make, options = SOURCES[kind]
     here = make(tmp_path / "source")
     folder = here if here.is_dir() else here.parent
-    there = upload(folder, s3.address)
+    there = upload(folder, store.address)
     if folder != here:
         there = f"{there}/{here.name}"
     options = (*options, "--maxcount", 7)
     expected = run(here, tmp_path / "packed", *options)
     assert expected.exit_code == 0, expected.output
-    done = run(there, f"{s3.address}/packed", *options)
+    done = run(there, f"{store.address}/packed", *options)
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1] == expected.output.splitlines()[-1]
-    assert shards_of(f"{s3.address}/packed") == shards_of(tmp_path / "packed")
-    report = verify_remote(f"{s3.address}/packed", depth="content")
+    assert shards_of(f"{store.address}/packed") == shards_of(tmp_path / "packed")
+    report = verify_remote(f"{store.address}/packed", depth="content")
     assert (report.ok, report.notes) == (True, [])
     assert report.num_checksums > 0
     assert "mirrors" not in done.output

@@ -89,9 +89,9 @@ def found(report):
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_the_same_is_wrong_with_a_dataset_in_a_store_as_on_disk(s3, dataset, harm):
+def test_the_same_is_wrong_with_a_dataset_in_a_store_as_on_disk(store, dataset, harm):
     HARMS[harm](dataset)
-    address = upload(dataset, s3.address)
+    address = upload(dataset, store.address)
     before = {each.key: each.version for each in list_files(address)}
     for depth in ("quick", "headers", "content"):
         here = verify_dataset(dataset, depth=depth, engine=ALONE)
@@ -106,9 +106,9 @@ def test_the_same_is_wrong_with_a_dataset_in_a_store_as_on_disk(s3, dataset, har
 
 
 @pytest.mark.parametrize("harm", [name for name in HARMS if name != "list of shards"])
-def test_the_same_is_repaired_in_a_store_as_on_disk(s3, dataset, harm):
+def test_the_same_is_repaired_in_a_store_as_on_disk(store, dataset, harm):
     HARMS[harm](dataset)
-    address = upload(dataset, s3.address)
+    address = upload(dataset, store.address)
     there = repair(address, drop=True)
     here = repair_dataset(dataset, drop=True, indexing=Indexing(ALONE))
     assert (there.indexed, there.dropped) == (here.indexed, here.dropped)

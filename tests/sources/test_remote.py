@@ -38,8 +38,14 @@ def local(tmp_path):
     return make_crude(tmp_path / "local", [40, 25, 35])
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(
+    params=[
+        kind if kind in ("moto", "web") else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in SERVERS
+    ]
+)
 def place(request):
+    """Every server there is; outside CI, one that lists and one that does not."""
     yield from open_place(request.param, request)
 
 

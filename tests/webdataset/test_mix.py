@@ -199,7 +199,9 @@ def test_lists_of_shards_read_the_environment_only_where_that_is_allowed(tmp_pat
     ],
     ids=["braces", "several patterns", "buckets times shards", "draws"],
 )
-def test_documents_that_list_too_many_shards_are_refused(tmp_path, text):
+def test_documents_that_list_too_many_shards_are_refused(tmp_path, monkeypatch, text):
+    for limit in ("LISTED_SHARDS", "BRACE_NAMES"):
+        monkeypatch.setenv(f"ENERGON_LIMIT_{limit}", "20000")
     path = tmp_path / "spec.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="ENERGON_LIMIT_(LISTED_SHARDS|BRACE_NAMES)"):

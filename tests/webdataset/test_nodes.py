@@ -44,6 +44,7 @@ def joined(nodes, name, epoch):
     return [n for node in nodes for n in node[name][epoch]]
 
 
+@pytest.mark.slow
 def test_nodes_with_workers_share_epochs_and_take_equal_steps(urls, tmp_path):
     nodes = job(tmp_path, "epochs", 2, urls=urls)
     for name in ("whole", "persistent"):
@@ -61,6 +62,7 @@ def test_nodes_with_workers_share_epochs_and_take_equal_steps(urls, tmp_path):
     assert len(counted) > 30
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_another_number_of_nodes_and_workers(urls, tmp_path):
     before = job(tmp_path, "run", 2, urls=urls, first=5, workers=2, states=[])
     states = [node["state"] for node in before]

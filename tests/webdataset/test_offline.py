@@ -54,6 +54,7 @@ def check(outputs):
     assert samples[5]["cls"] == 5
 
 
+@pytest.mark.slow
 def test_delayed_calls_of_dask(shards):
     inputs, outputs = shards
     results = [dask.delayed(augment_wds)(*args) for args in zip(inputs, outputs, strict=True)]
@@ -97,6 +98,7 @@ def augmented(tmp_path_factory):
     return folder, expected
 
 
+@pytest.mark.slow
 def test_the_example_goes_on_on_dask_where_it_was_killed(augmented):
     folder, expected = augmented
     # An input that gives nothing keeps the cluster from finishing.
