@@ -94,6 +94,18 @@ def test_a_row_left_out_stays_so_in_the_next_pass(loader_of):
     assert loader.stats()["worker_deaths"] == 3
 
 
+def test_a_worker_may_die_after_some_of_its_lanes_have_ended(loader_of):
+    loader = loader_of(
+        workers=1, lanes=3, rows=lambda lane: (2, 3000, 1)[lane], options={"prefetch_factor": 1}
+    )
+    batches = iter(loader)
+    seen = list(islice(batches, 500))
+    os.kill(pids(loader)[0], signal.SIGKILL)
+    seen += batches
+    assert seen == [(0, 0), (1, 0), (2, 0), (0, 1)] + [(1, row) for row in range(1, 3000)]
+    assert loader.stats()["worker_deaths"] == 1
+
+
 def segfault_at_row_1(lane, row):
     if row == 1:
         ctypes.string_at(0)

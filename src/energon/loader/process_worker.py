@@ -63,6 +63,7 @@ class ProcessWorker:
         self._events: deque[Event] = deque()
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
+        self._ended: set[int] = set()
         self._deaths = DeathRecord(options.max_deaths, options.restart_patience_seconds)
         self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
 
@@ -75,6 +76,7 @@ class ProcessWorker:
         """Host these lanes from now on, in the same process if there is one."""
         self._check_owner()
         self._positions, self._lanes = positions, lanes
+        self._ended.clear()
         self._events.clear()
         if self._link is not None and self._link.is_connected:
             self._link.open(Opening(lanes, dict(positions)))
@@ -85,7 +87,10 @@ class ProcessWorker:
         """Return the next event, replacing the process as often as that makes sense."""
         while not self._events:
             self._receive()
-        return self._events.popleft()
+        event = self._events.popleft()
+        if event.ended:
+            self._ended.add(event.lane)
+        return event
 
     def stats(self) -> dict[str, int]:
         """Return how often the process died or hung, and how many batches were copied."""
@@ -116,7 +121,8 @@ class ProcessWorker:
                 text = f"{self._name} could not be started: {error}"
                 self._decide(None, text, killed=error.code == -signal.SIGKILL)
                 continue
-            self._link.open(Opening(self._lanes, dict(self._positions)))
+            left = {v: each for v, each in self._positions.items() if v not in self._ended}
+            self._link.open(Opening(self._lanes, left))
             return
 
     def _check_owner(self) -> None:
