@@ -7,11 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from energon.cli.main import main
+from energon.errors import EmptyDatasetError
 from energon.inspect.lint import lint_dataset, quarantine
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.webdataset import WebdatasetSource
+from tests.commands import run
 from tests.datasets import jpeg, make_captions, write_shard
 
 ALONE = Engine(num_workers=1)
@@ -178,3 +180,96 @@ def test_lines_of_jsonl_files_are_looked_at(tmp_path):
     prepare_jsonl(path)
     (finding,) = lint_dataset(path, engine=ALONE).findings
     assert finding.key == "1"
+
+
+def test_findings_that_say_the_same_are_one_line_with_three_keys(tmp_path):
+    samples = [(f"s{n:03}", {"jpg": jpeg(n % 3), "txt": b"x"}) for n in range(40)]
+    for n in range(5, 30):
+        samples[n] = (samples[n][0], {"jpg": samples[n][1]["jpg"]})
+    for n in range(30, 35):
+        samples[n][1]["jpg"] = jpeg(n)[: 200 + n]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    root = make_captions(tmp_path / "ds", [])
+    report = lint_dataset(root, engine=ALONE)
+    assert len(report.findings) == 2 * 30
+    lines = [group.line() for group in report.groups()]
+    assert len(lines) == 2
+    assert lines[0].startswith(f"{root}: 25 samples: no part 'txt' for the field 'caption': ")
+    assert lines[0].endswith("(first: 0.tar/s005, 0.tar/s006, 0.tar/s007)")
+    assert lines[1].startswith(f"{root}: 5 samples: jpg: ")
+    assert lines[1].endswith("(first: 0.tar/s030, 0.tar/s031, 0.tar/s032)")
+    done = run("lint", root, "--num-workers", 1)
+    assert done.exit_code == 1
+    assert done.output.count("\n") == 3
+    about = json.loads(run("lint", root, "--num-workers", 1, "--json").stdout)
+    assert [group["count"] for group in about["groups"]] == [25, 5]
+    assert len(about["problems"]) == 60
+
+
+def test_different_problems_of_several_datasets_are_lines_of_their_own(tmp_path):
+    for name in ("a", "b"):
+        samples = [
+            (f"s{n}", {"json": b"{" if n else b'{"a": 1}', "x.json": b"?"}) for n in range(3)
+        ]
+        write_shard(tmp_path / name / "0.tar", samples)
+        prepare_dataset(tmp_path / name, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    (tmp_path / "blend.yaml").write_text("splits: {train: {blend: [{path: a}, {path: b}]}}\n")
+    groups = lint_dataset(tmp_path / "blend.yaml", engine=ALONE).groups()
+    assert [(os.path.basename(each.dataset), each.count) for each in groups] == [
+        ("a", 3),
+        ("a", 2),
+        ("b", 3),
+        ("b", 2),
+    ]
+
+
+@pytest.mark.parametrize("what", ["samples", "shards"])
+def test_a_dataset_of_which_everything_is_excluded_fails_as_the_loader_does(tmp_path, what):
+    root = make_captions(tmp_path / "ds", [2, 1], split_parts=["train:.*"])
+    path = root / ".nv-meta/split.yaml"
+    shards = ["shards/000.tar", "shards/001.tar"]
+    samples = [f"shards/000.tar/s{n}" for n in range(2)] + ["shards/001.tar/s2"]
+    entries = {"shards": shards, "samples": samples}[what]
+    path.write_text(path.read_text().replace("[]", json.dumps(entries)))
+    with pytest.raises(EmptyDatasetError):
+        WebdatasetSource(root)
+    done = run("lint", root)
+    assert done.exit_code == 1
+    assert "split 'train' has no samples" in done.output
+    assert "no problems" not in done.output
+
+
+def test_where_there_is_nothing_to_look_at_nothing_is_said_to_be_right(tmp_path):
+    root = make_captions(tmp_path / "ds", [2], split_parts=["train:.*"])
+    path = root / ".nv-meta/split.yaml"
+    path.write_text("split_parts: {train: [shards/000.tar], val: []}\n")
+    done = run("lint", root, "--split", "val")
+    assert done.exit_code == 2
+    assert "there is no sample to look at in split 'val'" in done.output
+    path.write_text("split_parts: {train: []}\n")
+    assert run("lint", root).exit_code == 2
+    (tmp_path / "files").mkdir()
+    assert run("lint", f"filesystem://{tmp_path}/files").exit_code == 2
+
+
+@pytest.mark.parametrize("most", [1, 7, 17, 19, 20])
+def test_as_many_samples_are_looked_at_as_are_asked_for(tmp_path, most):
+    root = make_captions(tmp_path / "ds", [9, 7, 4], split_parts=["train:.*/00[01]", "val:.*2"])
+    report = lint_dataset(root, engine=ALONE, max_samples=most)
+    assert sum(report.num_samples.values()) == most
+    assert set(report.num_samples) == {"train", "val"}
+    assert report.num_samples["val"] == pytest.approx(most / 5, abs=1)
+
+
+def test_entries_of_exclude_lists_that_match_no_shard_are_found(tmp_path):
+    root = make_captions(tmp_path / "ds", [2, 1])
+    path = root / ".nv-meta/split.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("exclude: []", "exclude: [shards/00l.tar, '{0,1}.tar/s1']"))
+    report = lint_dataset(root, engine=ALONE)
+    assert [each.reason.partition("split.yaml: ")[2] for each in report.findings] == [
+        "'shards/00l.tar' is excluded, but matches no shard; did you mean 'shards/001.tar'?",
+        "'{0,1}.tar/s1' is excluded, but matches no shard",
+    ]
+    path.write_text(text.replace("exclude: []", "exclude: ['shards/{000,9}.tar/s1']"))
+    assert lint_dataset(root, engine=ALONE).ok

@@ -28,7 +28,8 @@ MAX_SHOWN = 50
     "--max-samples",
     metavar="N",
     type=click.IntRange(1),
-    help="Look at N samples of each dataset, spread over it. None: at all.",
+    help="Look at N samples of each dataset, spread over all of its splits.",
+    show_default="all",
 )
 @click.option("--dataset-config", metavar="NAME", help="Default: dataset.yaml")
 @click.option("--split-config", metavar="NAME", help="Default: split.yaml")
@@ -88,15 +89,15 @@ def command(
 
 
 def _show(report: LintReport) -> None:
-    for finding in report.findings[:MAX_SHOWN]:
-        place = [finding.dataset, finding.shard, finding.key]
-        click.echo(f"{'/'.join(step for step in place if step)}: {finding.reason}")
-    if len(report.findings) > MAX_SHOWN:
-        click.echo(f"… and {len(report.findings) - MAX_SHOWN} more; --json shows all")
+    noun = "file" if report.kind == "filesystem" else "sample"
+    groups = report.groups()
+    for group in groups[:MAX_SHOWN]:
+        click.echo(group.line(noun))
+    if len(groups) > MAX_SHOWN:
+        click.echo(f"… and {len(groups) - MAX_SHOWN} more kinds of problems; --json shows all")
     for part, count in report.unchecked.items():
         parts = counted(count, f"{part} part was", f"{part} parts were")
         click.echo(f"note: {parts} not decoded, see --allow")
     total = sum(report.num_samples.values())
-    what = "file" if report.kind == "filesystem" else "sample"
     problems = counted(len(report.findings), "problem") if report.findings else "no problems"
-    click.echo(f"{counted(total, what)}: {problems}")
+    click.echo(f"{counted(total, noun)}: {problems}")

@@ -54,7 +54,8 @@ _OPTIONS = (
         "--exclude-from",
         metavar="FILE",
         multiple=True,
-        help="Exclude what a quarantine file lists: lines of SHARD or SHARD/KEY, or of JSON.",
+        help="Exclude what a quarantine file lists (lines of SHARD or SHARD/KEY, or of JSON), or "
+        "the file of the dataset in a folder.",
     ),
     click.option(
         "--sample-type", metavar="CLASS", help="E.g. CaptioningSample, or CrudeWebdataset."

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats import yaml
+from energon.formats.split import find_split
 
 COMPRESSED = (".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz")
 PART = "json"
@@ -120,19 +121,33 @@ class JsonlSplit:
         """
         if self.split_parts is None:
             return 0, "end"
-        if split_part not in self.split_parts:
+        name = find_split(split_part, self.split_parts)
+        if name is None:
             near = get_close_matches(split_part, self.split_parts, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             names = ", ".join(map(repr, self.split_parts)) or "none at all"
             raise ConfigError(
                 f"{self.origin}: there is no split {split_part!r}, only {names}{hint}"
             )
-        return self.split_parts[split_part]
+        return self.split_parts[name]
+
+    def unmatched(self, file: str, num_samples: int) -> list[str]:
+        """Return in words which excluded keys no sample of a file has, of so many in it."""
+        return describe_unmatched_lines(self.exclude, file, num_samples)
 
     def to_yaml(self) -> str:
         """Return the content of the file of splits."""
         parts = {name: list(bounds) for name, bounds in (self.split_parts or {}).items()}
         return yaml.dump({"split_parts": parts, "exclude": list(self.exclude)})
+
+
+def describe_unmatched_lines(keys: Sequence[str], file: str, num_samples: int) -> list[str]:
+    """Return in words which keys no sample of a file has; keys may stand behind its name."""
+    return [
+        f"{key!r} is excluded, but there are only the samples 0 to {num_samples - 1}"
+        for key in keys
+        if not (number := key.removeprefix(f"{file}/")).isdecimal() or int(number) >= num_samples
+    ]
 
 
 def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from energon.formats import yaml
 from energon.formats.braces import collapse_braces, expand_all
 from energon.formats.info import META, as_path, check_inside, read_if_present
 from energon.formats.json_text import parse_json
+
+VALIDATION = ("val", "validation", "valid", "dev")
+"""Names of splits that mean the same."""
+MAX_COMPARED = 10_000
+"""Names of shards among which the one is looked for that was meant."""
+MAX_PROPOSED = 5
+_ENDINGS = (".tar/", ".tgz/")
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class Split:
             ConfigError: If there is no such split.
             SecurityError: If one is outside of the dataset, and that is not allowed.
         """
-        if split_part not in self.split_parts:
+        name = find_split(split_part, self.split_parts)
+        if name is None:
             near = get_close_matches(split_part, self.split_parts, 1)
             more = "; name one with split_part, or make others with `energon prepare --split-ratio`"
             hint = f"; did you mean {near[0]!r}?" if near else more
@@ -51,7 +60,7 @@ class Split:
                 f"{', '.join(map(repr, self.split_parts)) or 'none at all'}{hint}"
             )
         excluded = set(expand_all(self.exclude))
-        listed = expand_all(self.split_parts[split_part])
+        listed = expand_all(self.split_parts[name])
         check_inside(listed, origin=self.origin, allow=self.allow)
         return [shard for shard in listed if shard not in excluded]
 
@@ -61,7 +70,8 @@ class Split:
         Raises:
             ConfigError: If the shard has fewer than the range needs.
         """
-        start, stop = self.sample_ranges.get(split_part, {}).get(shard, (0, num_samples))
+        name = find_split(split_part, self.split_parts) or split_part
+        start, stop = self.sample_ranges.get(name, {}).get(shard, (0, num_samples))
         if stop > num_samples:
             raise ConfigError(
                 f"{self.origin}: split {split_part!r} has samples {start} to {stop} of {shard}, "
@@ -78,12 +88,14 @@ class Split:
         """
         pairs = []
         for entry in expand_all(self.exclude):
-            for ending in (".tar/", ".tgz/"):
-                shard, found, key = entry.partition(ending)
-                if found and key:
-                    pairs.append((shard + ending[:-1], key))
-                    break
+            shard = _shard_of(entry)
+            if shard is not None:
+                pairs.append((shard, entry[len(shard) + 1 :]))
         return pairs
+
+    def unmatched(self, shards: Collection[str]) -> list[str]:
+        """Return in words which entries of `exclude` match none of some shards."""
+        return describe_unmatched(self.exclude, shards)
 
     def to_yaml(self) -> str:
         """Return the content of `split.yaml`, with runs of shards written as patterns."""
@@ -95,6 +107,52 @@ class Split:
                 for name, ranges in self.sample_ranges.items()
             }
         return yaml.dump(document)
+
+
+def find_split(wanted: str, names: Iterable[str]) -> str | None:
+    """Return the split of a name, or the only one of that meaning; None if there is none.
+
+    Example:
+        >>> find_split("val", ["train", "validation"]), find_split("val", ["dev", "validation"])
+        ('validation', None)
+    """
+    known = list(names)
+    if wanted in known or wanted not in VALIDATION:
+        return wanted if wanted in known else None
+    same = [name for name in known if name.lower() in VALIDATION]
+    return same[0] if len(same) == 1 else None
+
+
+def excludes_any(entry: str, shards: Collection[str]) -> bool:
+    """Return whether an entry of `exclude` is one of some shards, or a sample in one.
+
+    Example:
+        >>> [excludes_any(entry, {"0.tar"}) for entry in ("0.tar", "{0,1}.tar/key", "2.tar")]
+        [True, True, False]
+    """
+    return any(name in shards or _shard_of(name) in shards for name in expand_all((entry,)))
+
+
+def describe_unmatched(entries: Sequence[str], shards: Collection[str]) -> list[str]:
+    """Return in words which of the entries of an `exclude` list match none of some shards."""
+    unmatched = [entry for entry in entries if not excludes_any(entry, shards)]
+    candidates = list(islice(shards, MAX_COMPARED))
+    lines = []
+    for place, entry in enumerate(unmatched):
+        name = _shard_of(entry) or entry
+        near = get_close_matches(name, candidates, 1) if place < MAX_PROPOSED else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        lines.append(f"{entry!r} is excluded, but matches no shard{hint}")
+    return lines
+
+
+def _shard_of(entry: str) -> str | None:
+    """Return the shard that an entry for a sample names; None for other entries."""
+    for ending in _ENDINGS:
+        shard, found, key = entry.partition(ending)
+        if found and key:
+            return shard + ending[:-1]
+    return None
 
 
 def load_split(

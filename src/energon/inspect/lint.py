@@ -10,17 +10,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
 from energon.inspect.leaves import FoundLeaves, find_leaves
-from energon.inspect.lint_batch import BatchReport, Finding, lint_batch, mean_bytes, report_death
+from energon.inspect.lint_batch import (
+    BatchReport,
+    Finding,
+    lint_batch,
+    mean_bytes,
+    report_death,
+    spread,
+)
 from energon.inspect.lint_folder import SPLIT, folder_jobs, lint_files, report_file_death
+from energon.inspect.lint_groups import Group, group_findings
 from energon.inspect.lint_mix import mix_problems
-from energon.io.address import is_remote, local_path
+from energon.io.address import is_remote, local_path, redact
 from energon.metadataset.kind import dataset_kind
+from energon.metadataset.leaf import Leaf
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.quarantine import write_quarantine
 from energon.prepare.surviving import Death, Job, run_surviving
 from energon.sources.file_store_open import folder_of
+from energon.sources.kinds import Source, kind_of
 from energon.stages.quarantine import quarantine_file
 from energon.task_encoder.leaves import open_leaves
 
@@ -55,12 +67,17 @@ class LintReport:
         """Whether nothing is wrong."""
         return not self.findings
 
+    def groups(self) -> list[Group]:
+        """Return the findings that say the same of several samples together."""
+        return group_findings(self.findings)
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {
             "path": self.path,
             "ok": self.ok,
             "samples": self.num_samples,
+            "groups": [group.to_json() for group in self.groups()],
             "problems": [
                 {name: value for name, value in each._asdict().items() if value is not None}
                 for each in self.findings
@@ -85,7 +102,7 @@ def lint_dataset(
     Args:
         path: A prepared dataset, a metadataset, or `filesystem://` and a folder of files.
         splits: Which splits; none for all.
-        max_samples: How many of each dataset in each split, spread over all; None for all.
+        max_samples: How many of each dataset, spread over all of its splits; None for all.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: The same for splits; None for split.yaml.
         allow: What data may do, see `get_train_dataset`; "pickle" decodes what is pickled.
@@ -94,6 +111,7 @@ def lint_dataset(
 
     Raises:
         DatasetNotFoundError: If there is nothing at the path.
+        EmptyDatasetError: If there are no samples, and nothing else is wrong.
         ConfigError: If an argument makes no sense.
     """
     folder = _folder_of(path)
@@ -116,7 +134,13 @@ def lint_dataset(
         path, found, dataset_config=dataset_config, split_config=split_config, allow=allow
     )
     report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
-    work = list(_work(found, report, max_samples, tuple(allow)))
+    report.findings += _exclude_problems(found)
+    work = _work(found, report, max_samples, tuple(allow))
+    if not work and not report.findings:
+        raise EmptyDatasetError(
+            f"{redact(path)}: there is no sample to look at in "
+            f"{', '.join(f'split {name!r}' for name in report.num_samples) or 'any split'}"
+        )
     runs = _run(engine or Engine(), lint_batch, report_death, [job for _, job in work])
     _collect(report, work, runs, progress)
     return report
@@ -162,24 +186,57 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
 
 def _work(
     found: FoundLeaves, report: LintReport, max_samples: int | None, allow: tuple[str, ...]
-) -> Iterator[tuple[str, Job]]:
-    """Yield splits and what is to be looked at in them."""
-    run = secrets.token_hex(8)
-    number = 0
+) -> list[tuple[str, Job]]:
+    """Return splits and what is to be looked at in them."""
+    opened: dict[str, list[tuple[str, Leaf, Source]]] = {}
     for split, leaves in found.splits.items():
         report.num_samples[split] = 0
         for leaf in leaves:
             try:
                 source = open_leaves([leaf], None, allow=allow)[0].source
             except EnergonError as error:
-                # A dataset may have splits that are empty, but no metadataset may name them.
-                if found.kind == "metadataset" or not isinstance(error, EmptyDatasetError):
+                # A dataset may have splits that list nothing, but no metadataset may name them.
+                on_purpose = isinstance(error, EmptyDatasetError) and found.kind != "metadataset"
+                if not (on_purpose and kind_of(leaf.path).lists_nothing(leaf)):
                     report.findings.append(Finding(leaf.path, split, str(error)))
                 continue
+            opened.setdefault(leaf.path, []).append((split, leaf, source))
+    run = secrets.token_hex(8)
+    work: list[tuple[str, Job]] = []
+    for sources in opened.values():
+        chosen = _spread_over([len(source) for _, _, source in sources], max_samples)
+        for (split, leaf, source), ordinals in zip(sources, chosen, strict=True):
             arguments = (run, pickle.dumps(leaf), allow)
-            for ordinals in _batches(len(source), mean_bytes(source), max_samples):
-                yield split, Job(number, arguments, ordinals)
-                number += 1
+            for batch in _batches(ordinals, mean_bytes(source)):
+                work.append((split, Job(len(work), arguments, batch)))
+    return work
+
+
+def _spread_over(counts: Sequence[int], most: int | None) -> list[Sequence[int]]:
+    """Return `most` numbers of samples, spread over several sources that are laid end to end."""
+    if most is None or most >= sum(counts):
+        return [range(count) for count in counts]
+    chosen = np.array(spread(sum(counts), most))
+    ends = np.cumsum(counts)
+    return [
+        (chosen[(chosen >= end - count) & (chosen < end)] - (end - count)).tolist()
+        for count, end in zip(counts, ends, strict=True)
+    ]
+
+
+def _exclude_problems(found: FoundLeaves) -> Iterator[Finding]:
+    """Yield which entries of exclude lists match nothing, once for each dataset."""
+    seen = set()
+    for split, leaves in found.splits.items():
+        for leaf in leaves:
+            if (leaf.path, leaf.split_config) in seen:
+                continue
+            seen.add((leaf.path, leaf.split_config))
+            try:
+                lines = kind_of(leaf.path).unmatched(leaf)
+            except EnergonError:
+                continue  # opening it says so
+            yield from (Finding(leaf.path, split, line) for line in lines)
 
 
 def _run(
@@ -217,13 +274,11 @@ def _collect(
             collected.add(work[number][0], result)
 
 
-def _batches(count: int, mean_bytes: float, max_samples: int | None) -> Iterator[range]:
-    step = 1 if max_samples is None else max(1, -(-count // max_samples))
-    every = range(0, count, step)
-    size = min(MAX_BATCH_SAMPLES, int(BATCH_BYTES / max(1.0, mean_bytes)), count // MIN_BATCHES)
-    size = max(1, size)
-    for start in range(0, len(every), size):
-        yield every[start : start + size]
+def _batches(ordinals: Sequence[int], mean_bytes: float) -> Iterator[Sequence[int]]:
+    most = min(MAX_BATCH_SAMPLES, int(BATCH_BYTES / max(1.0, mean_bytes)))
+    size = max(1, min(most, len(ordinals) // MIN_BATCHES))
+    for start in range(0, len(ordinals), size):
+        yield ordinals[start : start + size]
 
 
 class _Collected:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -57,7 +57,9 @@ class BatchReport:
     unchecked: tuple[tuple[str, int], ...] = ()
 
 
-def lint_batch(run: str, leaf: bytes, allow: tuple[str, ...], ordinals: range) -> BatchReport:
+def lint_batch(
+    run: str, leaf: bytes, allow: tuple[str, ...], ordinals: Sequence[int]
+) -> BatchReport:
     """Decode the samples of a dataset that have these numbers.
 
     Args:
@@ -74,6 +76,18 @@ def lint_batch(run: str, leaf: bytes, allow: tuple[str, ...], ordinals: range) -
     for start in range(0, len(ordinals), together):
         findings += check(ordinals[start : start + together])
     return BatchReport(ordinals[0], len(ordinals), tuple(findings), tuple(check.unchecked.items()))
+
+
+def spread(count: int, most: int | None) -> Sequence[int]:
+    """Return `most` of the numbers below `count`, at equal distances; None for all.
+
+    Example:
+        >>> list(spread(10, 4)), len(spread(300, 200))
+        ([0, 2, 5, 7], 200)
+    """
+    if most is None or most >= count:
+        return range(count)
+    return [place * count // most for place in range(most)]
 
 
 def mean_bytes(source: Source) -> float:
@@ -118,7 +132,7 @@ class _Check:
         self.decoder = decoder
         self.unchecked: dict[str, int] = {}
 
-    def __call__(self, ordinals: range) -> Iterator[Finding]:
+    def __call__(self, ordinals: Sequence[int]) -> Iterator[Finding]:
         """Yield what is wrong with some samples, which are read together if they can be."""
         note(None)
         try:
@@ -170,7 +184,12 @@ class _Check:
             sample = type(sample)(decoded)
             LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, None)(sample)
         except Exception as error:
-            yield self._finding(f"{type(error).__name__}: {error}", **place)
+            yield self._finding(
+                str(error)
+                if isinstance(error, EnergonError)
+                else f"{type(error).__name__}: {error}",
+                **place,
+            )
 
     def _finding(self, reason: str, **place: Any) -> Finding:
         return Finding(self.leaf.path, self.leaf.split_part, reason, **place)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import EnergonError, SecurityError
+from energon.errors import EmptyDatasetError, EnergonError, SecurityError
 from energon.formats.info import META
-from energon.inspect.lint_batch import DIED, BatchReport, Finding, decode_wholly
+from energon.inspect.lint_batch import DIED, BatchReport, Finding, decode_wholly, spread
 from energon.io.address import redact
 from energon.io.files import list_files
 from energon.prepare.surviving import Job, note
@@ -28,11 +28,13 @@ def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> l
 
     Raises:
         DatasetNotFoundError: If there is no such folder.
+        EmptyDatasetError: If it has no files.
     """
     SystemFileStore(folder)
     names = [found.key for found in list_files(folder) if not found.key.startswith(f"{META}/")]
-    step = 1 if max_files is None else max(1, -(-len(names) // max_files))
-    names = names[::step]
+    if not names:
+        raise EmptyDatasetError(f"{redact(folder)}: has no files")
+    names = [names[place] for place in spread(len(names), max_files)]
     return [
         Job(number, (folder, start, tuple(names[start : start + BATCH_FILES]), allow), ordinals)
         for number, start in enumerate(range(0, len(names), BATCH_FILES))
@@ -41,7 +43,7 @@ def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> l
 
 
 def lint_files(
-    folder: str, start: int, names: Sequence[str], allow: tuple[str, ...], ordinals: range
+    folder: str, start: int, names: Sequence[str], allow: tuple[str, ...], ordinals: Sequence[int]
 ) -> BatchReport:
     """Decode some files.
 

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
+from energon.formats.split import find_split
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.metadataset.collected import Problems
 from energon.metadataset.document import (
@@ -226,6 +227,7 @@ class _Walk:
         trail = (*context.trail, (identity(document.origin), part))
         check_cycle(trail, origin)
         splits, place = document.content.splits, document.content.where("splits")
+        part = find_split(part, splits) or part
         if part not in splits:
             names = ", ".join(repr(name) for name in splits) or "none"
             asked = "" if origin == document.origin else f", which {origin} asks for"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,8 +23,14 @@ from energon.prepare.index import IndexedShard, IndexOptions, index_files
 from energon.prepare.leftovers import clear_leftovers
 from energon.prepare.lock import dataset_lock
 from energon.prepare.name_index import has_media, open_table, sqlite_path, write_name_index
+from energon.prepare.quarantine import quarantine_files
 from energon.prepare.shards import find_shards, index_shards
-from energon.prepare.split_dataset import SplitRequest, present_split, split_dataset
+from energon.prepare.split_dataset import (
+    SplitRequest,
+    check_excluded,
+    present_split,
+    split_dataset,
+)
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
 
@@ -71,7 +78,7 @@ def prepare_dataset(
     split_unit: str = "auto",
     shuffle_shards: bool = False,
     exclude: Sequence[str] = (),
-    exclude_from: Sequence[str | Path] = (),
+    exclude_from: Sequence[str | os.PathLike[str]] = (),
     sample_type: str | None = None,
     field_map: Mapping[str, str] | None = None,
     sample_loader: str | None = None,
@@ -94,7 +101,7 @@ def prepare_dataset(
             are too few of them.
         shuffle_shards: Whether shards are dealt in a shuffled order, always the same.
         exclude: Regular expressions; shards in whose path one is found are left out.
-        exclude_from: Quarantine files, whose shards and samples are excluded.
+        exclude_from: Quarantine files, or folders of them, whose shards and samples are excluded.
         sample_type: "CrudeWebdataset", or the name of a sample type; None writes no dataset.yaml.
         field_map: How parts become the fields of the sample type.
         sample_loader: Instead of it, the code that makes samples: the text of `sample_loader.py`,
@@ -122,10 +129,14 @@ def prepare_dataset(
         by_folder=split_by_folder,
         unit=split_unit,
         shuffle=shuffle_shards,
-        exclude_from=exclude_from,
+        exclude_from=[
+            file for path in exclude_from for file in quarantine_files(path, str(dataset.resolve()))
+        ],
     )
-    shards = without_shards(find_shards(dataset), exclude)
+    found = find_shards(dataset)
+    shards = without_shards(found, exclude)
     request.check(shards)
+    check_excluded(dataset, request, present_split(dataset), found)
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
     with nullcontext() if indexing.is_locked else dataset_lock(dataset, wait=indexing.wait):
@@ -238,6 +249,9 @@ def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
         expressions = [re.compile(text) for text in exclude]
     except re.error as error:
         raise ConfigError(f"exclude: {error}") from error
+    for expression in expressions:
+        if not any(map(expression.search, shards)):
+            log.warning("exclude %r matches none of %d shards", expression.pattern, len(shards))
     left = [shard for shard in shards if not any(e.search(shard) for e in expressions)]
     if not left:
         raise ConfigError(f"exclude {list(exclude)} leaves none of {len(shards)} shards")

@@ -56,15 +56,24 @@ def prepare_jsonl(
             out.flush()
             os.fsync(out.fileno())
         os.replace(temporary, index)
+    split = _present_split(file)
+    unmatched = split.unmatched(file.name, numbers - 1)
+    if unmatched:
+        raise ConfigError(f"{split.origin}: {unmatched[0]}; correct the entry, or delete it")
     if split_ratio is not None:
         _write_splits(file, numbers - 1, split_ratio)
     return numbers - 1
 
 
+def _present_split(file: Path) -> JsonlSplit:
+    path = Path(jsonl_split_path(file))
+    return parse_jsonl_split(path.read_text() if path.exists() else None, origin=str(path))
+
+
 def _write_splits(file: Path, num_samples: int, ratios: Mapping[str, float]) -> None:
     """Deal every sample to a split, consecutive ones together."""
     path = Path(jsonl_split_path(file))
-    exclude = parse_jsonl_split(path.read_text(), origin=str(path)).exclude if path.exists() else ()
+    exclude = _present_split(file).exclude
     names = [name for name, ratio in ratios.items() if ratio > 0]
     total = sum(ratios[name] for name in names)
     shares = accumulate((ratios[name] for name in names), initial=0.0)

@@ -8,17 +8,44 @@ there, are for people. Empty lines, and those that begin with `#`, do not count.
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.braces import escape_braces
 from energon.formats.json_text import parse_json
-from energon.io.epath import any_path
+from energon.io.epath import AnyPath, any_path
 from energon.prepare.files import reporting
+from energon.stages.quarantine import quarantine_name
+
+log = logging.getLogger("energon")
 
 
-def load_quarantine(path: str | Path) -> list[str]:
+def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPath]:
+    """Return the quarantine files for a dataset: a file itself, or that of its name in a folder.
+
+    Args:
+        where: A file, or a folder in which each dataset has one, as `Quarantine` writes them.
+        dataset: The dataset.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file or folder.
+    """
+    path = any_path(where)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DatasetNotFoundError(f"exclude_from: {path}: there is no such file or folder")
+    name = quarantine_name(dataset)
+    if (path / name).is_file():
+        return [path / name]
+    log.info("exclude_from: %s has no %s, so nothing is left out", path, name)
+    return []
+
+
+def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
     """Return the entries of a quarantine file, as the `exclude` list of a split has them.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from energon.errors import ConfigError, EnergonError
 from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table_file import part_table_path
-from energon.formats.split import load_split
+from energon.formats.split import excludes_any, load_split
 from energon.io.address import local_path
 from energon.prepare.dataset import Indexing, index_dataset
 from energon.prepare.files import reporting
@@ -203,7 +203,13 @@ def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str
         name: {shard: numbers for shard, numbers in shards.items() if shard not in dropped}
         for name, shards in split.sample_ranges.items()
     }
-    left = named_split(parts, split.exclude, {k: v for k, v in ranges.items() if v})
+    rest = load_info(dataset).shard_counts.keys() - set(dropped)
+    exclude = [
+        entry
+        for entry in split.exclude
+        if excludes_any(entry, rest) or not excludes_any(entry, dropped)
+    ]
+    left = named_split(parts, exclude, {k: v for k, v in ranges.items() if v})
     yield (
         Path(split.origin).name if (dataset / META / "split.yaml").exists() else "split.yaml",
         (left.to_yaml()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from pathlib import Path
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.braces import escape_braces
-from energon.formats.info import DatasetInfo
-from energon.formats.split import Split, load_split
+from energon.formats.info import DatasetInfo, load_info
+from energon.formats.split import Split, describe_unmatched, excludes_any, load_split
 from energon.prepare.quarantine import load_quarantine
 from energon.prepare.splits import (
     split_by_folder,
@@ -38,7 +39,7 @@ class SplitRequest:
     by_folder: bool = False
     unit: str = "auto"
     shuffle: bool = False
-    exclude_from: Sequence[str | Path] = ()
+    exclude_from: Sequence[str | os.PathLike[str]] = ()
 
     def __post_init__(self) -> None:
         given = [bool(self.ratio), bool(self.parts), self.by_folder]
@@ -66,8 +67,37 @@ class SplitRequest:
             load_quarantine(path)
 
 
+def check_excluded(
+    dataset: Path, request: SplitRequest, present: Split | None, shards: Sequence[str]
+) -> None:
+    """Check that all that is excluded is there, or was when the dataset was last prepared.
+
+    Args:
+        dataset: The folder.
+        request: How it is to be split.
+        present: Its splits so far.
+        shards: All shards on disk.
+
+    Raises:
+        ConfigError: If an entry matches no shard.
+    """
+    try:
+        known = {*shards, *load_info(dataset).shard_counts}
+    except EnergonError:
+        known = set(shards)
+    lists = [] if present is None else [(present.origin, present.exclude)]
+    lists += [(str(path), load_quarantine(path)) for path in request.exclude_from]
+    for origin, entries in lists:
+        unmatched = describe_unmatched(entries, known)
+        if unmatched:
+            more = f" ({len(unmatched)} such entries)" if len(unmatched) > 1 else ""
+            raise ConfigError(f"{origin}: {unmatched[0]}{more}; correct the entry, or delete it")
+
+
 def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | None) -> Split:
     """Return the splits of a dataset. What was excluded before stays excluded.
+
+    Entries for shards that the dataset no longer has are dropped.
 
     Args:
         info: Its shards.
@@ -78,6 +108,7 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
     exclude = dict.fromkeys(() if present is None else present.exclude)
     for path in request.exclude_from:
         exclude |= dict.fromkeys(load_quarantine(path))
+    exclude = {entry: None for entry in exclude if excludes_any(entry, info.shard_counts)}
     if request.parts:
         return named_split(split_by_pattern(shards, request.parts), list(exclude))
     if request.by_folder:

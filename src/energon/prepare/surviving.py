@@ -38,7 +38,7 @@ class Job:
 
     number: int
     arguments: tuple[Any, ...]
-    ordinals: range
+    ordinals: Sequence[int]
 
     def cut(self, start: int, stop: int) -> list[Job]:
         """Return the calls for what is before one place, and from another on."""

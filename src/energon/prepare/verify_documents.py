@@ -51,6 +51,9 @@ def _check_split(split: Split, info: DatasetInfo, notes: list[str]) -> Iterator[
                 split.sample_range(name, shard, info.shard_counts[shard])
             except ConfigError as error:
                 yield Problem("split-range", where, str(error), False, shard)
+    for line in split.unmatched(info.shard_counts):
+        message = f"{where}: {line}; correct the entry, or delete it"
+        yield Problem("exclude-unmatched", where, message, False)
     left_out = [shard for shard in info.shard_counts if shard not in listed]
     if left_out:
         several = counted(len(left_out), "shard is", "shards are")

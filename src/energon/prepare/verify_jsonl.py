@@ -113,3 +113,6 @@ def _check_splits(path: Path, count: int) -> Iterator[Problem]:
         except ConfigError as error:
             message = f"{splits}: split {name!r}: {error}"
             yield Problem("split-range", splits.name, message, False)
+    for line in split.unmatched(path.name, count):
+        message = f"{splits}: {line}; correct the entry, or delete it"
+        yield Problem("exclude-unmatched", splits.name, message, False)

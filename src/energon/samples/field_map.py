@@ -162,13 +162,19 @@ def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> A
         except LookupError:
             continue
     ends = [access.end(parts) for access in ways if find_part(parts, access.part) is not None]
-    if not ends:
+    if ends:
+        problem = (
+            f"field {name!r} is mapped to {', '.join(map(str, ways))}, but {' and '.join(ends)}"
+        )
+    else:
+        wanted = " or ".join(dict.fromkeys(repr(access.part) for access in ways))
         there = ", ".join(part for part in parts if not part.startswith("__"))
-        ends = [f"of the mapped parts the sample has {f'only {there}' if there else 'none'}"]
+        problem = (
+            f"no part {wanted} for the field {name!r}: of the mapped parts the sample has "
+            f"{f'only {there}' if there else 'none'}"
+        )
     raise FieldAccessError(
-        f"sample {parts.get('__key__')!r}: field {name!r} is mapped to "
-        f"{', '.join(map(str, ways))}, but {' and '.join(ends)}; correct the field_map, or exclude "
-        "the sample"
+        f"sample {parts.get('__key__')!r}: {problem}; correct the field_map, or exclude the sample"
     )
 
 

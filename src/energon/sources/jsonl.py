@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from energon.errors import (
 from energon.formats.jsonl import (
     PART,
     JsonlSplit,
+    describe_unmatched_lines,
     jsonl_split_path,
     parse_jsonl_split,
 )
@@ -24,6 +26,7 @@ from energon.io.address import address_name
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
+from energon.once import warn_once
 from energon.plan.excludes import include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
@@ -42,6 +45,7 @@ from energon.utf8 import decode_utf8
 if TYPE_CHECKING:
     from energon.sources.browse import Folder
 
+log = logging.getLogger("energon")
 Ints = NDArray[np.int64]
 
 
@@ -75,6 +79,9 @@ class JsonlSource:
         split = _splits(self.path)
         first, stop = _range(split, split_part, len(self.lines))
         self.first = first
+        name = address_name(self.path)
+        for line in describe_unmatched_lines([*split.exclude, *exclude], name, len(self.lines)):
+            warn_once(log, f"{self.path}: {line}", "%s: %s", self.path, line)
         self.excluded = self._excluded([*split.exclude, *exclude], first, stop)
         self.start, self.stop = resolve_range(stop - first - len(self.excluded), subsets)
         if self.start >= self.stop:
@@ -278,6 +285,10 @@ class JsonlKind(DatasetKind):
         return JsonlSource(
             leaf.path, split_part=leaf.split_part, subsets=leaf.subsets, exclude=exclude
         )
+
+    def unmatched(self, leaf: Leaf) -> list[str]:
+        lines = JsonlFile(leaf.path)
+        return _splits(lines.path).unmatched(address_name(lines.path), len(lines))
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
         return JsonlFileStore(address)

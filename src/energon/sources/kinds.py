@@ -161,6 +161,14 @@ class DatasetKind:
         """
         raise self.refusal(leaf.path, "read sample by sample")
 
+    def unmatched(self, leaf: Leaf) -> list[str]:
+        """Return in words which entries of a dataset's exclude lists match nothing in it."""
+        return []
+
+    def lists_nothing(self, leaf: Leaf) -> bool:
+        """Return whether the split of a leaf is meant to be empty, and has not lost its samples."""
+        return False
+
     def check_field_map(self, source: Any, field_map: FieldMap) -> None:
         """Raise ConfigError if a field map names parts that no sample of `source` has.
 

@@ -28,6 +28,7 @@ from energon.formats.split import load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
+from energon.once import warn_once
 from energon.plan.excludes import exclude_indices, include_ordinals
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
@@ -88,6 +89,8 @@ class WebdatasetSource:
         counts = load_info(self.path, allow).shard_counts
         split = load_split(self.path, split_config, allow)
         split = replace(split, exclude=[*split.exclude, *exclude])
+        for line in split.unmatched(counts):
+            warn_once(logger, f"{self.path}: {line}", "%s: %s", self.path, line)
         self.shards = split.shards(split_part)
         unknown = [shard for shard in self.shards if shard not in counts]
         if unknown:

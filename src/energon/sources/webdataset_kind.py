@@ -66,6 +66,16 @@ class WebdatasetKind(DatasetKind):
             allow=allow,
         )
 
+    def unmatched(self, leaf: Leaf) -> list[str]:
+        root = any_path(leaf.path)
+        split = load_split(root, leaf.split_config)
+        lines = split.unmatched(load_info(root).shard_counts)
+        return [f"{split.origin}: {line}" for line in lines]
+
+    def lists_nothing(self, leaf: Leaf) -> bool:
+        split = load_split(any_path(leaf.path), leaf.split_config)
+        return not split.split_parts.get(leaf.split_part)
+
     def check_field_map(self, source: WebdatasetSource, field_map: FieldMap) -> None:
         source.check_field_map(field_map)
 

@@ -66,7 +66,11 @@ class Quarantine:
             os.close(descriptor)
 
 
+def quarantine_name(dataset_path: Any) -> str:
+    """Return what the file for the samples of a dataset is called, wherever that is mounted."""
+    return f"{os.path.basename(os.path.normpath(str(dataset_path)))}.jsonl"
+
+
 def quarantine_file(folder: str | os.PathLike[str], dataset_path: Any) -> Path:
-    """Return the file for the samples of a dataset, wherever that is mounted."""
-    name = os.path.basename(os.path.normpath(str(dataset_path)))
-    return Path(folder) / f"{name}.jsonl"
+    """Return the file for the samples of a dataset in a folder."""
+    return Path(folder) / quarantine_name(dataset_path)

@@ -65,8 +65,8 @@ def get_train_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Merged over those of the datasets.
-        exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
-            left out. None for none.
+        exclude_from: Folder of quarantine files, see `Quarantine`, or the file of the only
+            dataset; the samples in them are left out. None for none.
         allow: What data may do that they may not do by themselves: "code", "env", "outside", see
             docs/security.md. ENERGON_ALLOW in the environment allows it, too.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
@@ -125,7 +125,8 @@ def get_val_dataset(
 
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
-        split_part: Which split.
+        split_part: Which split. "val" is also found as "validation", "valid" or "dev", if only
+            one of them is there.
         worker_config: Who loads it.
         batch_size: Samples per batch; None yields samples.
         batch_drop_last: Whether a last, smaller batch is left out.
@@ -136,8 +137,8 @@ def get_val_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Merged over those of the datasets.
-        exclude_from: Folder of quarantine files, see `Quarantine`; the samples in them are
-            left out. None for none.
+        exclude_from: Folder of quarantine files, see `Quarantine`, or the file of the only
+            dataset; the samples in them are left out. None for none.
         allow: What data may do that they may not do by themselves: "code", "env", "outside", see
             docs/security.md. ENERGON_ALLOW in the environment allows it, too.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.

@@ -7,15 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError
 from energon.formats.info import META, check_inside
-from energon.io.address import address_name
+from energon.io.address import address_name, redact
+from energon.io.epath import any_path
 from energon.metadataset.collected import Problems
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import Joiner, Leaf
 from energon.plan.leaf import PlanLeaf
-from energon.prepare.quarantine import load_quarantine
+from energon.prepare.quarantine import load_quarantine, quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
 from energon.sources.file_store import FileStore
@@ -24,7 +25,7 @@ from energon.sources.kinds import DatasetKind, Source, kind_named
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.quarantine import quarantine_file
+from energon.stages.quarantine import quarantine_name
 from energon.task_encoder.dataset_code import CodeFields, find_code
 from energon.task_encoder.leaf_decoder import leaf_decoder
 from energon.task_encoder.load import OpenJoin, OpenLeaf
@@ -70,8 +71,8 @@ def open_leaves(
     Args:
         leaves: What a document refers to.
         subflavors: Merged over those of the datasets.
-        exclude_from: Folder of quarantine files; None for none. Joined datasets are read as
-            they were joined.
+        exclude_from: Folder of quarantine files, or the file of the only dataset; None for none.
+            Joined datasets are read as they were joined.
         allow: What datasets may do, see `energon.allow`.
 
     Raises:
@@ -81,6 +82,8 @@ def open_leaves(
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in its split.
     """
+    if exclude_from is not None:
+        _check_one_dataset(leaves, exclude_from)
     seen: dict[str, int] = {}
     pool = ShardPool()
     problems = Problems()
@@ -255,14 +258,24 @@ def _open_dataset(
     )
 
 
-def _quarantined(path: str, folder: str | os.PathLike[str] | None) -> list[str]:
+def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:
     """Return what the quarantine file of a dataset lists; nothing has happened without one."""
-    if folder is None:
-        return []
-    if not os.path.isdir(folder):
-        raise DatasetNotFoundError(f"exclude_from: {folder}: there is no such folder")
-    file = quarantine_file(folder, path)
-    return load_quarantine(file) if file.exists() else []
+    files = [] if where is None else quarantine_files(where, path)
+    return [entry for file in files for entry in load_quarantine(file)]
+
+
+def _check_one_dataset(leaves: Sequence[Leaf], where: str | os.PathLike[str]) -> None:
+    """Refuse a single quarantine file for several datasets, as it does not say which is meant."""
+    if not any_path(where).is_file():
+        return
+    paths = {each.path for leaf in leaves for each, _ in leaf.datasets}
+    if len(paths) > 1 or any(leaf.join for leaf in leaves):
+        names = ", ".join(sorted(map(redact, paths))[:3])
+        raise ConfigError(
+            f"exclude_from: {redact(where)} lists samples of one dataset, and there are "
+            f"{len(paths)}: {names}{', …' if len(paths) > 3 else ''}; give a folder with a file "
+            f"for each, called like {quarantine_name(min(paths))}"
+        )
 
 
 def _sample_type(
