@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from energon.cache.codec import decode, encode
+from energon.errors import FormatError
 
 SCALARS = (
     st.none()
@@ -75,3 +76,17 @@ def test_no_code_is_in_what_is_kept():
     data = encode({"a": np.arange(3)})
     length = int.from_bytes(data[:4], "little")
     assert json.loads(data[4 : 4 + length])["sizes"] == [24]
+
+
+@pytest.mark.parametrize("shape", [[2], [0]])
+@pytest.mark.parametrize("name", ["load", "hub", "int64.fget", "no_such", "Tensor"])
+def test_a_name_that_is_no_dtype_is_refused(name, shape):
+    data = encode(torch.zeros(shape, dtype=torch.int16))
+    text = json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
+    text["value"][1][0] = name
+    header = json.dumps(text).encode()
+    rest = data[-64:] if shape == [2] else b""
+    damaged = len(header).to_bytes(4, "little") + header
+    damaged += bytes(-len(damaged) % 64) + rest
+    with pytest.raises(FormatError, match="no dtype of torch"):
+        decode(damaged)

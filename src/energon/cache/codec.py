@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from energon.errors import FormatError
+
 _LENGTH = struct.Struct("<I")
 _ALIGN = 64
 _NOTHING = np.empty(0, np.uint8)
@@ -116,9 +118,19 @@ def _decode_tensor(content: Any, blocks: Blocks) -> Any:
 
     dtype, shape, number = content
     if 0 in shape:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        return torch.empty(shape, dtype=_dtype(dtype))
     flat = torch.from_numpy(np.frombuffer(blocks[number], np.uint8).copy())
-    return flat.view(getattr(torch, dtype)).reshape(shape)
+    return flat.view(_dtype(dtype)).reshape(shape)
+
+
+def _dtype(name: str) -> Any:
+    """Return the dtype of torch that has this name, and nothing else of torch."""
+    import torch
+
+    found = vars(torch).get(name)
+    if type(found) is not torch.dtype:
+        raise FormatError(f"a cached tensor is of {name!r}, which is no dtype of torch")
+    return found
 
 
 _DECODERS: dict[str, Callable[[Any, Blocks], Any]] = {

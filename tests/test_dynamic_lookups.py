@@ -1,0 +1,268 @@
+"""No text of a document becomes a Python object but in `samples/registry.py`.
+
+A static check: every place of the source that looks something up by a name that is not written
+there, imports or runs what it is given, or unpickles, is in the table below with the reason why
+no data decide on it. A new place either uses `resolve_class`, or gets a line and a reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+BY_NAME = {"getattr", "setattr", "delattr", "hasattr"}
+BY_TEXT = {
+    *("import_module", "__import__", "exec", "eval", "resolve_name", "run_path", "run_module"),
+    *("attrgetter", "methodcaller", "Unpickler", "unsafe_load", "full_load", "find_spec"),
+}
+UNPICKLING = {
+    *("pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load", "marshal.loads"),
+    *("torch.load", "np.load", "shelve.open", "dill.loads", "joblib.load"),
+}
+
+TABLE = "names from a table in the code"
+FIELDS = "names of fields, which a class declares"
+HOOKS = "names of hooks, from the code"
+TORCH = "a fixed name"
+PROCESSES = "written by a process of the same program"
+ALLOWED = "only where the user allows it by name"
+COMMAND_LINE = "the command line names it"
+PROGRAM = "the calling program names it"
+
+REASONS = {
+    "energon/__init__.py": {
+        "getattr(import_module(_HOME[name]), name)": TABLE,
+        "globals()[name]": TABLE,
+        "import_module(_HOME[name])": TABLE,
+    },
+    "energon/cache/codec.py": {"vars(torch).get(name)": "taken only if it is a dtype"},
+    "energon/cli/lazy_group.py": {
+        "import_module(self._prefix + cmd_name.replace('-', '_'))": TABLE,
+    },
+    "energon/cli/preview.py": {"getattr(sample, each.name)": FIELDS},
+    "energon/compat/megatron/encoder.py": {
+        "getattr(AugmentTaskEncoder, name)": HOOKS,
+        "getattr(TaskEncoder, builder)": HOOKS,
+        "getattr(TaskEncoder, name)": HOOKS,
+        "getattr(core.TaskEncoder, name)": HOOKS,
+        "getattr(inner, name)": HOOKS,
+        "getattr(self, name)": HOOKS,
+        "getattr(self.task_encoder, name)": HOOKS,
+        "getattr(task_encoder, name)": HOOKS,
+        "getattr(type(encoder), builder, None)": HOOKS,
+        "getattr(type(self), name)": HOOKS,
+        "getattr(type(self), name, None)": HOOKS,
+        "hasattr(inner, name)": HOOKS,
+        "setattr(AugmentTaskEncoder, _name, _delegate(_name))": HOOKS,
+        "setattr(self, name, getattr(task_encoder, name))": HOOKS,
+    },
+    "energon/compat/megatron/finder.py": {
+        "getattr(fallback, name)": TABLE,
+        "getattr(import_module(homes[name].module), homes[name].name)": TABLE,
+        "import_module('energon')": TABLE,
+        "import_module(f'{ROOT}.edataclass')": TABLE,
+        "import_module(f'{module.__name__}.{name}')": TABLE,
+        "import_module(homes[name].module)": TABLE,
+        "setattr(module, name, value)": TABLE,
+    },
+    "energon/compat/megatron/getters.py": {
+        "getattr(core, _name)": TABLE,
+        "globals()[_name]": TABLE,
+    },
+    "energon/decode/arrays.py": {
+        "torch.load(io.BytesIO(data), map_location='cpu', weights_only=not trusted)": ALLOWED,
+    },
+    "energon/decode/av_arrays.py": {"find_spec('torch')": TORCH},
+    "energon/decode/av_uniform.py": {"find_spec('torch')": TORCH},
+    "energon/decode/sample_decoder.py": {
+        "find_spec('torch')": TORCH,
+        "pickle.loads(data)": ALLOWED,
+    },
+    "energon/inspect/lint_batch.py": {"pickle.loads(leaf)": PROCESSES},
+    "energon/io/block_file.py": {
+        "getattr(self, name)": FIELDS,
+        "hasattr(self, name)": FIELDS,
+    },
+    "energon/io/registry.py": {
+        "getattr(import_module(f'energon.io.{module}'), name)": TABLE,
+        "import_module(f'energon.io.{module}')": TABLE,
+    },
+    "energon/loader/cached.py": {"getattr(self.pipeline, name)": PROGRAM},
+    "energon/loader/columns.py": {
+        "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
+    },
+    "energon/loader/fork_server.py": {"importlib.import_module(name)": TABLE},
+    "energon/loader/options.py": {"getattr(self, name)": FIELDS},
+    "energon/loader/pickling.py": {
+        "getattr(found, name)": PROCESSES,
+        "getattr(value, name)": FIELDS,
+        "hasattr(value, name)": FIELDS,
+        "pickle.loads(data, buffers=buffers)": PROCESSES,
+        "sys.modules[module]": PROCESSES,
+    },
+    "energon/loader/pinning.py": {"getattr(item, name, None)": FIELDS},
+    "energon/loader/remote_error.py": {"pickle.loads(pickled)": PROCESSES},
+    "energon/loader/state.py": {
+        "pickle.loads(self.state)": PROCESSES + ": states that are saved are JSON",
+    },
+    "energon/loader/state_files.py": {
+        "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
+    },
+    "energon/loader/unpicklable.py": {"getattr(value, name)": FIELDS},
+    "energon/loader/worker_main.py": {
+        "pickle.loads(read_shared(description))": PROCESSES,
+        "pickle.loads(read_shared(opening.descriptors[0]))": PROCESSES,
+        "pickle.loads(self._pipeline_bytes)": PROCESSES,
+    },
+    "energon/metadataset/grammar_v1.py": {"getattr(self, name)": FIELDS},
+    "energon/once.py": {"getattr(record, _ATTRIBUTE, None)": TABLE},
+    "energon/plan/blend.py": {"getattr(self, name)": FIELDS},
+    "energon/plan/line.py": {"getattr(self, name)": FIELDS},
+    "energon/plan/recipe.py": {"getattr(self, name)": FIELDS},
+    "energon/prepare/assistant_preview.py": {"getattr(about, name)": FIELDS},
+    "energon/prepare/packing/shuffle.py": {"pickle.load(file)": PROCESSES},
+    "energon/samples/collate.py": {
+        "getattr(batch, name)": FIELDS,
+        "getattr(value, name)": FIELDS,
+    },
+    "energon/samples/registry.py": {
+        "getattr(found, step)": ALLOWED,
+        "hasattr(found, step)": ALLOWED,
+        "import_module(module)": ALLOWED,
+        "sys.modules.get(module)": "the resolver: taken only if it is a class of samples",
+    },
+    "energon/samples/sample.py": {
+        "getattr(sample, name)": FIELDS,
+        "getattr(value, name)": FIELDS,
+    },
+    "energon/sources/kinds.py": {
+        "getattr(import_module(module), attribute)": TABLE,
+        "import_module(module)": TABLE,
+    },
+    "energon/sources/rows.py": {
+        "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
+    },
+    "energon/task_encoder/aux.py": {"getattr(cooker, f'need_{name}')": TABLE},
+    "energon/task_encoder/dataset_code.py": {
+        "compile(text, origin, 'exec')": ALLOWED,
+        "exec(compile(text, origin, 'exec'), module.__dict__)": ALLOWED,
+        "getattr(self._module, self.name)": ALLOWED,
+        "getattr(self._module, self.name, None)": ALLOWED,
+        "sys.modules[module.__name__]": ALLOWED,
+    },
+    "energon/task_encoder/encoder.py": {
+        "getattr(DefaultTaskEncoder, hook, None)": HOOKS,
+        "getattr(TaskEncoder, hook)": HOOKS,
+        "getattr(encoder, settings[hook], None)": HOOKS,
+        "getattr(self, name)": HOOKS,
+        "getattr(type(encoder), hook)": HOOKS,
+    },
+    "energon/task_encoder/hook_maker.py": {"getattr(marked, name, None)": HOOKS},
+    "energon/webdataset/__init__.py": {
+        "getattr(import_module(f'{__name__}.{_HOME[name]}'), name)": TABLE,
+        "globals()[name]": TABLE,
+        "import_module(f'{__name__}.{_HOME[name]}')": TABLE,
+        "import_module(f'{__name__}.{name}')": TABLE,
+    },
+    "energon/webdataset/dataset_spec.py": {"getattr(self, name)": FIELDS},
+    "energon/webdataset/pytorch.py": {"getattr(torch.utils.data, name)": PROGRAM},
+    "energon/webdataset/reexport.py": {
+        "getattr(import_module(f'{package}.{home}'), original or name)": TABLE,
+        "import_module(f'{package}.{home}')": TABLE,
+    },
+    "energon/webdataset/stage.py": {"getattr(self, name)": FIELDS},
+    "energon/webdataset/tensors.py": {"find_spec('torch')": TORCH},
+    "energon/webdataset/tools/process.py": {
+        "getattr(import_module(module), attribute)": COMMAND_LINE,
+        "import_module(module)": COMMAND_LINE,
+    },
+    "energon/webdataset/tools/sort.py": {"pickle.load(file)": PROCESSES},
+    "energon/webdataset/utils.py": {
+        "getattr(importlib.import_module(module), sym, None)": PROGRAM,
+        "importlib.import_module(module)": PROGRAM,
+    },
+    "megatron/energon/__init__.py": {"sys.modules[__name__]": TABLE},
+}
+
+
+def lookups(tree: ast.AST) -> Iterator[str]:
+    """Yield the places of a module where something is looked up, imported, run or unpickled."""
+    for node in ast.walk(tree):
+        if (isinstance(node, ast.Call) and is_lookup(node)) or (
+            isinstance(node, ast.Subscript)
+            and is_namespace(node.value)
+            and not isinstance(node.slice, ast.Constant)
+        ):
+            yield ast.unparse(node)
+
+
+def is_lookup(call: ast.Call) -> bool:
+    function, arguments = call.func, call.args
+    name = ast.unparse(function)
+    last = name.rpartition(".")[2]
+    is_fixed = len(arguments) > 1 and isinstance(arguments[1], ast.Constant)
+    if last in BY_NAME:
+        return not is_fixed
+    if (
+        isinstance(function, ast.Attribute)
+        and last in ("get", "pop")
+        and is_namespace(function.value)
+    ):
+        return not isinstance(arguments[0], ast.Constant)
+    return last in BY_TEXT or name in UNPICKLING or name == "compile"
+
+
+def is_namespace(node: ast.expr) -> bool:
+    text = ast.unparse(node)
+    is_vars = isinstance(node, ast.Call) and text.startswith("vars(")
+    return is_vars or text in ("sys.modules", "globals()", "locals()") or text.endswith("__dict__")
+
+
+def found_in(folder: Path) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        if places := set(lookups(ast.parse(path.read_text()))):
+            found[path.relative_to(folder).as_posix()] = places
+    return found
+
+
+def test_every_lookup_by_a_name_that_is_not_written_there_has_a_reason():
+    found = {(file, place) for file, places in found_in(SOURCE).items() for place in places}
+    known = {(file, place) for file, places in REASONS.items() for place in places}
+    assert sorted(found - known) == [], "use resolve_class, or say why no data decide on it"
+    assert sorted(known - found) == [], "is there no longer: take it out of the table"
+    assert all(reason for places in REASONS.values() for reason in places.values())
+
+
+def test_the_check_sees_what_it_has_to_see(tmp_path):
+    seen = [
+        "getattr(module, name)",
+        "builtins.getattr(module, name)",
+        "importlib.import_module(text)",
+        "__import__(text)",
+        "sys.modules[text]",
+        "sys.modules.get(text)",
+        "globals()[text]",
+        "module.__dict__[text]",
+        "vars(module)[text]",
+        "operator.attrgetter(text)",
+        "eval(text)",
+        "exec(text)",
+        "compile(text, '', 'exec')",
+        "pickle.loads(data)",
+        "torch.load(file)",
+        "pkgutil.resolve_name(text)",
+    ]
+    passed_over = [
+        "getattr(value, 'shape')",
+        "re.compile(text)",
+        "json.loads(text)",
+        "sys.modules['torch']",
+        "vars(self).update(given)",
+        "yaml.load(text)",
+    ]
+    (tmp_path / "m.py").write_text("\n".join([*seen, *passed_over]))
+    assert found_in(tmp_path) == {"m.py": set(seen)}
