@@ -50,7 +50,7 @@ class _RowIterator(DatasetIterator):
         return {"row": self.at}
 
     def load_state_dict(self, state):
-        (self.at,) = unpack(state, "row")
+        (self.at,) = unpack(state, {"row": int})
 
 
 @given(

@@ -261,7 +261,7 @@ def test_typed_samples_know_where_they_came_from(captions):
     assert [sample.__key__ for sample in samples] == [f"s{n}" for n in range(11)]
     assert samples[7].__restore_key__ == (0, 0, 7)
     (batch, *_) = one_lane(val(captions, batch_size=2))[0]
-    assert batch.__restore_key__ == ((0, 0, 0), (0, 0, 1))
+    assert batch.__restore_key__ == ("batch", ((0, 0, 0), (0, 0, 1)), 0)
     assert samples[7].__subflavors__ == {"a": 1}
     (source,) = samples[7].__sources__
     assert (source.dataset_path, source.index) == (str(captions), 7)

@@ -210,7 +210,8 @@ def test_every_batch_is_made_again_by_its_key(root, kind):
 def test_a_sample_within_a_pack_is_made_again_as_it_was_before_packing(root):
     with loader(root, KINDS["packing"]) as batches:
         batch = next(iter(batches))
-        (kind, samples) = batch.__restore_key__[0]
+        _, packs, _ = batch.__restore_key__
+        kind, samples = packs[0]
         assert kind == "pack"
         again = batches.restore_sample(samples[0])
         assert again.words == batch.words[0][: len(again.words)]

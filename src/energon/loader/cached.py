@@ -24,10 +24,18 @@ class CachedPipeline:
         with activated(self.pool):
             return _ActivatedIterator(self.pipeline.open_lane(lane, state), self.pool)
 
-    def restore_sample(self, key: Any) -> Any:
+    def restore_sample(
+        self,
+        key: Any,
+        *,
+        lanes: int | None = None,
+        states: Mapping[int, State | None] | None = None,
+    ) -> Any:
         """Return what has this restore key."""
         with activated(self.pool):
-            return self.pipeline.restore_sample(key)  # type: ignore[attr-defined]
+            return self.pipeline.restore_sample(  # type: ignore[attr-defined]
+                key, lanes=lanes, states=states
+            )
 
     def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
         """Return key, shard and offset of the sample at `row` of a lane, if that is known."""

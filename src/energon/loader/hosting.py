@@ -113,7 +113,7 @@ class LaneHost:
         if batch is _END:
             self._order.drop()
             return Event(lane, counts=dict(opened.counts), ended=True)
-        opened.present.batch += 1
+        opened.present.count_batch()
         self._order.advance()
         return Event(lane, batch, pickle.dumps(iterator.state_dict()), dict(opened.counts))
 

@@ -146,7 +146,12 @@ class BasicDataLoader:
         """
         if not isinstance(self.dataset, RestoresSamples):
             raise StateError(f"{type(self.dataset).__name__} cannot restore single samples")
-        return self.dataset.restore_sample(key)
+        positions = self._current_positions()
+        return self.dataset.restore_sample(
+            key,
+            lanes=self._lanes,
+            states={lane: position.saved_state() for lane, position in positions.items()},
+        )
 
     def config(self) -> dict[str, Any]:
         """Return a description of the run and of how it is loaded, as JSON."""

@@ -54,8 +54,20 @@ class DescribesRows(Protocol):
 class RestoresSamples(Protocol):
     """A pipeline that can also make single batches and samples again."""
 
-    def restore_sample(self, key: Any) -> Any:
-        """Return what has this restore key."""
+    def restore_sample(
+        self,
+        key: Any,
+        *,
+        lanes: int | None = None,
+        states: Mapping[int, State | None] | None = None,
+    ) -> Any:
+        """Return what has this restore key.
+
+        Args:
+            key: The key.
+            lanes: How many lanes the run has; None for that of the worker config.
+            states: Where the lanes are that are known.
+        """
 
 
 @runtime_checkable

@@ -123,13 +123,20 @@ class BlendPlan:
         return source, draws
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
-        source = next(n for n, leaves in enumerate(self.sources) if leaf in leaves)
+        """Return in which lane and row a sample comes in an epoch of its leaf, if it does.
+
+        None, too, if it is not known at which rows its lane took up another mix.
+        """
+        source = next((n for n, leaves in enumerate(self.sources) if leaf in leaves), None)
+        if source is None:
+            return None
         number = self.sources[source].index(leaf)
         found = self._lines[source].find(number, epoch, ordinal)
         if found is None:
             return None
         lane, draw = find_draw(self._order, source, *found)
+        if len(self.changes.get(lane, ())) < len(self.mixes) - 1:
+            return None
         row = self._row_of(lane, source, draw)
         return None if row is None else (lane, row)
 

@@ -1,13 +1,14 @@
 """Restore keys: where in the data a sample, a pack or a batch came from.
 
 A sample that was read has the key (leaf, epoch, ordinal). What is made of several has the key
-(kind, (key, key, …)), and each hook that yields several outputs appends the number of the
-output. Keys are independent of ranks, workers and lanes.
+(kind, (key, key, …)), a batch with the number that it has in the run, and each hook that yields
+several outputs appends the number of the output. Keys are independent of ranks and workers.
 
-    (0, 3, 4711)                             a sample
-    (0, 3, 4711, 1)                          the second output of a generator
-    ("pack", ((0, 3, 4711), (0, 3, 12)))     a pack of two samples
-    ((0, 3, 4711), (0, 3, 12))               a batch: the keys of its samples
+    (0, 3, 4711)                                 a sample
+    (0, 3, 4711, 1)                              the second output of a generator
+    ("pack", ((0, 3, 4711), (0, 3, 12)))         a pack of two samples
+    ("batch", ((0, 3, 4711), (0, 3, 12)), 170)   a batch
+    ((0, 3, 4711), (0, 3, 12))                   the same, by hand: the keys of its samples
 """
 
 from __future__ import annotations

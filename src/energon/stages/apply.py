@@ -6,23 +6,29 @@ input, the number of outputs already given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.errors import StateError
 from energon.limits import RESUMED_OUTPUTS
 from energon.samples.restore_key import RestoreKey, stamp
-from energon.stages.base import DatasetIterator, Place, State, unpack, unpack_one
-from energon.stages.hook import SKIPPED, Address, Hook, HookRunner, reraise_exception
-from energon.stages.lane import Lane
+from energon.stages.base import DatasetIterator, Kind, Place, State, unpack, unpack_some
+from energon.stages.hook import SKIPPED, Hook, HookRunner, reraise_exception
+from energon.stages.lane import Address, Lane
 
 _GENERATOR = type(_ for _ in ())
+_OUTPUTS = {"given": int, "batch": int | None}
 
 
 class ApplyIterator(DatasetIterator[Any]):
     """Draws inputs from `inner`, runs hooks on them, gives the outputs. Stages say how to draw."""
+
+    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict}
+    """What `_position` returns; how many outputs were given is added to it."""
+    yields_batches = False
+    """Whether each output is a batch, instead of one of the items that make it."""
 
     def __init__(self, inner: DatasetIterator[Any], lane: Lane) -> None:
         self.inner = inner
@@ -31,19 +37,44 @@ class ApplyIterator(DatasetIterator[Any]):
         self.outputs: Iterator[Any] | None = None
         self.before: State = {}
         self.given = 0
+        # The batch for which the present input was drawn, and that of the next, if they differ
+        # from the one that the lane works for.
+        self.batch: int | None = None
+        self.entered: tuple[int | None, Address] = (None, ())
+        self.next_batch: int | None = None
 
     def __next__(self) -> Any:
         while True:
             if self.outputs is not None:
-                for output in self.outputs:
-                    self.given += 1
+                output = self._next_output()
+                if output is not SKIPPED:
                     return output
                 self.outputs = None
                 self.given = 0
             self.before = self._position()
-            output = self._produce()
+            output = self._begin()
             if output is not SKIPPED:
                 return output
+
+    def _begin(self) -> Any:
+        """Draw an input for the batch that it was drawn for the first time."""
+        self.batch, self.next_batch = self.next_batch, None
+        if self.batch is None:
+            self.batch = self.lane.present.batch
+            return self._produce()
+        with self.lane.present.working_for(self.batch):
+            return self._produce()
+
+    def _next_output(self) -> Any:
+        """Return the next of several outputs, or SKIPPED behind the last one."""
+        row, address = self.entered
+        if row is not None:
+            self.lane.enter_known(row, address, several=self.yields_batches)
+        batch = None if self.yields_batches else self.batch
+        with self.lane.present.working_for(batch):
+            output = next(self.outputs or iter(()), SKIPPED)
+        self.given += output is not SKIPPED
+        return output
 
     @property
     def row(self) -> int:
@@ -55,23 +86,30 @@ class ApplyIterator(DatasetIterator[Any]):
 
     @property
     def place(self) -> Place:
-        return {**self.before, "given": max(0, self.given - 1)}
+        return {**self.before, "given": max(0, self.given - 1), "batch": self.batch}
 
     def state_dict(self) -> State:
         if self.outputs is not None:
-            return {**self.before, "given": self.given}
-        return {**self._position(), "given": 0}
+            return {**self.before, "given": self.given, "batch": self.batch}
+        return {**self._position(), "given": 0, "batch": self.next_batch}
 
     def load_state_dict(self, state: State) -> None:
-        given, position = unpack_one(state, "given")
+        (given, self.next_batch), position = unpack_some(state, _OUTPUTS)
         self._go_to(position)
         if given:
-            self.before = self._position()
-            output = self._produce()
-            if self.outputs is None and output is not SKIPPED:
-                # The hook no longer yields; what it gave then is what it gives now.
-                return
-            self.given = 1 + sum(1 for _ in again(self.outputs or iter(()), given - 1))
+            self._give_again(given)
+
+    def _give_again(self, given: int) -> None:
+        """Make those outputs of the next input again that have been given."""
+        present, batch = self.lane.present, self.next_batch
+        self.before = self._position()
+        output = self._begin()
+        if self.outputs is None and output is not SKIPPED:
+            # The hook no longer yields; what it gave then is what it gives now.
+            return
+        for number in again(iter(range(1, given)), given - 1):
+            with present.working_for(None if batch is None else batch + number):
+                self._next_output()
 
     def _position(self) -> State:
         """Return where the next input is drawn."""
@@ -79,7 +117,7 @@ class ApplyIterator(DatasetIterator[Any]):
 
     def _go_to(self, position: State) -> None:
         """Go to where an input was drawn."""
-        (inner,) = unpack(position, "inner")
+        (inner,) = unpack(position, self.saves)
         self.inner.load_state_dict(inner)
 
     def _produce(self) -> Any:
@@ -107,6 +145,8 @@ class ApplyIterator(DatasetIterator[Any]):
             if argument is SKIPPED:
                 return SKIPPED
             if type(argument) is _GENERATOR:
+                present = self.lane.present
+                self.entered = present.row, present.address
                 self.outputs = self._expand(argument, hooks[done:], address, key())
                 self.given = 1
                 return next(self.outputs, SKIPPED)
@@ -173,6 +213,7 @@ def apply_again(
     address: Address,
     key: RestoreKey,
     subs: RestoreKey,
+    yields_batches: bool = False,
 ) -> tuple[Any, RestoreKey]:
     """Return one output of `hooks` for `argument`, and the numbers that are left.
 
@@ -184,6 +225,7 @@ def apply_again(
         key: The restore key of `argument`.
         subs: For each hook that yields several outputs the number of the wanted one, and
             whatever later stages appended.
+        yields_batches: Whether each of several outputs is a batch.
 
     Raises:
         FatalSampleError: If a hook fails.
@@ -197,7 +239,11 @@ def apply_again(
             if not subs:
                 raise StateError(f"{hook.name} yields several outputs, {key} does not say which")
             sub, *rest = subs
-            output = next(islice(output, sub, None), SKIPPED)
+            for _ in range(sub):
+                next(output, SKIPPED)
+                if yields_batches:
+                    lane.present.count_batch()
+            output = next(output, SKIPPED)
             key, subs, address = (*key, sub), tuple(rest), (*address, sub)
             stamp(output, key)
         if output is SKIPPED:

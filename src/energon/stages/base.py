@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from types import UnionType
+from typing import Any, ClassVar, Generic, TypeVar
 
 from energon.errors import ConfigError, StateError
 from energon.samples.restore_key import RestoreKey
@@ -40,9 +41,8 @@ Place = Any
 """Where an item is in its lane, as JSON; only the stage that gave it understands it."""
 
 
-_NUMBERS = frozenset(("drawn", "given", "group", "pass", "present", "read", "row"))
-_LISTS = frozenset(("carried", "changes", "counts", "ended", "waiting"))
-"""Names of what are numbers and lists in the states of stages; else there are states and None."""
+Kind = type | UnionType
+"""What a value of a state is: int, list, dict, `int | None` and the like."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,13 @@ class Dataset(Generic[T_co]):
 
 
 class DatasetIterator(Iterator[T_co]):
-    """Where a stage is. Created by `Dataset.open`, used by one thread at a time."""
+    """Where a stage is. Created by `Dataset.open`, used by one thread at a time.
+
+    Attributes:
+        saves: What `state_dict` returns, by name; `unpack` checks states against it.
+    """
+
+    saves: ClassVar[Mapping[str, Kind]] = {}
 
     def __next__(self) -> T_co:
         raise NotImplementedError
@@ -121,32 +127,41 @@ class DatasetIterator(Iterator[T_co]):
         raise NotImplementedError
 
 
-def unpack(state: State, *names: str) -> tuple[Any, ...]:
-    """Return the values of exactly these `names`, or say what does not fit."""
-    if not isinstance(state, Mapping) or set(state) != set(names):
-        found = sorted(state) if isinstance(state, Mapping) else repr(state)
-        raise StateError(
-            f"saved state has {found}, this stage needs {sorted(names)}; "
-            "was it saved by another pipeline?"
-        )
-    for name in names:
+def unpack(state: State, saves: Mapping[str, Kind]) -> tuple[Any, ...]:
+    """Return the values of a state in the order of `saves`, or say what does not fit.
+
+    Args:
+        state: What some `state_dict` returned.
+        saves: All that it has to consist of: names, and what their values are.
+
+    Raises:
+        StateError: If it is something else.
+    """
+    values, rest = unpack_some(state, saves)
+    if rest:
+        raise _misfit(state, saves)
+    return values
+
+
+def unpack_some(state: State, saves: Mapping[str, Kind]) -> tuple[tuple[Any, ...], State]:
+    """Return the values of some names in a state, as `unpack` does, and what else it has."""
+    if not isinstance(state, Mapping) or not saves.keys() <= state.keys():
+        raise _misfit(state, saves)
+    for name, kind in saves.items():
         value = state[name]
-        if name in _NUMBERS:
-            fits = isinstance(value, int)
-        elif name in _LISTS:
-            fits = isinstance(value, list)
-        else:
-            fits = isinstance(value, Mapping | list | None)
-        if not fits:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            expected = getattr(kind, "__name__", None) or str(kind)
             raise StateError(
-                f"saved state has {name}: {value!r}, which no stage writes; it is damaged "
-                "or was edited"
+                f"saved state has {name}: {value!r:.200}, expected {expected}; it is damaged or "
+                "was edited"
             )
-    return tuple(state[name] for name in names)
+    rest = {name: value for name, value in state.items() if name not in saves}
+    return tuple(state[name] for name in saves), rest
 
 
-def unpack_one(state: State, name: str) -> tuple[Any, State]:
-    """Return the value of `name` and the rest of a state, or say what does not fit."""
-    rest = dict(state) if isinstance(state, Mapping) else {}
-    (value,) = unpack({name: rest.pop(name)} if name in rest else state, name)
-    return value, rest
+def _misfit(state: State, saves: Mapping[str, Kind]) -> StateError:
+    found = sorted(state) if isinstance(state, Mapping) else f"{state!r:.200}"
+    return StateError(
+        f"saved state has {found}, this stage needs {sorted(saves)}; was it saved by another "
+        "pipeline?"
+    )

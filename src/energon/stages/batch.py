@@ -19,8 +19,8 @@ from energon.samples.restore_key import (
 )
 from energon.stages.apply import ApplyIterator, apply_again
 from energon.stages.base import Dataset, DatasetIterator
-from energon.stages.hook import Address, Hook
-from energon.stages.lane import Lane
+from energon.stages.hook import Hook
+from energon.stages.lane import Address, Lane
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,13 @@ class BatchDataset(Dataset[Any]):
 class BatchIterator(ApplyIterator):
     """Draws lists of items, and runs hooks on them. Stages say which."""
 
+    yields_batches = True
+
     def _apply_to_batch(self, items: list[Any], hooks: tuple[Hook, ...], row: int) -> Any:
         """Return what the hooks of batches make of `items`."""
         address = batch_address(items, self.lane, row)
-        key = partial(joint_key, "batch", items)
-        return with_key(self._apply(items, hooks, address, key), key)
+        key = partial(batch_key, items, self.lane.batch_number(address))
+        return with_key(self._apply(items, hooks, address, key), items, key)
 
 
 class _BatchIterator(BatchIterator):
@@ -90,12 +92,23 @@ def batch_address(items: list[Any], lane: Lane, row: int) -> Address:
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
 
 
-def with_key(batch: Any, key: Callable[[], RestoreKey | None]) -> Any:
-    """Return `batch`, which carries the key from now on unless its maker gave it one."""
-    if carries_key(batch) and not key_of(batch):
-        made = key()
-        if made is not None:
-            stamp(batch, made)
+def batch_key(items: list[Any], number: int) -> RestoreKey | None:
+    """Return the key of what is made of `items` as batch `number` of the run."""
+    joint = joint_key("batch", items)
+    return None if joint is None else (*joint, number)
+
+
+def with_key(batch: Any, items: list[Any], key: Callable[[], RestoreKey | None]) -> Any:
+    """Return `batch`, which carries the key from now on unless its maker gave it one.
+
+    To list the keys of `items`, as collating does, is to give it none.
+    """
+    if carries_key(batch):
+        own = key_of(batch)
+        if not own or (len(own) == len(items) and tuple(own) == tuple(map(key_of, items))):
+            made = key()
+            if made is not None:
+                stamp(batch, made)
     return batch
 
 
@@ -107,8 +120,16 @@ def restore_batch(
     if split is None:
         return dataset.restore(lane, key)
     keys, subs = split
-    items = [dataset.restore(lane, each)[0] for each in keys]
-    own = ("batch", tuple(keys))
-    address = batch_address(items, lane, 0)
-    batch, left = apply_again(items, hooks, lane, address=address, key=own, subs=subs)
-    return with_key(batch, lambda: own), left
+    number: Any = None
+    own: RestoreKey = ("batch", tuple(keys))
+    if key[0] == "batch" and subs:
+        number, subs = subs[0], subs[1:]
+        own = (*own, number)
+    with lane.working_again(number):
+        items = [dataset.restore(lane, each)[0] for each in keys]
+    with lane.working_again(number):
+        address = batch_address(items, lane, 0)
+        batch, left = apply_again(
+            items, hooks, lane, address=address, key=own, subs=subs, yields_batches=True
+        )
+    return with_key(batch, items, lambda: own), left

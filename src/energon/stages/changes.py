@@ -7,12 +7,13 @@ never read. That row is part of the state of the lane from then on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.errors import StateError
 from energon.plan.rows import Plan
-from energon.stages.base import Dataset, DatasetIterator, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
 from energon.stages.lane import Lane
 from energon.stages.through import ThroughDataset, ThroughIterator
 
@@ -36,6 +37,8 @@ class ChangesDataset(ThroughDataset):
 
 
 class _ChangesIterator(ThroughIterator):
+    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "read": int, "changes": list}
+
     def __init__(self, stage: ChangesDataset, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
@@ -56,7 +59,7 @@ class _ChangesIterator(ThroughIterator):
         }
 
     def load_state_dict(self, state: State) -> None:
-        inner, self.lane.reading.row, _ = unpack(state, "inner", "read", "changes")
+        inner, self.lane.reading.row, _ = unpack(state, self.saves)
         self._begin(state)
         self.inner.load_state_dict(inner)
 

@@ -6,17 +6,17 @@ The position is that of the stream, and the places of the items that wait in buc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from energon.errors import ConfigError, FatalSampleError
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.batch import BatchIterator, restore_batch
 from energon.stages.hook import SKIPPED, Hook, HookRunner, describe_sources
 from energon.stages.lane import Lane
-from energon.stages.map import item_address
+from energon.stages.map import batch_of, item_address
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class _Bucket:
 
 
 class _GroupIterator(BatchIterator):
+    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "waiting": list}
+
     def __init__(self, stage: GroupDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane)
         self.stage = stage
@@ -84,7 +86,7 @@ class _GroupIterator(BatchIterator):
         return {"inner": self.inner.state_dict(), "waiting": self._waiting_places()}
 
     def _go_to(self, position: State) -> None:
-        inner, self.unread = unpack(position, "inner", "waiting")
+        inner, self.unread = unpack(position, self.saves)
         self.inner.load_state_dict(inner)
 
     def _waiting_places(self) -> list[Place]:
@@ -166,4 +168,5 @@ class _GroupIterator(BatchIterator):
         items = self.stage.dataset.read_again(lane, places)
         for item, place in zip(items, places, strict=True):
             if item is not SKIPPED:
-                self._add(item, place, criterion)
+                with lane.present.working_for(batch_of(place)):
+                    self._add(item, place, criterion)

@@ -21,7 +21,7 @@ from energon.errors import (
     SkipSample,
 )
 from energon.plan.seeds import derive_seed
-from energon.stages.lane import Lane, active
+from energon.stages.lane import Address, Lane, active
 from energon.stages.random_state import is_worker_process, seeded
 
 logger = logging.getLogger("energon")
@@ -32,9 +32,6 @@ RATED_CALLS = 1000
 """Before so many calls a share of failures means little."""
 
 ErrorHandler = Callable[[Exception, Any, Any], None]
-
-Address = tuple[int | str, ...]
-"""What the random numbers of a call depend on, beside the seed of the run and the hook."""
 
 
 class _Skipped:

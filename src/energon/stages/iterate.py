@@ -49,7 +49,7 @@ class IterableLanes:
         while opened:
             lane, batches = opened.popleft()
             for batch in batches:
-                lane.present.batch += 1
+                lane.present.count_batch()
                 yield batch
                 opened.append((lane, batches))
                 break

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
+
+Address = tuple[int | str, ...]
+"""What the random numbers of a call depend on, beside the seed of the run and the hook."""
 
 
 @dataclass(eq=False)
@@ -27,17 +31,44 @@ class Reading:
     row: int = 0
 
 
+Find = Callable[[int, int, int], int | None]
+
+
 @dataclass(eq=False)
 class Present:
     """What a lane works on now; all stages see the same.
 
     Args:
-        row: Row of the sample that user code gets, or with which its batch begins.
-        batch: How many batches the lane has yielded before.
+        batch: Number of the batch of the lane; None if that is not known, because a sample is
+            made again apart from its batch.
+        row: Number of the sample that user code got last, within its lane; None before the first.
+        address: The address of that sample; () of several.
+        finders: Each tells the number of a sample by leaf, epoch and ordinal, if it is one of
+            those that some stage reads.
+        batch_rows: How many rows a batch takes, if that is the same for each and none is
+            skipped; to tell the batch of a sample by itself.
     """
 
-    row: int = 0
-    batch: int = 0
+    batch: int | None = 0
+    row: int | None = None
+    address: Address = ()
+    finders: dict[Hashable, Find] = field(default_factory=dict)
+    batch_rows: int | None = None
+
+    def count_batch(self) -> None:
+        """Note that the lane has yielded a batch."""
+        if self.batch is not None:
+            self.batch += 1
+
+    @contextmanager
+    def working_for(self, batch: int | None) -> Iterator[None]:
+        """Work for another batch inside the block; for the present one, if it is None."""
+        before = self.batch
+        self.batch = before if batch is None else batch
+        try:
+            yield
+        finally:
+            self.batch = before
 
 
 @dataclass(eq=False)
@@ -72,12 +103,22 @@ class Lane:
     offset: int = 0
     reading: Reading = field(default_factory=Reading)
 
-    def enter(self, row: int, *, several: bool = False) -> None:
-        """Note that user code gets the sample of this row, or several that begin with it."""
-        known = row * self.stride + self.offset
-        self.present.row = known
+    def enter(self, row: int, address: Address = (), *, several: bool = False) -> None:
+        """Note that user code gets the sample of this row, or several that begin with it.
+
+        Args:
+            row: The row.
+            address: What tells the sample from others; () for several.
+            several: Whether there are several.
+        """
+        self.enter_known(row * self.stride + self.offset, address, several=several)
+
+    def enter_known(self, row: int, address: Address, *, several: bool = False) -> None:
+        """Do the same for a row by the number by which it is known outside."""
+        present = self.present
+        present.row, present.address = row, address
         if self.progress is not None:
-            self.progress(known, several)
+            self.progress(row, several)
 
     def branch(self, number: int, count: int) -> Lane:
         """Return the lane for one of `count` streams that are merged.
@@ -93,22 +134,71 @@ class Lane:
             reading=Reading(),
         )
 
-    @property
-    def sample_index(self) -> int:
-        """Number of the present sample among those of all lanes."""
-        return self.present.row * self.lanes + self.number
+    @contextmanager
+    def working_again(self, number: int | None) -> Iterator[None]:
+        """Make what belongs to batch `number` of the run again; None if it is not known which.
 
-    @property
-    def batch_index(self) -> int:
-        """Number of the present batch among those of all lanes."""
-        return self.present.batch * self.lanes + self.number
+        Raises:
+            StateError: If it is no number.
+        """
+        if number is None:
+            yield
+            return
+        if not isinstance(number, int) or number < 0:
+            raise StateError(f"a restore key has {number!r} where batches have their number")
+        batch, self.number = divmod(number, self.lanes)
+        with self.present.working_for(batch):
+            yield
+
+    def sample_number(self, address: Address) -> int:
+        """Return the number, among those of all lanes, of the sample that an address begins with.
+
+        Raises:
+            ConfigError: If that cannot be told.
+        """
+        present = self.present
+        if address[:1] == ("lane",):
+            _, lane, row, *_ = address
+            return (int(row) * self.stride + self.offset) * self.lanes + int(lane)
+        sample = tuple(part for part in address if isinstance(part, int))[:3]
+        if len(sample) == 3 and sample != present.address[:3]:
+            for find in present.finders.values():
+                number = find(*sample)
+                if number is not None:
+                    return number
+        if present.row is None:
+            raise ConfigError(
+                f"the number of the sample (leaf, epoch, ordinal) {sample} is not known: the run "
+                "does not draw it, or draws with replacement, or has changed its mix since"
+            )
+        return present.row * self.lanes + self.number
+
+    def batch_number(self, address: Address) -> int:
+        """Return the number of the present batch among those of all lanes.
+
+        Args:
+            address: What user code gets.
+
+        Raises:
+            ConfigError: If that cannot be told.
+        """
+        present = self.present
+        if present.batch is not None:
+            return present.batch * self.lanes + self.number
+        if present.batch_rows is None:
+            raise ConfigError(
+                "the number of the batch is not known: batches of this pipeline take any number of "
+                "samples, and the restore key is not that of a batch"
+            )
+        row, lane = divmod(self.sample_number(address), self.lanes)
+        return row // present.batch_rows * self.lanes + lane
 
 
 class _Active(threading.local):
     """For what this thread runs user code: the lane, and the hook and what its argument is."""
 
     lane: Lane | None = None
-    call: tuple[str, tuple[int | str, ...]] = ("", ())
+    call: tuple[str, Address] = ("", ())
     generator: tuple[object, np.random.Generator] | None = None
 
 
@@ -124,6 +214,24 @@ def active_lane() -> Lane:
     if active.lane is None:
         raise ConfigError("there is no present sample or batch: ask for it in a hook")
     return active.lane
+
+
+def active_sample_number() -> int:
+    """Return the number of the sample that the running hook got, or of the first of several.
+
+    Raises:
+        ConfigError: If no hook is running, or the number cannot be told.
+    """
+    return active_lane().sample_number(active.call[1])
+
+
+def active_batch_number() -> int:
+    """Return the number of the batch that the running hook works for.
+
+    Raises:
+        ConfigError: If no hook is running, or the number cannot be told.
+    """
+    return active_lane().batch_number(active.call[1])
 
 
 def active_generator() -> np.random.Generator:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from energon.errors import StateError
 from energon.samples.restore_key import RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, Place
-from energon.stages.hook import SKIPPED, Address, Hook
-from energon.stages.lane import Lane
+from energon.stages.hook import SKIPPED, Hook
+from energon.stages.lane import Address, Lane
 
 logger = logging.getLogger("energon")
 
@@ -37,7 +38,15 @@ class MapDataset(Dataset[Any]):
         return self.dataset.num_items(lane, lanes)
 
     def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
-        items = self.dataset.read_again(lane, [inner for inner, _ in places])
+        for place in places:
+            match place:
+                case [_, int(), int() | None]:
+                    continue
+            raise StateError(
+                f"saved state has {place!r:.200} as the place of a sample; it is damaged or was "
+                "edited"
+            )
+        items = self.dataset.read_again(lane, [inner for inner, *_ in places])
         iterator = _MapIterator(self, lane)
         return [
             item if item is SKIPPED else iterator.output(item, place)
@@ -57,18 +66,19 @@ class _MapIterator(ApplyIterator):
 
     @property
     def place(self) -> Place:
-        return [self.inner.place, max(0, self.given - 1)]
+        return [self.inner.place, max(0, self.given - 1), self.batch]
 
     def output(self, item: Any, place: Place) -> Any:
         """Return the output for `item` that was at `place`, or SKIPPED."""
-        inner, sub = place
+        inner, sub, batch = place
         self.outputs = None
-        output = self._run(item, row_of(inner))
-        if self.outputs is None or sub == 0:
-            return output
-        for _ in again(self.outputs, sub - 1):
-            pass
-        return next(self.outputs, SKIPPED)
+        with self.lane.present.working_for(batch):
+            output = self._run(item, row_of(inner))
+            if self.outputs is None or sub == 0:
+                return output
+            for _ in again(self.outputs, sub - 1):
+                pass
+            return next(self.outputs, SKIPPED)
 
     def _produce(self) -> Any:
         row = self.inner.row
@@ -76,8 +86,8 @@ class _MapIterator(ApplyIterator):
 
     def _run(self, item: Any, row: int) -> Any:
         lane = self.lane
-        lane.enter(row)
         address = item_address(item, lane, row)
+        lane.enter(row, address)
         if row in lane.skip_rows:
             lane.counts["skipped after killing workers"] += 1
             logger.error(
@@ -94,6 +104,15 @@ def item_address(item: Any, lane: Lane, row: int) -> Address:
     """Return what seeds the hooks of an item: its place in the data, or else in the lane."""
     key = key_of(item)
     return ("lane", lane.number, row) if key is None else flat(key)
+
+
+def batch_of(place: Place) -> int | None:
+    """Return the batch of the lane for which user code made the item at `place`, if any did."""
+    if isinstance(place, list) and len(place) == 3:
+        batch = place[2]
+    else:
+        batch = place.get("batch") if isinstance(place, dict) else None
+    return batch if isinstance(batch, int) else None
 
 
 def row_of(place: Place) -> int:

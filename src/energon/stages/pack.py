@@ -9,16 +9,16 @@ have been given; resuming reads the window and divides it again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from energon.errors import ConfigError, FatalSampleError
+from energon.errors import ConfigError, FatalSampleError, StateError
 from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.apply import ApplyIterator, apply_again
-from energon.stages.base import Dataset, DatasetIterator, State, unpack
-from energon.stages.hook import SKIPPED, Address, Hook, HookRunner
-from energon.stages.lane import Lane
+from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
+from energon.stages.hook import SKIPPED, Hook, HookRunner
+from energon.stages.lane import Address, Lane
 from energon.stages.pack_window import Entry, Start, Window, divided
 
 
@@ -79,6 +79,14 @@ def pack_address(first: RestoreKey) -> Address:
 
 
 class _PackIterator(ApplyIterator):
+    saves: ClassVar[Mapping[str, Kind]] = {
+        "inner": dict,
+        "carried": list,
+        "group": int,
+        "skipped": list | None,
+        "batches": list,
+    }
+
     def __init__(self, stage: PackDataset, lane: Lane) -> None:
         # What happens to the samples of a window is counted when it opens, and only once.
         self.inner_lane = replace(lane, counts=Counter())
@@ -107,10 +115,19 @@ class _PackIterator(ApplyIterator):
             "carried": start.carried,
             "group": start.group,
             "skipped": start.skipped,
+            "batches": [start.batch, start.opened],
         }
 
     def _go_to(self, position: State) -> None:
-        self.start = Start(*unpack(position, "inner", "carried", "group", "skipped"))
+        inner, carried, group, skipped, batches = unpack(position, self.saves)
+        match batches:
+            case [int() | None as batch, int() | None as opened]:
+                self.start = Start(inner, carried, group, skipped, batch, opened)
+            case _:
+                raise StateError(
+                    f"saved state has the batches {batches!r:.200} of a window, expected two "
+                    "numbers; it is damaged or was edited"
+                )
         self.inner.load_state_dict(self.start.inner)
         self.start_row = self.inner.row
         self.carried = None
@@ -134,7 +151,10 @@ class _PackIterator(ApplyIterator):
         return pack
 
     def _enter(self, entry: Entry, *, several: bool = False) -> None:
-        self.lane.enter(entry.row if entry.row >= 0 else self.start_row, several=several)
+        if entry.row >= 0:
+            self.lane.enter(entry.row, flat(key_of(entry.sample) or ()), several=several)
+        else:
+            self.lane.enter(self.start_row, several=several)
 
     def _postencode(self, entry: Entry) -> Any:
         sample = entry.sample
@@ -172,10 +192,11 @@ class _PackIterator(ApplyIterator):
         given = self.start.group - window.opened_at
         total = len(window.groups) - window.opened_at
         count = self.stage.buffer_size - len(window.carried)
-        self._read_ahead(count * given // total)
+        self._read_ahead(count * given // total, batch=self.start.opened)
 
     def _close_window(self, window: Window) -> None:
-        self.start = Start(window.stop, [entry.place for entry in window.carried])
+        carried = [entry.place for entry in window.carried]
+        self.start = Start(window.stop, carried, batch=self.start.opened)
         self.start_row = window.stop_row
         self.carried = window.carried
         self.window = None
@@ -187,15 +208,19 @@ class _PackIterator(ApplyIterator):
         # may have died of one of its samples since.
         before = None if start.skipped is None else frozenset(start.skipped)
         inner_lane.skip_rows = lane.skip_rows if before is None else before
+        present = lane.present
+        start.batch = present.batch if start.batch is None else start.batch
+        start.opened = present.batch if start.opened is None else start.opened
         carried = self._carried_entries()
         wanted = self.stage.buffer_size - len(carried)
-        self._read_ahead(wanted)
+        self._read_ahead(wanted, batch=start.batch)
         entries = carried + self.ahead
         last = len(self.ahead) < wanted
         if not entries:
             raise StopIteration
         self.ahead = []
-        groups, carried = self._divide(entries, last=last)
+        with present.working_for(start.opened):
+            groups, carried = self._divide(entries, last=last)
         if before is None:
             lane.counts.update(inner_lane.counts)
             start.skipped = sorted(lane.skip_rows)
@@ -215,18 +240,20 @@ class _PackIterator(ApplyIterator):
         found = zip(samples, places, strict=True)
         return [Entry(sample, place) for sample, place in found if sample is not SKIPPED]
 
-    def _read_ahead(self, count: int) -> None:
+    def _read_ahead(self, count: int, *, batch: int | None) -> None:
         """Read until `count` samples of the next window are there, or the stream ends."""
         inner, ahead = self.inner, self.ahead
-        while len(ahead) < count:
-            sample = next(inner, SKIPPED)
-            if sample is SKIPPED:
-                break
-            ahead.append(Entry(sample, inner.place))
+        with self.lane.present.working_for(batch):
+            while len(ahead) < count:
+                sample = next(inner, SKIPPED)
+                if sample is SKIPPED:
+                    break
+                ahead.append(Entry(sample, inner.place))
 
     def _divide(self, entries: list[Entry], *, last: bool) -> tuple[list[list[Entry]], list[Entry]]:
         """Return groups of the samples of a window, and what is carried over to the next."""
         samples = [entry.sample for entry in entries]
+        self._enter(entries[0], several=True)
         first = key_of(samples[0])
         address = self._lane_address() if first is None else ("select", *flat(first))
         selected = self.select(samples, address)

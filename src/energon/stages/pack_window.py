@@ -53,12 +53,16 @@ class Start:
         carried: Places of the samples carried over from the window before.
         group: How many of its groups have been drawn.
         skipped: Rows that were left out when the window was first divided; None before.
+        batch: The batch of the lane for which its new samples are read; None before.
+        opened: That for which it was divided, and the next window is read; None before.
     """
 
     inner: State
     carried: list[Place] = field(default_factory=list)
     group: int = 0
     skipped: list[int] | None = None
+    batch: int | None = None
+    opened: int | None = None
 
 
 def divided(

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from energon.errors import StateError
+from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan, Rows
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.lane import Lane
 
 MAX_PLANNED_ROWS = 4096
@@ -93,6 +93,7 @@ class ReadDataset(Dataset[Any]):
             raise StateError(f"{key} is not the restore key of a sample: (leaf, epoch, ordinal, …)")
         if self.leaf not in (None, numbers[0]):
             raise StateError(f"{key} is the key of a sample of another dataset")
+        self.tell_numbers(lane)
         leaf, epoch, ordinal = (np.array([number], np.int64) for number in numbers)
         try:
             sample = self.reader.read(Rows(leaf.astype(np.int32), epoch, ordinal))[0]
@@ -100,8 +101,28 @@ class ReadDataset(Dataset[Any]):
             raise StateError(f"there is no sample {numbers} in these datasets") from error
         return sample, tuple(key[3:])
 
+    def tell_numbers(self, lane: Lane) -> None:
+        """Let user code of `lane` ask for the numbers of samples that are read here."""
+
+        def find(leaf: int, epoch: int, ordinal: int) -> int | None:
+            if self.leaf not in (None, leaf):
+                return None
+            plan = lane.reading.plan or self.plan(lane.lanes)
+            try:
+                found = plan.find(leaf, epoch, ordinal)
+            except ConfigError:  # drawn with replacement
+                found = None
+            if found is None:
+                return None
+            number, row = found
+            return (row * lane.stride + lane.offset) * lane.lanes + number
+
+        lane.present.finders[self.leaf, lane.stride, lane.offset] = find
+
 
 class _ReadIterator(DatasetIterator[Any]):
+    saves: ClassVar[Mapping[str, Kind]] = {"row": int}
+
     def __init__(self, stage: ReadDataset, lane: Lane) -> None:
         self.reader = stage.reader
         self.stage = stage
@@ -119,6 +140,7 @@ class _ReadIterator(DatasetIterator[Any]):
         self._block_start = 0
         self._ahead: LookAhead | None = None
         self._next_block = 1
+        stage.tell_numbers(lane)
 
     @property
     def row(self) -> int:
@@ -158,7 +180,7 @@ class _ReadIterator(DatasetIterator[Any]):
         return {"row": self._row}
 
     def load_state_dict(self, state: State) -> None:
-        (self._row,) = unpack(state, "row")
+        (self._row,) = unpack(state, self.saves)
         self._block_start = self._row
 
     def _read(self, wanted: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from energon.stages.base import DatasetIterator, State
+from energon.stages.base import DatasetIterator, Kind, State, unpack
 from energon.stages.batch import BatchDataset, BatchIterator
 from energon.stages.lane import Lane
 from energon.stages.map import row_of
@@ -28,18 +29,24 @@ class UnitBatchDataset(BatchDataset):
 
 
 class _UnitBatchIterator(BatchIterator):
+    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "drawn_for": int | None}
+
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane)
         self.stage = stage
-        # The first item of the next batch, if it had to be drawn to know that it is one, and
-        # where it was drawn.
-        self.held: tuple[Any, State] | None = None
+        # The first item of the next batch, if it had to be drawn to know that it is one, where
+        # it was drawn, and for which batch.
+        self.held: tuple[Any, State, int | None] | None = None
+        self.drawn_for: int | None = None
 
     def _position(self) -> State:
-        return {"inner": self.inner.state_dict() if self.held is None else self.held[1]}
+        if self.held is None:
+            return {"inner": self.inner.state_dict(), "drawn_for": self.drawn_for}
+        return {"inner": self.held[1], "drawn_for": self.held[2]}
 
     def _go_to(self, position: State) -> None:
-        super()._go_to(position)
+        inner, self.drawn_for = unpack(position, self.saves)
+        self.inner.load_state_dict(inner)
         self.held = None
 
     def _produce(self) -> Any:
@@ -54,23 +61,28 @@ class _UnitBatchIterator(BatchIterator):
 
     def _next_unit(self) -> tuple[list[Any], bool]:
         """Return the items of the next unit that has any, and whether the data end with it."""
-        size = self.stage.batch_size
+        size, present = self.stage.batch_size, self.lane.present
         items: list[Any] = []
         unit = -1
         while True:
             if self.held is None:
                 if items and self.inner.row >= (unit + 1) * size:
                     return items, False
-                before = self.inner.state_dict()
-                item = next(self.inner, _END)
+                before, batch = self.inner.state_dict(), present.batch
+                if self.drawn_for is None:
+                    item = next(self.inner, _END)
+                else:
+                    with present.working_for(self.drawn_for):
+                        item = next(self.inner, _END)
+                    self.drawn_for = None
                 if item is _END:
                     return items, True
             else:
-                item, before = self.held
+                item, before, batch = self.held
                 self.held = None
             own = row_of(self.inner.place) // size
             if items and own != unit:
-                self.held = (item, before)
+                self.held = (item, before, batch)
                 return items, False
             items.append(item)
             unit = own

@@ -18,7 +18,7 @@ from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.changes import ChangesDataset, rows_of_changes
 from energon.stages.iterate import IterableLanes, register_with_torch
-from energon.stages.lane import Lane
+from energon.stages.lane import Lane, Present
 from energon.task_encoder.mix_report import mix_report
 from energon.worker import WorkerConfig
 
@@ -44,6 +44,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         virtual_epoch_length: Batches of each rank after which an epoch ends; 0 never ends it.
         restart: Whether each pass starts from the beginning (validation) or goes on.
         batch_drop_last: Whether a batch that is not full does not count in the length.
+        batch_rows: How many rows every batch takes, unless hooks skip some; None if that differs.
     """
 
     stage: Dataset[Any]
@@ -56,6 +57,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     virtual_epoch_length: int = 0
     restart: bool = False
     batch_drop_last: bool = False
+    batch_rows: int | None = None
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
@@ -164,7 +166,13 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             sample_bytes=[source.mean_sample_bytes for source in self.reader.sources],
         )
 
-    def restore_sample(self, key: RestoreKey) -> Any:
+    def restore_sample(
+        self,
+        key: RestoreKey,
+        *,
+        lanes: int | None = None,
+        states: Mapping[int, State | None] | None = None,
+    ) -> Any:
         """Make again what has this restore key: a batch, or a sample or pack within one.
 
         Read anew from the data, wherever it was in the run, by the same hooks.
@@ -172,13 +180,26 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         Args:
             key: The `__restore_key__` of a batch gives the batch. That of a sample gives the
                 sample as it is before packing and batching.
+            lanes: How many lanes the run has; None for that of the worker config. This and
+                `states` are for the numbers that hooks may ask for.
+            states: Where the lanes are that are known.
 
         Raises:
             StateError: If there is no such key, or a hook skips the sample.
         """
         if not isinstance(key, tuple | list):
             raise StateError(f"{key!r} is not a restore key; pass the __restore_key__ of a batch")
-        restored, _ = self.stage.restore(Lane(0, 1, seed=self.plan.seed), to_tuple(key))
+        lane = Lane(
+            number=0,
+            lanes=lanes or self.worker_config.default_lanes,
+            seed=self.plan.seed,
+            present=Present(batch=None, batch_rows=self.batch_rows),
+        )
+        plan = self.plan(lane.lanes)
+        for number, state in (states or {}).items() if self.plan.past else ():
+            plan = plan.with_changes(number, rows_of_changes(state, len(self.plan.past)))
+        lane.reading.plan = plan
+        restored, _ = self.stage.restore(lane, to_tuple(key))
         return restored
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:

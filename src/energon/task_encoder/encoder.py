@@ -11,7 +11,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.packing.selection import Selection
 from energon.samples.collate import generic_batch
 from energon.stages.hook import DEFAULT_TOLERANCE
-from energon.stages.lane import active_generator, active_lane
+from energon.stages.lane import active_batch_number, active_generator, active_sample_number
 from energon.task_encoder.cooker import Cooker, is_generator_function
 
 if TYPE_CHECKING:
@@ -120,25 +120,27 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def current_batch_index(self) -> int:
         """Number of the batch that the running hook works for, counted over all ranks.
 
-        The same on every topology. Samples are encoded ahead of their batch where they are
-        packed; there it is the number of the batch before which that happened.
+        The same on every topology and after every restore. Of samples that wait for packing or
+        in a group, it is the number of the batch that was made meanwhile; of those that a
+        generator yields, that of the batch for which it began.
 
         Raises:
-            ConfigError: If no hook is running.
+            ConfigError: If no hook is running, or a sample is restored by itself from a pipeline
+                whose batches take any number of samples.
         """
-        return active_lane().batch_index
+        return active_batch_number()
 
     @property
     def current_sample_index(self) -> int:
         """Number of the sample that the running hook works on, counted over all ranks.
 
-        In the hooks of packs and batches, that of their first sample, or of one before it that
-        was skipped. The same on every topology.
+        In the hooks of packs and batches, that of their first sample. The same on every
+        topology, after every restore and in `restore_sample`.
 
         Raises:
-            ConfigError: If no hook is running.
+            ConfigError: If no hook is running, or samples are drawn with replacement.
         """
-        return active_lane().sample_index
+        return active_sample_number()
 
     @property
     def current_rng(self) -> np.random.Generator:

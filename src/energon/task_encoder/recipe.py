@@ -128,7 +128,8 @@ class Recipe:
 
     def pipeline(self) -> SavableDataset:
         """Return the whole pipeline: batches, ready for a loader."""
-        return self.savable(self.batches(self.encoded(self.samples())))
+        whole = self.savable(self.batches(self.encoded(self.samples())))
+        return replace(whole, batch_rows=self._batch_rows)
 
     def samples(self) -> Dataset[Any]:
         """Return the samples in the order of the plan: read, decoded, cooked."""
@@ -203,6 +204,12 @@ class Recipe:
         if isinstance(self.settings, TrainSettings):
             return self.settings.virtual_epoch_length
         return getattr(self.settings, "limit", None) or 0
+
+    @property
+    def _batch_rows(self) -> int | None:
+        """How many rows every batch takes, unless hooks skip some; None if that differs."""
+        differs = self.settings.packing_buffer_size or self._groups or _yields(self.encoder)
+        return None if differs else self.settings.batch_size or 1
 
     @property
     def _groups(self) -> bool:

@@ -7,13 +7,14 @@ draw from the same dataset at the same time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.compat.megatron.stages.branch import Branches, open_branches, total_items
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
-from energon.stages.base import DatasetIterator, Place, State, unpack
+from energon.stages.base import DatasetIterator, Kind, Place, State, unpack
 from energon.stages.lane import Lane
 
 
@@ -46,6 +47,13 @@ class Blend(Branches):
 
 
 class _BlendIterator(DatasetIterator[Any]):
+    saves: ClassVar[Mapping[str, Kind]] = {
+        "counts": list,
+        "ended": list,
+        "drawn": int,
+        "inner": list,
+    }
+
     def __init__(self, stage: Blend, lane: Lane) -> None:
         self.branches = open_branches(stage.datasets, lane)
         self.weights = [float(weight) for weight in stage.weights]
@@ -114,7 +122,7 @@ class _BlendIterator(DatasetIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        counts, ended, self.drawn, inner = unpack(state, "counts", "ended", "drawn", "inner")
+        counts, ended, self.drawn, inner = unpack(state, self.saves)
         self.counts, self.ended = list(counts), list(ended)
         if {len(counts), len(inner)} != {len(self.branches)}:
             raise StateError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.compat.megatron.stages.branch import Branches, open_branches
 from energon.errors import ConfigError, StateError
-from energon.stages.base import DatasetIterator, Place, State, unpack
+from energon.stages.base import DatasetIterator, Kind, Place, State, unpack
 from energon.stages.lane import Lane
 
 
@@ -24,6 +25,8 @@ class Concat(Branches):
 
 
 class _ConcatIterator(DatasetIterator[Any]):
+    saves: ClassVar[Mapping[str, Kind]] = {"present": int, "inner": dict}
+
     def __init__(self, stage: Concat, lane: Lane) -> None:
         self.branches = open_branches(stage.datasets, lane)
         self.present = 0
@@ -53,7 +56,7 @@ class _ConcatIterator(DatasetIterator[Any]):
         return {"present": self.present, "inner": self.branches[self.present].state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self.present, inner = unpack(state, "present", "inner")
+        self.present, inner = unpack(state, self.saves)
         if self.present >= len(self.branches):
             raise StateError(
                 f"saved state is in dataset {self.present}, there are {len(self.branches)}; was it "

@@ -7,14 +7,14 @@ whose outputs depend on nothing but the last input it took begins anew with ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.errors import ConfigError, StateError
 from energon.samples.restore_key import RestoreKey
 from energon.stages.apply import again
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
 
@@ -60,6 +60,8 @@ class IterMap(Dataset[Any]):
 
 
 class _IterMapIterator(DatasetIterator[Any]):
+    saves: ClassVar[Mapping[str, Kind]] = {"start": dict, "given": int}
+
     def __init__(self, stage: IterMap, lane: Lane) -> None:
         self.stage = stage
         self.inner = stage.dataset.open(lane)
@@ -105,5 +107,5 @@ class _IterMapIterator(DatasetIterator[Any]):
         return {"start": self.start, "given": self.given}
 
     def load_state_dict(self, state: State) -> None:
-        self.start, self.given = unpack(state, "start", "given")
+        self.start, self.given = unpack(state, self.saves)
         self.inner.load_state_dict(self.start)

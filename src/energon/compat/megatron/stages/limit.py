@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.errors import ConfigError
-from energon.stages.base import Dataset, DatasetIterator, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
 from energon.stages.lane import Lane
 from energon.stages.through import ThroughDataset, ThroughIterator
 
@@ -36,6 +37,8 @@ class Limit(ThroughDataset):
 
 
 class _LimitIterator(ThroughIterator):
+    saves: ClassVar[Mapping[str, Kind]] = {"given": int, "inner": dict}
+
     def __init__(self, stage: Limit, lane: Lane) -> None:
         self.inner = stage.dataset.open(lane)
         self.share = stage.share(lane.number, lane.lanes)
@@ -56,5 +59,5 @@ class _LimitIterator(ThroughIterator):
         return {"given": self.given, "inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self.given, inner = unpack(state, "given", "inner")
+        self.given, inner = unpack(state, self.saves)
         self.inner.load_state_dict(inner)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.errors import ConfigError
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane, Reading
 
@@ -57,6 +57,8 @@ class Repeat(Dataset[Any]):
 
 
 class _RepeatIterator(DatasetIterator[Any]):
+    saves: ClassVar[Mapping[str, Kind]] = {"pass": int, "given": int, "inner": dict}
+
     def __init__(self, stage: Repeat, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
@@ -107,6 +109,6 @@ class _RepeatIterator(DatasetIterator[Any]):
         return {"pass": self.number, "given": self.given, "inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        number, given, inner = unpack(state, "pass", "given", "inner")
+        number, given, inner = unpack(state, self.saves)
         self._begin(number, given)
         self.inner.load_state_dict(inner)

@@ -6,12 +6,13 @@ before anything is read. This is for pipelines that users put together themselve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from energon.errors import ConfigError
 from energon.plan.seeds import derive_seed
-from energon.stages.base import Dataset, DatasetIterator, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
 from energon.stages.through import ThroughDataset, ThroughIterator
@@ -33,6 +34,8 @@ class ShuffleBuffer(ThroughDataset):
 
 
 class _ShuffleBufferIterator(ThroughIterator):
+    saves: ClassVar[Mapping[str, Kind]] = {"drawn": int, "waiting": list, "inner": dict}
+
     def __init__(self, stage: ShuffleBuffer, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
@@ -87,6 +90,6 @@ class _ShuffleBufferIterator(ThroughIterator):
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.drawn, places, inner = unpack(state, "drawn", "waiting", "inner")
+        self.drawn, places, inner = unpack(state, self.saves)
         self.inner.load_state_dict(inner)
         self.places, self.items = list(places), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.hook import DEFAULT_TOLERANCE, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
-from energon.stages.lane import Lane
+from energon.stages.lane import Lane, Present
 from energon.stages.seed import SeedDataset
 from energon.worker import WorkerConfig
 
@@ -121,11 +121,23 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         """Return whether `restore_sample` works."""
         return True
 
-    def restore_sample(self, key: RestoreKey) -> Any:
+    def restore_sample(
+        self,
+        key: RestoreKey,
+        *,
+        lanes: int | None = None,
+        states: Mapping[int, State | None] | None = None,
+    ) -> Any:
         """Make again what has this restore key, see `SavableDataset.restore_sample`."""
         if not isinstance(key, tuple | list):
             raise StateError(f"{key!r} is not a restore key; pass the __restore_key__ of a batch")
-        lane = Lane(0, 1, seed=self.worker_config.seed_offset)
+        config = self.worker_config
+        lane = Lane(
+            number=0,
+            lanes=lanes or config.default_lanes,
+            seed=config.seed_offset,
+            present=Present(batch=None),
+        )
         return SeedDataset(self.stage).restore(lane, to_tuple(key))[0]
 
 

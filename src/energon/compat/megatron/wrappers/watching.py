@@ -108,7 +108,7 @@ class GcDataset(_WatchingDataset):
 
     def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
         item = next(inner)
-        if self.every_n_iter and (lane.present.batch + 1) % self.every_n_iter == 0:
+        if self.every_n_iter and ((lane.present.batch or 0) + 1) % self.every_n_iter == 0:
             gc.collect()
         return item
 
