@@ -123,7 +123,7 @@ class LaneHost:
             return f"while lane {lane} was opened"
         present = self._open[lane][1].present
         place = f"in batch {present.batch} of lane {lane}"
-        if not isinstance(self._pipeline, DescribesRows):
+        if present.row is None or not isinstance(self._pipeline, DescribesRows):
             return place
         state = self._positions[lane].saved_state()
         sample = self._pipeline.describe_row(lane, self._lanes, present.row, state)
