@@ -162,6 +162,42 @@ def test_a_state_saved_at_the_last_batch_begins_the_next_epoch():
     assert list(resumed) == [(0, 3), (0, 4), (0, 5)]
 
 
+ENDS = {
+    "training that ends": {"rows": 3},
+    "lanes of different length": {"rows": lambda lane: lane % 3},
+    "validation": {"rows": 3, "restart": True},
+    "validation with a limit": {"rows": 9, "restart": True, "virtual_epoch_length": 4},
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1)])
+def test_a_state_of_the_end_of_a_pass_begins_the_next_one(kind, before, after):
+    ranks = loaders(before, lanes=4, **ENDS[kind])
+    passes = [list(rank) for rank in ranks]
+    states = json.loads(json.dumps([rank.save_state_rank() for rank in ranks]))
+    # The loaders that saved go on in the same way.
+    assert [list(rank) for rank in ranks] == passes
+    again = loaders(after, **ENDS[kind])
+    for rank in again:
+        rank.restore_state_global(states)
+    whole = [list(rank) for rank in loaders(after, lanes=4, **ENDS[kind])]
+    assert [list(rank) for rank in again] == whole
+    assert [list(rank) for rank in again] == whole
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_state_within_a_pass_gives_the_rest_of_it(kind):
+    (loader,) = loaders(1, lanes=4, **ENDS[kind])
+    whole = list(loader)
+    (loader,) = loaders(1, lanes=4, **ENDS[kind])
+    seen = take([loader], len(whole) - 2)
+    (resumed,) = loaders(1, **ENDS[kind])
+    resumed.restore_state_rank(json.loads(json.dumps(loader.save_state_rank())))
+    assert seen + list(resumed) == whole
+    assert list(resumed) == whole
+
+
 def test_energons_arguments_are_accepted():
     loader = get_savable_loader(
         fake(),

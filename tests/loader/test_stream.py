@@ -1,3 +1,5 @@
+from contextlib import suppress
+
 import pytest
 
 from energon.loader.local_workers import InlineWorker
@@ -14,11 +16,10 @@ def stream(workers, lanes=5, rows=2):
 
 def drain(batches):
     found = []
-    while not batches.ended:
-        try:
+    with suppress(StopIteration):
+        while True:
             found.append(batches.next_batch())
-        except StopIteration:
-            return found
+    assert all(position.ended for position in batches.positions.values())
     return found
 
 

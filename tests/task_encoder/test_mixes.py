@@ -195,6 +195,25 @@ def test_epochs_are_exact_through_changes_of_the_mix(folder, shape, lanes):
     assert Counter(seen) == {f"{name}{n}": 2 for name, size in SIZES.items() for n in range(size)}
 
 
+@pytest.mark.parametrize("shape", ["plain", "windows", "packs"])
+def test_a_run_that_has_ended_goes_on_with_the_epochs_that_another_mix_adds(folder, shape):
+    seen, state = [], None
+    for epochs in (1, 1, 3):
+        limit = {"max_epochs": epochs}
+        mix = document(folder, ("a", limit), ("b", limit | {"weight": 3}))
+        encoder = Packs() if shape == "packs" else Keys()
+        loader = get_savable_loader(train(mix, encoder=encoder, **SHAPES[shape]))
+        if state is not None:
+            loader.restore_state_rank(state, strict=["mix"])
+        found = keys(loader)
+        state = loader.save_state_rank()
+        seen.append(Counter(found))
+    every = [f"{name}{n}" for name in "ab" for n in range(SIZES[name])]
+    # The same mix begins the next pass, more epochs go on with the third.
+    assert seen[0] == seen[1] == dict.fromkeys(every, 1)
+    assert seen[2] == dict.fromkeys(every, 2)
+
+
 def test_refuses_a_change_after_which_nobody_knows_what_was_drawn(folder):
     half = [("a", {"weight": 2, "max_epochs": 1}), "b"]
     loader = get_savable_loader(train(document(folder, *half)))

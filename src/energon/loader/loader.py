@@ -63,10 +63,9 @@ class BasicDataLoader:
         self._close = weakref.finalize(self, _close_all, self._workers)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._stream is not None:
-            again = self.dataset.restart and self._stream.delivered
-            if again or self._stream.ended:
-                self._restart()
+        again = self.dataset.restart and self._stream is not None and self._stream.delivered
+        if again or self._is_over():
+            self._restart()
         return _Loop(self)
 
     def __repr__(self) -> str:
@@ -189,6 +188,11 @@ class BasicDataLoader:
             self._positions = {lane: LanePosition() for lane in self._rank_lanes()}
         return self._positions
 
+    def _is_over(self) -> bool:
+        """Return whether all lanes of this rank are at the end of a pass over the data."""
+        positions = self._positions or {}
+        return bool(positions) and all(position.ended for position in positions.values())
+
     def _restart(self) -> None:
         """Go to the first batch of every lane; what was learned about bad rows is kept."""
         self._positions = {
@@ -252,6 +256,8 @@ class BasicDataLoader:
         self._epoch_batches = 0
         for position in self._current_positions().values():
             position.epoch_batches = 0
+            # A pass over data that start anew with each loop ends here, too.
+            position.ended = position.ended or self.dataset.restart
 
 
 class _Loop(Iterator[Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from energon.counting import counted
@@ -144,6 +145,9 @@ class SavableDataLoader(BasicDataLoader):
             log.warning("restored although the configuration differs: %s", difference)
         if isinstance(self.dataset, Continues):
             self.dataset = self.dataset.continuing(saved)
+        if saved.get("mix") != present.get("mix"):
+            # Whether the data end there, too, is for the new mix to say.
+            positions = {v: replace(position, ended=False) for v, position in positions.items()}
         self._lanes = lanes
         self._positions = positions
 

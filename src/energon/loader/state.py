@@ -49,6 +49,7 @@ class LanePosition:
         state: State of the pipeline after them, or its pickle (few states are ever looked at);
             None at the beginning.
         skip_rows: Rows that are left out, because they killed workers.
+        ended: Whether the pass over the data is over in this lane.
         counts: Statistics of the lane.
     """
 
@@ -56,6 +57,7 @@ class LanePosition:
     epoch_batches: int = 0
     state: State | bytes | None = None
     skip_rows: tuple[int, ...] = ()
+    ended: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def saved_state(self) -> State | None:
@@ -69,7 +71,9 @@ class LanePosition:
             "epoch_batches": self.epoch_batches,
             "state": self.saved_state(),
         }
-        return {**saved, "skip_rows": list(self.skip_rows)} if self.skip_rows else saved
+        if self.skip_rows:
+            saved["skip_rows"] = list(self.skip_rows)
+        return {**saved, "ended": True} if self.ended else saved
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> LanePosition:
@@ -83,6 +87,7 @@ class LanePosition:
                     epoch_batches=saved["epoch_batches"],
                     state=saved["state"],
                     skip_rows=tuple(saved.get("skip_rows", ())),
+                    ended=saved.get("ended") is True,
                 )
         raise StateError(
             f"a saved lane needs batches, epoch_batches and state, found {_shown(saved)}; "

@@ -67,11 +67,6 @@ class RankStream:
             self._hosts |= dict.fromkeys(dealt, worker)
             worker.open({lane: positions[lane] for lane in dealt}, lanes=lanes)
 
-    @property
-    def ended(self) -> bool:
-        """Whether all lanes have ended."""
-        return self._order.lane is None
-
     def next_batch(self) -> Any:
         """Return the next batch of the rank and count it as delivered.
 
@@ -94,8 +89,10 @@ class RankStream:
                 position.batches += 1
                 position.epoch_batches += 1
                 position.state = event.state
+                position.ended = False
                 self._order.advance()
                 self.delivered = True
                 return event.batch
+            position.ended = True
             self._order.drop()
         raise StopIteration
