@@ -16,11 +16,17 @@ A module adds its rows here, and says `limit.hint` in the message of its error.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from energon.errors import ConfigError
 
 PREFIX = "ENERGON_LIMIT_"
+
+# Limits are asked for once per part of a sample. `os.environ` would encode and decode the name
+# each time, which takes as long as parsing a short JSON text; this is the dict behind it.
+_environment: Mapping[bytes, bytes] = getattr(os.environ, "_data", os.environb)
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,10 @@ class Limit:
         """The environment variable that sets another limit."""
         return PREFIX + self.name
 
+    @cached_property
+    def _encoded(self) -> bytes:
+        return os.fsencode(self.variable)
+
     @property
     def value(self) -> int:
         """The largest number that is accepted here and now. Ask once per document or file.
@@ -49,9 +59,10 @@ class Limit:
         Raises:
             ConfigError: If the environment sets it to something else than a whole number.
         """
-        text = os.environ.get(self.variable)
-        if text is None:
+        raw = _environment.get(self._encoded)
+        if raw is None:
             return self.default
+        text = os.fsdecode(raw)
         try:
             value = int(text)
         except ValueError:
