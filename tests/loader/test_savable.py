@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError, SkipSample, StateError
 from energon.loader.getters import get_savable_loader
 from energon.loader.savable import SavableDataLoader
+from energon.loader.state import merge_states
+from energon.loader.state_files import redistribute
 from tests.loader.fake_pipeline import FakeBatches, FakePipeline, fake, in_order
 
 
@@ -160,6 +162,65 @@ def test_a_state_saved_at_the_last_batch_begins_the_next_epoch():
     (resumed,) = loaders(1, virtual_epoch_length=3)
     resumed.restore_state_rank(loader.save_state_rank())
     assert list(resumed) == [(0, 3), (0, 4), (0, 5)]
+
+
+def states_after(*steps):
+    ranks = loaders(len(steps), lanes=2 * len(steps))
+    for rank, count in zip(ranks, steps, strict=True):
+        take([rank], count)
+    return json.loads(json.dumps([rank.save_state_rank() for rank in ranks]))
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ((5, 4, 5), "rank 0 after 5 batches, rank 1 after 4 batches, rank 2 .*; rank 0 and rank 2"),
+        ((4, 6, 4), "rank 1 is ahead"),
+        ((0, 1), "rank 0 after 0 batches, rank 1 after 1 batch; rank 1 is ahead"),
+        ((9, 2), "rank 0 is ahead"),
+    ],
+)
+def test_rank_states_of_different_steps_are_refused(steps, message, caplog):
+    states = states_after(*steps)
+    merged = merge_states(states)
+    for number in (1, len(steps)):
+        with pytest.raises(StateError, match=f"different steps: .*{message}"):
+            loaders(number)[0].restore_state_global(states)
+        with pytest.raises(StateError, match="different steps"):
+            loaders(number)[0].load_state_dict(states)
+        with pytest.raises(StateError, match=r"different steps: lanes .* after \d+ batch"):
+            loaders(number)[0].restore_state_global(merged)
+    with pytest.raises(StateError, match="different steps"):
+        redistribute(merged, 1)
+    # Where that is wanted, no batch is lost or given twice.
+    for strict in (False, ["steps"]):
+        again = loaders(len(steps))
+        for rank, count in zip(again, steps, strict=True):
+            rank.restore_state_global(states, strict=strict)
+            assert list(islice(rank, 9)) == list(islice(states_of_rank(rank), count, count + 9))
+        assert "each lane goes on from where it was" in caplog.text
+
+
+def states_of_rank(loader):
+    config = loader.worker_config
+    return loaders(config.world_size, lanes=2 * config.world_size)[config.rank]
+
+
+@pytest.mark.parametrize("steps", [(5, 5, 5), (5, 5, 4), (5, 4, 4), (1, 0, 0), (0, 0, 0)])
+def test_rank_states_between_two_steps_are_one_state(steps):
+    states = states_after(*steps)
+    (loader,) = loaders(1)
+    loader.restore_state_global(states)
+    whole = loaders(1, lanes=6)[0]
+    assert list(islice(loader, 9)) == list(islice(whole, sum(steps), sum(steps) + 9))
+
+
+def test_lanes_that_have_ended_are_not_behind():
+    ranks = loaders(2, lanes=4, rows=lambda lane: (1, 5, 2, 9)[lane])
+    assert [len(list(islice(rank, 8))) for rank in ranks] == [3, 8]
+    (loader,) = loaders(1, rows=lambda lane: (1, 5, 2, 9)[lane])
+    loader.restore_state_global([rank.save_state_rank() for rank in ranks])
+    assert len(list(loader)) == 6
 
 
 ENDS = {

@@ -15,6 +15,7 @@ from energon.loader.pipeline import Continues
 from energon.loader.state import (
     build_state,
     check_fingerprint,
+    check_steps,
     flatten,
     merge_states,
     read_positions,
@@ -52,7 +53,7 @@ class SavableDataLoader(BasicDataLoader):
         if state is None:
             self._check_fresh()
         else:
-            self._restore(merge_states(state), strict)
+            self._restore(_merged(state, strict), strict)
 
     def save_state_global(
         self, global_dst_rank: int = 0, *, dst_rank: int | None = None
@@ -67,7 +68,12 @@ class SavableDataLoader(BasicDataLoader):
         """
         target = global_dst_rank if dst_rank is None else dst_rank
         states = gather_states(self.save_state_rank(), self.worker_config, dst_rank=target)
-        return None if states is None else merge_states(states)
+        if states is None:
+            return None
+        merged = merge_states(states)
+        if ahead := check_steps(states, merged, strict=False):
+            log.warning("%s; restoring this state will be refused", ahead)
+        return merged
 
     def restore_state_global(
         self,
@@ -85,18 +91,19 @@ class SavableDataLoader(BasicDataLoader):
                 rank was given the state.
             strict: True raises if configuration or data differ from what was saved; False
                 goes on from the same rows whatever differs; a collection of names, like
-                `["batch_size", "data.train"]`, lets only these differ.
+                `["batch_size", "data.train"]`, lets only these differ; "steps" lets ranks be
+                after different numbers of batches, from where each goes on.
 
         Raises:
-            StateError: If the loader has started, lanes are missing or doubled, or the
-                configuration differs.
+            StateError: If the loader has started, lanes are missing or doubled, ranks were ahead
+                of others, or the configuration differs.
         """
         self._check_fresh()
         if src_rank is None:
-            merged = _complete(state)
+            merged = _complete(state, strict)
         else:
             merged = scatter_states(
-                lambda: _deal(_complete(state), self.worker_config.world_size),
+                lambda: _deal(_complete(state, strict), self.worker_config.world_size),
                 self.worker_config,
                 src_rank=src_rank,
             )
@@ -126,7 +133,7 @@ class SavableDataLoader(BasicDataLoader):
         Takes what `state_dict`, `save_state_rank` or `save_state_global` returned, or a list of
         these from all ranks.
         """
-        self._restore(merge_states(state), strict)
+        self._restore(_merged(state, strict), strict)
 
     def _restore(self, state: State, strict: bool | Collection[str]) -> None:
         """Go to the merged `state`."""
@@ -159,9 +166,17 @@ class SavableDataLoader(BasicDataLoader):
             )
 
 
-def _complete(state: State | Sequence[State] | None) -> State:
-    """Return `state` merged, and checked to cover all lanes."""
+def _merged(state: State | Sequence[State] | None, strict: bool | Collection[str]) -> State:
+    """Return `state` merged, and checked to be of one step of the run."""
     merged = merge_states(state)
+    if ahead := check_steps(state, merged, strict=strict):
+        log.warning("%s; each lane goes on from where it was", ahead)
+    return merged
+
+
+def _complete(state: State | Sequence[State] | None, strict: bool | Collection[str]) -> State:
+    """Return `state` merged, and checked to cover all lanes."""
+    merged = _merged(state, strict)
     read_positions(merged, range(merged["lanes"]))
     return merged
 

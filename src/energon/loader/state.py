@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon.counting import counted
 from energon.errors import StateError
 from energon.formats.json_text import parse_json
 from energon.limits import DOCUMENT_DEPTH
@@ -66,7 +67,7 @@ class LanePosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return what is saved of this lane; statistics are not."""
-        saved = {
+        saved: dict[str, Any] = {
             "batches": self.batches,
             "epoch_batches": self.epoch_batches,
             "state": self.saved_state(),
@@ -151,6 +152,75 @@ def read_positions(state: State, wanted: Iterable[int]) -> dict[int, LanePositio
             f"{_ranges(missing)} are missing; pass a global state or the states of all ranks"
         )
     return {lane: LanePosition.from_json(saved[str(lane)]) for lane in wanted}
+
+
+def check_steps(
+    states: State | Sequence[State] | None, merged: State, *, strict: bool | Collection[str] = True
+) -> str | None:
+    """Check that the lanes of a merged state were saved after the same batch of the run.
+
+    Args:
+        states: What was merged.
+        merged: All lanes of it.
+        strict: Whether that is an error; see `check_fingerprint`, where it is called "steps".
+
+    Returns:
+        Who was ahead, in words, if that is let through; each lane goes on from where it was then.
+
+    Raises:
+        StateError: If some lanes were ahead of others.
+    """
+    lanes = merged["lanes"]
+    positions = {int(v): LanePosition.from_json(p) for v, p in merged["positions"].items()}
+    reached = max((p.batches * lanes + v for v, p in positions.items() if p.batches), default=0)
+    behind = [
+        v
+        for v, p in positions.items()
+        # Lanes that have ended have no more batches, however far the others are.
+        if not p.ended and (p.batches + 1) * lanes + v <= reached
+    ]
+    if not behind:
+        return None
+    parts = [states] if isinstance(states, Mapping) else list(states or ())
+    text = "the states were saved at different steps: " + (
+        _steps_of_parts(parts, lanes) if len(parts) > 1 else _steps_of_lanes(positions)
+    )
+    if not _may_differ("steps", strict):
+        raise StateError(
+            f"{text}. Pass the states of one checkpoint; or, if the ranks were really apart, let "
+            'each lane go on from where it was: strict=["steps"]'
+        )
+    return text
+
+
+def _steps_of_parts(states: Sequence[State], lanes: int) -> str:
+    """Return in words after how many batches each of some rank states was saved."""
+    steps: list[tuple[str, int]] = []
+    for number, state in enumerate(map(unflatten, states)):
+        own = {int(lane): position["batches"] for lane, position in state["positions"].items()}
+        first = min(own, default=0)
+        size = lanes // max(1, len(own))
+        is_rank = sorted(own) == list(range(first, lanes, size))
+        steps.append((f"rank {first}" if is_rank else f"state {number}", sum(own.values())))
+    ahead = max(count for _, count in steps)
+    return ", ".join(f"{who} after {counted(count, 'batch')}" for who, count in steps) + (
+        f"; {_list([who for who, count in steps if count == ahead])} ahead"
+    )
+
+
+def _steps_of_lanes(positions: Mapping[int, LanePosition]) -> str:
+    """Return in words after how many batches lanes were saved."""
+    found: dict[int, list[int]] = {}
+    for lane, position in positions.items():
+        found.setdefault(position.batches, []).append(lane)
+    return "; ".join(
+        f"lanes {_ranges(found[count])} after {counted(count, 'batch')} each"
+        for count in sorted(found, reverse=True)
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def check_fingerprint(

@@ -14,7 +14,7 @@ from energon.extra import needs_extra
 from energon.formats.json_text import parse_json
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.loader.state import FORMAT, merge_states
+from energon.loader.state import FORMAT, check_steps, merge_states
 from energon.stages.base import State
 from energon.worker import check_lanes
 
@@ -61,9 +61,11 @@ def redistribute(state: State, world_size: int) -> list[State]:
 
     Raises:
         ConfigError: If the lanes of the state cannot be dealt to so many ranks.
+        StateError: If some ranks were ahead of others.
     """
     lanes = state["lanes"]
     check_lanes(lanes, world_size)
+    check_steps(state, state)
     return [
         {
             **state,
