@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
 from energon.errors import (
     DatasetNotFoundError,
     StorageAccessError,
+    StorageError,
     StorageTimeoutError,
     TruncatedError,
 )
+from energon.io.backend import ObjectInfo, seconds_left
+from energon.io.library_backend import LibraryBackend
 from energon.io.registry import open_store
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
@@ -122,3 +126,45 @@ def test_an_answer_that_drips_is_asked_for_again(server, monkeypatch):
         assert store.read_range("x.bin", 0, 100_000) == CONTENT[:100_000]
         assert proxy.faults_left == 0
         assert store.statistics.snapshot()["error: StorageError"] >= 2
+
+
+def test_libraries_that_know_no_deadline_are_not_waited_for(monkeypatch):
+    asked, release = [], threading.Event()
+
+    class Hanging(LibraryBackend):
+        origin = "mem://x"
+
+        def head(self, key):
+            return ObjectInfo(key, 100)
+
+        def _range(self, key, start, stop):
+            asked.append(start)
+            release.wait(60)
+            return b""
+
+        def _delete(self, key):
+            pass
+
+        def _translate(self, error, place):
+            return StorageError(str(error))
+
+    store = Store(Hanging(), StorageSettings(deadline_seconds=1.5, **QUICK))
+    for ask in (lambda: store.read_range("k", 0, 10), lambda: store.read("k")):
+        with pytest.raises(StorageTimeoutError, match="no answer in time"):
+            ask()
+    release.set()
+    assert len(asked) >= 2
+
+
+def test_an_upload_has_the_time_that_its_size_takes(server, monkeypatch):
+    limits = []
+    with FaultProxy(server.port) as proxy:
+        store = make_store(proxy, deadline_seconds=1.0)
+        put = store.backend.put
+        monkeypatch.setattr(
+            store.backend,
+            "put",
+            lambda *content: (limits.append(seconds_left(10**9)), put(*content)),
+        )
+        store.write("uploaded", bytes(2_000_000))
+    assert 20 < limits[0] <= 21

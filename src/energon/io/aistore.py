@@ -17,7 +17,7 @@ from energon.errors import ConfigError
 from energon.io.address import Address
 from energon.io.backend import ObjectInfo
 from energon.io.object_backend import ObjectBackend
-from energon.io.object_stores import connect_web
+from energon.io.object_stores import WebBackend
 from energon.io.s3 import s3_backend
 from energon.io.web_request import ask
 
@@ -43,15 +43,14 @@ def goes_to_aistore(scheme: str) -> bool:
     return scheme in PROVIDERS and scheme in os.environ.get("USE_AIS_FOR", "").split(":")
 
 
-class _AIStore(ObjectBackend):
+class _AIStore(WebBackend):
     def __init__(self, parts: Address, endpoint: str) -> None:
         bucket = parts.root.partition("://")[2]
         token = os.environ.get("AIS_AUTHN_TOKEN")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._objects = f"{endpoint}/v1/objects/{bucket}"
         self._query = f"?provider={PROVIDERS[parts.scheme]}"
-        connect = connect_web(self._objects + self._query, self._headers)
-        super().__init__(parts.root, connect, multipart=False)
+        super().__init__(parts.root, self._objects + self._query, self._headers)
         # Its own way to list wants a GET with a body; that of its S3 interface does not.
         options = {"endpoint": f"{endpoint}/s3", "skip_signature": True, "region": "us-east-1"}
         self._listing = s3_backend(bucket, options, look_up=False)

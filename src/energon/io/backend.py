@@ -1,15 +1,37 @@
 """The contract of a backend: the few things that energon asks of a place where bytes are.
 
-A backend makes each request once and says what went wrong; `Store` adds all that is the same
-for every place: retries, deadlines, hedging, statistics. To add a scheme, write a backend and
-name it in `registry.py`.
+A backend makes each request once, within `seconds_left`, and says what went wrong; `Store` adds
+all that is the same for every place: retries, deadlines, hedging, statistics. To add a scheme,
+write a backend and name it in `registry.py`.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
+
+_here = threading.local()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Let the requests that this thread makes in the block take so long together, at most."""
+    before = getattr(_here, "deadline", None)
+    _here.deadline = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _here.deadline = before
+
+
+def seconds_left(seconds: float) -> float:
+    """Return for how long a backend may wait for an answer: `seconds`, or until the time limit."""
+    deadline = getattr(_here, "deadline", None)
+    return seconds if deadline is None else max(0.0, min(seconds, deadline - time.monotonic()))
 
 
 class ObjectInfo(NamedTuple):

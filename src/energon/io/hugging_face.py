@@ -11,15 +11,14 @@ import re
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from energon.errors import DatasetNotFoundError, StorageError
 from energon.io.address import Address
 from energon.io.backend import ObjectInfo
 from energon.io.object_backend import ObjectBackend
-from energon.io.object_stores import connect_web
-from energon.io.web_request import ask
+from energon.io.object_stores import WebBackend
+from energon.io.web_request import ask, read_all
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 KINDS = ("datasets", "spaces")
@@ -43,7 +42,7 @@ def find_token() -> str | None:
         return None
 
 
-class _Hub(ObjectBackend):
+class _Hub(WebBackend):
     def __init__(self, parts: Address) -> None:
         repository, _, revision = parts.root.partition("://")[2].partition("@")
         revision = quote(revision or "main", safe="")
@@ -54,19 +53,16 @@ class _Hub(ObjectBackend):
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._tree = f"{endpoint}/api/{api}/tree/{revision}"
         files = f"{endpoint}/{repository}/resolve/{revision}"
-        super().__init__(parts.root, connect_web(files, self._headers), multipart=False)
+        super().__init__(parts.root, files, self._headers)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         url: str | None = f"{self._tree}/{quote(prefix)}".rstrip("/") + "?recursive=true"
         while url is not None:
             try:
-                entries, url = self._page(url, prefix)
+                found, url = self._page(url, prefix)
             except DatasetNotFoundError:
                 return
-            for entry in entries:
-                if entry["type"] == "file":
-                    # What it is tagged with when it is read, a listing does not say.
-                    yield ObjectInfo(entry["path"], entry["size"])
+            yield from found
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         raise self._read_only(key)
@@ -79,10 +75,21 @@ class _Hub(ObjectBackend):
             f"{self.origin}/{key}: the hub is written by `hf upload`, not from here"
         )
 
-    def _page(self, url: str, prefix: str) -> tuple[Sequence[Any], str | None]:
+    def _page(self, url: str, prefix: str) -> tuple[Sequence[ObjectInfo], str | None]:
         """Return a page of a listing, and the address of the next."""
         place = f"{self.origin}/{prefix}"
         request = urllib.request.Request(url, headers=self._headers)
         with ask(request, place, access="set HF_TOKEN, or log in with `hf auth login`") as answer:
-            following = _NEXT_PAGE.search(answer.headers.get("Link") or "")
-            return json.load(answer), following[1] if following else None
+            link = _NEXT_PAGE.search(answer.headers.get("Link") or "")
+            data = read_all(answer, place)
+        following = link[1] if link else None
+        try:
+            if following and urlsplit(following)[:2] != urlsplit(url)[:2]:
+                raise ValueError("the next page is on another server")
+            # What a file is tagged with when it is read, a listing does not say.
+            files = [entry for entry in json.loads(data) if entry["type"] == "file"]
+            return [ObjectInfo(str(e["path"]), int(e["size"])) for e in files], following
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StorageError(
+                f"{place}: the answer of the hub is no listing ({type(error).__name__}: {error})"
+            ) from error

@@ -23,6 +23,8 @@ class LibraryBackend(ABC):
 
     can_range = True
     can_list = True
+    may_hang = True
+    """Whether requests know nothing of time limits, so that somebody has to watch them."""
     origin: str
     """The root for messages."""
 

@@ -6,20 +6,22 @@ places and are counted. Connections are kept open and reused by all threads.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon.errors import EnergonError
 from energon.extra import needs_extra
-from energon.io.backend import ObjectInfo
+from energon.io.backend import ObjectInfo, seconds_left
 from energon.io.forking import check_process
 from energon.io.object_errors import changed, translate
 from energon.version import __version__
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta
+    from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore
 
 CONNECT_SECONDS = 10
@@ -68,12 +70,12 @@ class ObjectBackend:
         options: GetOptions = {"range": (start, stop), **_only(version)}
         try:
             found = self._library().get(self._open(), key, options=options)
-            self._check(found.meta, version, key)
+            self._check(found, version, key)
             return bytes(found.bytes())
         except Exception as error:
             if "status code: 416" in str(error):
                 return b""
-            raise translate(error, f"{self.origin}/{key}") from None
+            raise self._translate(error, key) from None
 
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
         options: GetOptions = _only(version)
@@ -81,36 +83,35 @@ class ObjectBackend:
             options["range"] = {"offset": start}
         try:
             found = self._library().get(self._open_long(), key, options=options)
-            self._check(found.meta, version, key)
+            self._check(found, version, key)
             for chunk in found.stream(CHUNK_BYTES):
                 yield bytes(chunk)
         except Exception as error:
             if start and "status code: 416" in str(error):
                 return
-            raise translate(error, f"{self.origin}/{key}") from None
+            raise self._translate(error, key) from None
 
     def head(self, key: str) -> ObjectInfo:
         try:
-            return _info(self._library().head(self._open(), key))
+            return info_of(self._library().head(self._open(), key))
         except Exception as error:
-            raise translate(error, f"{self.origin}/{key}") from None
+            raise self._translate(error, key) from None
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        place = f"{self.origin}/{prefix}"
         try:
             for page in self._library().list(self._open(), prefix or None):
                 for meta in page:
                     if meta["path"]:
-                        yield _info(meta)
+                        yield info_of(meta)
         except Exception as error:
-            raise translate(error, place) from None
+            raise self._translate(error, prefix) from None
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         source = content if isinstance(content, bytes) else Path(content)
         try:
             self._library().put(self._open_long(), key, source, use_multipart=self._multipart)
         except Exception as error:
-            raise translate(error, f"{self.origin}/{key}") from None
+            raise self._translate(error, key) from None
 
     def delete(self, key: str) -> None:
         try:
@@ -118,7 +119,7 @@ class ObjectBackend:
         except FileNotFoundError:
             return
         except Exception as error:
-            raise translate(error, f"{self.origin}/{key}") from None
+            raise self._translate(error, key) from None
 
     def renew(self) -> None:
         """Connect anew, with the credentials that are valid now."""
@@ -127,9 +128,13 @@ class ObjectBackend:
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
 
-    def _check(self, meta: ObjectMeta, version: str | None, key: str) -> None:
+    def _translate(self, error: Exception, key: str) -> EnergonError:
+        """Return our error for one of the library's."""
+        return translate(error, f"{self.origin}/{key}")
+
+    def _check(self, answer: GetResult, version: str | None, key: str) -> None:
         """Refuse an answer of another version: not every server heeds what it is asked for."""
-        got = _info(meta).version
+        got = info_of(answer.meta).version
         if version is not None and got is not None and got != version:
             raise changed(f"{self.origin}/{key}")
 
@@ -139,8 +144,11 @@ class ObjectBackend:
     def _open_long(self) -> ObjectStore:
         return self._open_for(BODY_SECONDS)
 
-    def _open_for(self, seconds: float) -> ObjectStore:
+    def _open_for(self, longest: float) -> ObjectStore:
         check_process(self.origin)
+        left = seconds_left(longest)
+        # Time limits belong to connections, so there are but few of them.
+        seconds = longest if left == longest else 2.0 ** math.floor(math.log2(max(1.0, left)))
         stores = self._stores
         if seconds not in stores:
             stores[seconds] = self._connect(seconds)
@@ -173,8 +181,8 @@ def connection_settings(
     """
     client = {
         "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": f"{CONNECT_SECONDS}s",
-        "read_timeout": f"{READ_SECONDS}s",
+        "connect_timeout": f"{min(CONNECT_SECONDS, round(seconds))}s",
+        "read_timeout": f"{min(READ_SECONDS, round(seconds))}s",
         "timeout": f"{round(seconds * 1000)}ms",
         "user_agent": f"energon/{__version__}",
     }
@@ -186,7 +194,8 @@ def connection_settings(
 _WRITTEN_AT = "written at "
 
 
-def _info(meta: ObjectMeta) -> ObjectInfo:
+def info_of(meta: ObjectMeta) -> ObjectInfo:
+    """Return what the library says of an object."""
     seconds = int(meta["last_modified"].timestamp())
     tag = meta["e_tag"]
     if tag and not tag.startswith(('"', "W/")):

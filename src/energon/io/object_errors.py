@@ -27,10 +27,14 @@ _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _BAD_LISTING = "InvalidListResponse"
 _CAUSES = {
     _BAD_LISTING: "the listing is cut off or damaged",
+    "TooManyRedirects": "the server redirects again and again",
+    "ContentLengthInvalid": "the Content-Length of the answer is no number",
+    "Parse(": "the answer is no HTTP",
     "dns error": "the host name cannot be resolved",
     "ConnectionRefused": "connection refused",
     "ConnectionReset": "connection reset",
     "IncompleteBody": "the answer ended early",
+    "IncompleteMessage": "the connection was closed before an answer",
     "InvalidCertificate": "the certificate of the server is not trusted",
     "UnexpectedEof": "connection closed",
     "TimedOut": "no answer in time",
@@ -65,6 +69,43 @@ _CREDENTIALS = {
 """Where stores take credentials from, by scheme."""
 
 
+_RANGES = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+")
+_BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
+    (
+        "MissingContentLength",
+        StorageError,
+        "the answer has no Content-Length, as servers send what they compress or make meanwhile; "
+        "have the file served as it is",
+        False,
+    ),
+    ("InvalidContentLength", StorageError, "the Content-Length of the answer is no number", False),
+    ("InvalidLastModified", StorageError, "the Last-Modified of the answer is no date", False),
+    (
+        "NoContentRange",
+        RangesNotSupportedError,
+        "the server does not say which range it has sent",
+        False,
+    ),
+    (
+        "ParseContentRange",
+        RangesNotSupportedError,
+        "the server says in no known way which range it has sent",
+        False,
+    ),
+    ("UnexpectedRange", StorageError, "the server has sent another range than was asked for", True),
+    ("BareRedirect", StorageError, "the server redirects without saying where to", False),
+    (
+        "BadScheme",
+        StorageError,
+        "the server redirects to an address of another scheme than http and https, which is "
+        "refused",
+        False,
+    ),
+    ("NotModified {", StorageError, "the server answered 304 Not Modified, unasked", True),
+)
+"""What the library says of answers that it does not accept, and what that means."""
+
+
 def translate(error: Exception, place: str) -> EnergonError:
     """Return our error for one of the library's.
 
@@ -76,11 +117,18 @@ def translate(error: Exception, place: str) -> EnergonError:
         return error
     text = str(error)
     name = type(error).__name__
+    if _status(text)[0].startswith("405"):
+        return StorageError(f"{place}: the server answered {_status(text)[0]}")
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
         what = "bucket; check its name" if _status(text)[1] in _NO_BUCKET else "object"
         return DatasetNotFoundError(f"{place}: there is no such {what}")
     if name == "PreconditionError":
         return changed(place)
+    for sign, kind, words, transient in _BAD_ANSWERS:
+        if sign in text:
+            numbers = _RANGES.search(text)
+            said = f" ({numbers[0]})" if numbers else ""
+            return kind(f"{place}: {words}{said}", transient=transient)
     if name == "NotSupportedError" and "RangeNotSupported" in text:
         return RangesNotSupportedError(f"{place}: the server gives whole files only, no ranges")
     if isinstance(error, ValueError):

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, EnergonError, StorageError
 from energon.io.address import Address, redact
+from energon.io.backend import ObjectInfo
 from energon.io.object_backend import (
     Connect,
     ObjectBackend,
     connection_settings,
+    info_of,
     object_library,
 )
 from energon.io.s3 import s3_backend
+from energon.io.web_request import refused_redirect
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult
     from obstore.store import ObjectStore
 
 
@@ -102,7 +107,61 @@ def azure_options(connection_string: str) -> dict[str, Any]:
 def web(parts: Address) -> ObjectBackend:
     """Return the files of a web server. What the address has as a query goes with every request."""
     origin = redact(parts.root.partition("?")[0])
-    return ObjectBackend(origin, connect_web(parts.root, {}), can_list=False, multipart=False)
+    return WebBackend(origin, parts.root, {}, can_list=False)
+
+
+class WebBackend(ObjectBackend):
+    """Files of a web server, as different as these are.
+
+    Args:
+        origin: The root for messages, without secrets.
+        root: What keys are appended to, before the query.
+        headers: Sent with every request, but not to other hosts it redirects to.
+        can_list: Whether it can say what it has.
+    """
+
+    def __init__(
+        self, origin: str, root: str, headers: Mapping[str, str], *, can_list: bool = True
+    ) -> None:
+        self._root = root
+        self._sent = headers
+        super().__init__(origin, connect_web(root, headers), can_list=can_list, multipart=False)
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return super().head(key)
+        except StorageError as error:
+            # HEAD may be refused, as for signed addresses, or be answered without a length.
+            if error.transient:
+                raise
+            try:
+                options: GetOptions = {"range": (0, 1)}
+                found = self._library().get(self._open(), key, options=options)
+                self._check(found, None, key)
+                return info_of(found.meta)
+            except Exception:
+                raise error from None
+
+    def _check(self, answer: GetResult, version: str | None, key: str) -> None:
+        super()._check(answer, version, key)
+        encoding = dict(answer.attributes).get("Content-Encoding")
+        if encoding and not key.endswith(_COMPRESSED):
+            raise StorageError(
+                f"{self.origin}/{key}: the server compresses the answer ({encoding}), unasked; "
+                "have the file served as it is"
+            )
+
+    def _translate(self, error: Exception, key: str) -> EnergonError:
+        refused = None
+        if "status code: 3" in str(error):
+            base, mark, query = self._root.partition("?")
+            url = f"{base}/{quote(key)}{mark}{query}"
+            refused = refused_redirect(url, self._sent, f"{self.origin}/{key}")
+        return super()._translate(error, key) if refused is None else refused
+
+
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")
+"""Files that servers call encoded, though what is read are the files themselves."""
 
 
 def connect_web(root: str, headers: Mapping[str, str]) -> Connect:

@@ -19,7 +19,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import RangesNotSupportedError
+from energon.errors import RangesNotSupportedError, TruncatedError
 from energon.io.backend import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
@@ -59,6 +59,12 @@ class RemoteObject:
                 return self.store.read_range(self.info.key, start, stop, version=self.info.version)
             except RangesNotSupportedError:
                 self._copy = self._open_copy()
+        if stop > self.info.size:
+            raise TruncatedError(
+                f"{self.store.place(self.info.key)}: has {self.info.size} bytes, wanted are those "
+                f"up to {stop}; the object is cut off or changed since it was indexed, restore it "
+                "or run `energon prepare` again"
+            )
         return self._copy.read(start, stop)
 
     def _open_copy(self) -> BlockFile | UncachedFile:

@@ -29,7 +29,8 @@ class StorageSettings:
             The actual wait is drawn evenly from zero to that, so that clients do not come at
             once.
         longest_wait_seconds: Where doubling ends.
-        deadline_seconds: After that much time, a request is not made again.
+        deadline_seconds: Longest time for a request with all its repetitions. Of an object that is
+            streamed, every MiB may take that long.
         hedge_after_seconds: A reading request that is not answered after this time is made a
             second time, and the first answer counts; None never does.
         parallel_requests: Requests of one process to one store at the same time, when it reads

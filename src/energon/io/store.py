@@ -24,7 +24,7 @@ from energon.errors import (
     StorageTimeoutError,
     TruncatedError,
 )
-from energon.io.backend import Backend, ObjectInfo
+from energon.io.backend import Backend, ObjectInfo, seconds_left, time_limit
 from energon.io.settings import StorageSettings
 from energon.io.statistics import StoreStatistics
 from energon.io.threads import WaitingThreads
@@ -35,6 +35,10 @@ _random = random.SystemRandom()
 
 MAX_PARALLEL = 32
 """Requests at the same time for what is needed at once."""
+SLOW_BYTES_PER_SECOND = 100_000
+"""What a whole object has to come with, on average, or it is asked for in another request."""
+PROGRESS_BYTES = 1 << 20
+"""So many bytes are worth another deadline: a server may send a byte at a time."""
 RENEW_SECONDS = 60.0
 """Refused credentials are looked up anew at most this often."""
 
@@ -76,7 +80,16 @@ class Store:
 
     def read(self, key: str) -> bytes:
         """Return a whole object, with one request."""
-        data = self._try(lambda: b"".join(self.backend.stream(key, 0, None)), key)
+        begun, seconds = time.monotonic(), self.settings.deadline_seconds / 2
+        try:
+            data = self._try(
+                lambda: b"".join(self.backend.stream(key, 0, None)), key, seconds=seconds
+            )
+        except StorageTimeoutError:
+            if time.monotonic() - begun < seconds / 2:
+                raise
+            # What is large or far away comes in pieces, each of which is waited for.
+            return b"".join(self._stream(key, 0, None, waited=seconds))
         self.statistics.add(bytes_read=len(data))
         return data
 
@@ -134,32 +147,66 @@ class Store:
             ObjectChangedError: If it was replaced before the end was reached.
             TruncatedError: If less came than the store said that there is.
         """
-        if self.gives_ranges:
-            info = self.info(key)
-            version, size = version or info.version, info.size
+        return self._stream(key, start, version)
+
+    def _stream(
+        self, key: str, start: int, version: str | None, *, waited: float = 0.0
+    ) -> Iterator[bytes]:
+        size = -1
+        try:
+            left = self.settings.deadline_seconds - waited
+            info = self._try(lambda: self.backend.head(key), key, seconds=left)
+            size = info.size
+        except StorageError:
+            if self.gives_ranges:
+                raise
         else:
-            size = -1
-        position, failures, begun = start, 0, time.monotonic()
+            version = version or (info.version if self.gives_ranges else None)
+        if 0 <= size < start:
+            raise TruncatedError(
+                f"{self.place(key)}: ends at byte {size}, before byte {start}; the object is cut "
+                "off or changed"
+            )
+        # Only what is worth the name of progress gives a server more time.
+        position, mark, failures = start, start, 0
         while position < size or size < 0:
-            before = position
+            self.statistics.add(requests=1)
+            allowed = self.settings.deadline_seconds - waited
+            allowed += max(0, size - position) / SLOW_BYTES_PER_SECOND
+            chunks = iter(self.backend.stream(key, position, version))
+            begun = time.monotonic()
             try:
-                self.statistics.add(requests=1)
-                for chunk in self.backend.stream(key, position, version):
+                with time_limit(allowed):
+                    chunk = self._in_time(partial(next, chunks, None), key, allowed)
+                while chunk is not None:
+                    waited += time.monotonic() - begun
                     self.statistics.add(bytes_read=len(chunk))
                     position += len(chunk)
+                    if position - mark >= PROGRESS_BYTES:
+                        waited, mark, failures = 0.0, position, 0
                     yield chunk
-                if size < 0:
-                    return
-                if position < size:
-                    raise StorageError(
-                        f"{self.place(key)}: the answer ended at byte {position} of {size}",
-                        transient=True,
-                    )
+                    begun = time.monotonic()
+                    chunk = self._in_time(partial(next, chunks, None), key, allowed)
+                self._check_end(key, position, size)
+                return
             except StorageError as error:
-                failures = 1 if position > before else failures + 1
                 if not self.gives_ranges and position:
                     raise
-                self._failed(error, key, failures, begun if position == before else None)
+                failures += 1
+                taken = waited + time.monotonic() - begun
+                self._failed(error, key, failures, taken, self.settings.deadline_seconds)
+                waited += time.monotonic() - begun
+
+    def _check_end(self, key: str, position: int, size: int) -> None:
+        if 0 <= size < position:
+            raise StorageError(
+                f"{self.place(key)}: the answer has {position} bytes, {size} were announced; is "
+                "it compressed on its way?"
+            )
+        if position < size:
+            raise StorageError(
+                f"{self.place(key)}: the answer ended at byte {position} of {size}", transient=True
+            )
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all objects below the folder `prefix`, sorted by key.
@@ -193,8 +240,9 @@ class Store:
             key: Which object.
             content: Bytes, or a file on this machine.
         """
-        self._try(lambda: self.backend.put(key, content), key)
         size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
+        seconds = self.settings.deadline_seconds + size / SLOW_BYTES_PER_SECOND
+        self._try(lambda: self.backend.put(key, content), key, seconds=seconds)
         self.statistics.add(bytes_written=size)
 
     def delete(self, key: str) -> None:
@@ -212,7 +260,11 @@ class Store:
         if len(data) == stop - start:
             return data
         size = self.backend.head(key).size
-        if size < stop or len(data) > stop - start:
+        if size >= stop and not data:
+            raise RangesNotSupportedError(
+                f"{self.place(key)}: the server refuses ranges of its {size} bytes"
+            )
+        if size < stop:
             raise TruncatedError(
                 f"{self.place(key)}: ends at byte {size}, wanted {stop - start} bytes from byte "
                 f"{start}; the object is cut off or changed since it was indexed, restore it or "
@@ -223,20 +275,43 @@ class Store:
             transient=True,
         )
 
-    def _try(self, request: Callable[[], T], key: str, *, hedged: bool = False) -> T:
+    def _try(
+        self,
+        request: Callable[[], T],
+        key: str,
+        *,
+        hedged: bool = False,
+        seconds: float | None = None,
+    ) -> T:
+        """Make a request until it succeeds, for the time of the deadline or so many `seconds`."""
+        seconds = self.settings.deadline_seconds if seconds is None else seconds
+        hedge_after = self.settings.hedge_after_seconds if hedged else None
         begun = time.monotonic()
         failures = 0
         while True:
+            left = seconds - (time.monotonic() - begun)
             try:
-                if hedged and self.settings.hedge_after_seconds is not None:
-                    return self._hedge(request, self.settings.hedge_after_seconds)
-                with self.statistics.request():
-                    return request()
+                with time_limit(left):
+                    if hedge_after is not None:
+                        return self._hedge(request, hedge_after)
+                    with self.statistics.request():
+                        return self._in_time(request, key, left)
             except StorageError as error:
                 failures += 1
-                self._failed(error, key, failures, begun)
+                self._failed(error, key, failures, time.monotonic() - begun, seconds)
 
-    def _failed(self, error: StorageError, key: str, failures: int, begun: float | None) -> None:
+    def _in_time(self, request: Callable[[], T], key: str, seconds: float) -> T:
+        """Make a request through a library that keeps no time limits of ours."""
+        if not getattr(self.backend, "may_hang", False):
+            return request()
+        future = self._threads("energon-wait", 2 * MAX_PARALLEL).submit(request)
+        if not wait([future], max(1.0, seconds)).done:
+            raise StorageError(f"{self.place(key)}: no answer in time", transient=True)
+        return future.result()
+
+    def _failed(
+        self, error: StorageError, key: str, failures: int, taken: float, seconds: float
+    ) -> None:
         """Wait until the request may be made again, or raise what it failed with."""
         self.statistics.add_error(error)
         if isinstance(error, ObjectChangedError):
@@ -250,8 +325,7 @@ class Store:
         settings = self.settings
         limit = min(settings.longest_wait_seconds, settings.first_wait_seconds * 2**failures / 2)
         pause = _random.uniform(0.0, limit)
-        taken = 0.0 if begun is None else time.monotonic() - begun
-        if failures >= settings.attempts or taken + pause > settings.deadline_seconds:
+        if failures >= settings.attempts or taken + pause > seconds:
             self.statistics.add(failed=1)
             raise StorageTimeoutError(
                 f"{error}; gave up after {failures} attempts in {taken:.1f} s. Is the store "
@@ -276,9 +350,10 @@ class Store:
     def _hedge(self, request: Callable[[], T], after_seconds: float) -> T:
         """Make a request, and again if it is slow; return the first good answer."""
         pool = self._threads("energon-hedge", 2 * MAX_PARALLEL)
+        left = seconds_left(self.settings.deadline_seconds)
 
         def run() -> T:
-            with self.statistics.request():
+            with self.statistics.request(), time_limit(left):
                 return request()
 
         first = pool.submit(run)
