@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
 from tests.metadataset.folders import write
+from tests.servers.web import web_server
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,29 @@ def test_a_bare_name_is_missing_from_the_working_directory(tmp_path, monkeypatch
 def test_an_unknown_scheme_is_named():
     with pytest.raises(ConfigError, match="no store for nosuch://"):
         dataset_kind("nosuch://host/d")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("s3://no-such-bucket/data/shapes", "there is no such bucket; check its name"),
+        ("{root}/data/shape", "does not exist: no 'shape' in {root}/data, did you mean 'shapes'?"),
+        ("{root}/dta/shapes", "does not exist: no 'dta' in {root}, did you mean 'data'?"),
+        ("{root}/data/other", "no 'other' in {root}/data, which has 'photos', 'shapes'"),
+        ("{root}/data/mix.yaml", "no 'mix.yaml' in {root}/data, which has 'photos', 'shapes'"),
+        ("{root}/data/shapes", "has no .nv-meta/.info.json; run `energon prepare {root}/data/"),
+    ],
+)
+def test_buckets_prefixes_and_what_is_not_prepared_are_told_apart(s3, address, said):
+    for name in ("data/shapes/a.tar", "data/photos/b.tar"):
+        write_bytes(f"{s3.address}/{name}", b"x")
+    with pytest.raises(DatasetNotFoundError, match=re.escape(said.format(root=s3.address))):
+        dataset_kind(address.format(root=s3.address))
+
+
+def test_web_servers_are_not_asked_for_what_they_cannot_list(tmp_path):
+    with (
+        web_server(tmp_path) as server,
+        pytest.raises(DatasetNotFoundError, match=r"\.nv-meta/\.info\.json; check the address"),
+    ):
+        dataset_kind(f"{server.url}/data")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from energon.errors import (
@@ -225,6 +226,28 @@ class Store:
         """
         self._check_lists(prefix)
         return self._try(lambda: any(True for _ in self.backend.list(prefix)), prefix)
+
+    def names_in(self, prefix: str = "", *, looked_at: int = 10_000) -> list[str]:
+        """Return the names of files and folders directly in the folder `prefix`, sorted.
+
+        Args:
+            prefix: The folder.
+            looked_at: How many objects below it are looked at; there may be millions.
+
+        Raises:
+            StorageError: If the place cannot say what it has, as web servers cannot.
+        """
+        self._check_lists(prefix)
+        cut = len(prefix) + 1 if prefix else 0
+        return self._try(
+            lambda: sorted(
+                {
+                    found.key[cut:].partition("/")[0]
+                    for found in islice(self.backend.list(prefix), looked_at)
+                }
+            ),
+            prefix,
+        )
 
     def _check_lists(self, prefix: str) -> None:
         if not self.backend.can_list:

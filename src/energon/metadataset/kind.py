@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.files import is_file
+from energon.io.registry import open_store
 
 
 class KindEntry(NamedTuple):
@@ -55,6 +57,7 @@ ENTRY_POINTS = "energon.dataset_kinds"
 """The group of entry points by which packages add a `KindEntry`."""
 
 MAX_COMPARED = 10_000
+MAX_SHOWN = 10
 """Names of a folder among which the one is looked for that was meant."""
 
 
@@ -103,10 +106,39 @@ def _entries_on(path: tuple[str, ...]) -> tuple[KindEntry, ...]:
 
 
 def _explain_remote(path: str) -> str:
+    """Return why there is no dataset at an address.
+
+    Raises:
+        DatasetNotFoundError: If not even the bucket exists.
+        StorageError: If the store cannot be reached.
+    """
     shown = redact(path)
-    if any(path.endswith(entry.suffixes) for entry in KINDS if entry.suffixes):
-        return f"{shown} does not exist"
+    is_document = any(path.endswith(entry.suffixes) for entry in KINDS if entry.suffixes)
+    store, key = open_store(path)
+    if not store.backend.can_list:
+        missing = "does not exist" if is_document else "has no .nv-meta/.info.json"
+        return f"{shown} {missing}; check the address, or run `energon prepare` and upload it again"
+    if not store.has_any(key):
+        if not key:
+            return f"{shown} is empty"
+        folder, _, name = key.rpartition("/")
+        while folder and not store.has_any(folder):
+            folder, _, name = folder.rpartition("/")
+        names = store.names_in(folder)
+        where = store.place(folder).rstrip("/")
+        return f"{shown} does not exist: no {name!r} in {where}{_among(name, names)}"
     return f"{shown} has no .nv-meta/.info.json; run `energon prepare {shown}`"
+
+
+def _among(name: str, names: Sequence[str]) -> str:
+    """Return the end of a message: what was meant, or what there is."""
+    close = get_close_matches(name, names, 1, cutoff=0.75)
+    if close:
+        return f", did you mean {close[0]!r}?"
+    if not names:
+        return ", which is empty"
+    more = ", …" if len(names) > MAX_SHOWN else ""
+    return f", which has {', '.join(map(repr, names[:MAX_SHOWN]))}{more}"
 
 
 def _explain(path: str) -> str:
