@@ -227,7 +227,7 @@ class Store:
         self._check_lists(prefix)
         return self._try(lambda: any(True for _ in self.backend.list(prefix)), prefix)
 
-    def names_in(self, prefix: str = "", *, looked_at: int = 10_000) -> list[str]:
+    def names_in(self, prefix: str = "", *, looked_at: int = 10_000) -> Sequence[str]:
         """Return the names of files and folders directly in the folder `prefix`, sorted.
 
         Args:
