@@ -10,6 +10,7 @@ import pytest
 
 from energon import (
     ConfigError,
+    Cooker,
     DatasetNotFoundError,
     DefaultTaskEncoder,
     FatalSampleError,
@@ -205,6 +206,7 @@ def test_the_command_line_leaves_out_what_is_in_quarantine(root, tmp_path):
 
 def test_a_failing_batch_accuses_none_of_its_samples(root, tmp_path):
     class Fails(Keys):
+        @stateless(failure_tolerance=0)
         def batch(self, samples):
             raise ValueError("cannot be batched")
 
@@ -231,3 +233,135 @@ def test_making_a_failing_sample_again_shows_why_it_fails(root):
             batches.restore_sample([(0, 0, 3)])
         with pytest.raises(ValueError, match="encode_sample skips"):
             batches.restore_sample([(0, 0, 5)])
+
+
+def forget(self, *arguments):
+    """Forgets to return."""
+
+
+def forget_in_a_generator(self, *arguments):
+    yield None
+
+
+def cook_nothing(sample):
+    sample["txt"] = "nothing"
+
+
+class Packing(DefaultTaskEncoder):
+    def select_samples_to_pack(self, samples):
+        return [samples]
+
+    def pack_selected_samples(self, samples):
+        return samples[0]
+
+
+HOOKS = ["encode_sample", "batch", "encode_batch", "postencode_sample", "preencode_sample"]
+
+
+@pytest.mark.parametrize("name", [*HOOKS, "pack_selected_samples"])
+@pytest.mark.parametrize("function", [forget, forget_in_a_generator])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_hook_that_returns_nothing_is_named(root, name, function, workers):
+    packs = name in ("pack_selected_samples", "postencode_sample", "preencode_sample")
+    if name == "postencode_sample" and function is forget_in_a_generator:
+        return  # refused as a generator, where samples are packed
+
+    class Forgetful(Packing if packs else DefaultTaskEncoder):
+        pass
+
+    method = type(function)(function.__code__, globals(), name)
+    method.__qualname__ = f"Forgetful.{name}"
+    setattr(Forgetful, name, method)
+    settings = {"packing_buffer_size": 4} if packs else {}
+    worker_config = config(num_workers=workers)
+    dataset = val(root, Forgetful(), worker_config=worker_config, **settings)
+    message = rf"Forgetful\.{name} (returned|yielded) None for .*`return` missing.*SkipSample"
+    with pytest.raises(FatalSampleError, match=message):
+        run(dataset, workers="thread")
+
+
+def test_a_cooker_that_returns_nothing_is_named(root):
+    class Cooks(DefaultTaskEncoder):
+        cookers = (Cooker(cook_nothing),)
+
+    with pytest.raises(FatalSampleError, match="cook_nothing returned None for sample 's0'"):
+        run(val(root, Cooks()))
+
+
+class FailsAtFirst(DefaultTaskEncoder):
+    """Fails on the first samples, and tells how often it was called."""
+
+    def __init__(self, failures):
+        super().__init__()
+        self.failures = failures
+        self.calls = 0
+
+    def encode_sample(self, sample):
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise ValueError("not now")
+        return sample
+
+
+def test_a_hook_that_never_succeeds_ends_the_run_soon(root):
+    encoder = FailsAtFirst(1000)
+    with pytest.raises(FatalSampleError, match=r"10 failures, and it has not succeeded once"):
+        run(val(root, encoder))
+    assert encoder.calls == 10
+    assert run(val(root, FailsAtFirst(9)))[0] == 51
+
+
+def test_a_hook_that_has_succeeded_may_fail_more_often(root):
+    class FailsLater(FailsAtFirst):
+        def encode_sample(self, sample):
+            self.calls += 1
+            if 4 < self.calls <= 44:
+                raise ValueError("not now")
+            return sample
+
+    # It succeeds in one lane, and fails in the other from the first sample on.
+    worker_config = config(lanes=2)
+    assert run(val(root, FailsLater(0), batch_size=4, worker_config=worker_config))[0] == 20
+    dataset = train(root, FailsLater(0))
+    with get_savable_loader(dataset) as loader:
+        next(iter(loader))
+        state = loader.save_state_rank()
+    again = FailsAtFirst(40)
+    with get_savable_loader(train(root, again)) as loader:
+        loader.restore_state_rank(state)
+        next(iter(loader))
+    assert again.calls == 44
+
+
+def test_who_sets_a_tolerance_gets_it_from_the_first_sample_on(root):
+    class Tolerant(FailsAtFirst):
+        __default_failure_tolerance__ = 40
+
+    encoder = Tolerant(1000)
+    with pytest.raises(FatalSampleError, match="40 failures in a row, the tolerance"):
+        run(val(root, encoder))
+    assert encoder.calls == 40
+    assert run(val(root, Tolerant(39)))[0] == 21
+
+
+def test_the_first_failure_of_a_cause_is_logged_in_full_and_repeats_are_counted(tmp_path, caplog):
+    root = make_crude(tmp_path / "many", [600, 600])
+
+    class TwoCauses(DefaultTaskEncoder):
+        @stateless(failure_tolerance=0)
+        def encode_sample(self, sample):
+            number = int(sample["__key__"][1:])
+            if number < 100:
+                return sample
+            if number == 700:
+                raise KeyError("the other cause")
+            raise ValueError("the first cause")
+
+    run(val(root, TwoCauses(), worker_config=config(lanes=3)))
+    records = [record.getMessage() for record in caplog.records if record.name == "energon"]
+    first = [text for text in records if "the first cause" in text]
+    assert ["Traceback" in text for text in first] == [True] + [False] * 11
+    assert first[-2].startswith("left out 100 samples because encode_sample failed in this way")
+    assert first[-1].startswith("left out 1,000 samples because encode_sample failed in this way")
+    (other,) = (text for text in records if "the other cause" in text)
+    assert "Traceback" in other

@@ -6,13 +6,15 @@ import logging
 import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, Final
 
+from energon.counting import counted
 from energon.errors import (
     SYSTEM_EXCEPTIONS,
     EnergonError,
@@ -28,6 +30,12 @@ logger = logging.getLogger("energon")
 
 DEFAULT_TOLERANCE = 100
 
+UNTRIED_TOLERANCE = 10
+"""After so many failures a hook that has never succeeded is taken to be wrong, not the data."""
+
+SHOWN_REPEATS = 10
+"""So many failures of one cause are logged one by one; after that, only how many there are."""
+
 RATED_CALLS = 1000
 """Before so many calls a share of failures means little."""
 
@@ -42,6 +50,19 @@ SKIPPED: Final = _Skipped()
 """What a hook that skipped or failed gives, instead of an output."""
 
 
+@dataclass(eq=False)
+class HookRecord:
+    """What is known of a hook in a worker, from all of its lanes.
+
+    Args:
+        succeeded: Whether it has ever given an output.
+        failures: How often it failed, by cause.
+    """
+
+    succeeded: bool = False
+    failures: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+
+
 @dataclass(frozen=True)
 class Hook:
     """A function of the user, and how it is run.
@@ -50,6 +71,7 @@ class Hook:
         name: How messages and statistics call it.
         function: Takes a sample (or a list of them) and returns one, or yields some.
         tolerance: How many failures in a row end the run; 0 never ends it.
+        untried_tolerance: The same until the hook has succeeded once.
         rate: Which share of the calls in a lane may fail, judged from 1,000 calls on; None is
             any share.
         restore_seeds: Whether `random`, numpy and torch are seeded for each call, from the
@@ -61,17 +83,22 @@ class Hook:
         dataset: Names the dataset of an argument, for statistics.
         handler: Called with (exception, argument, sources) for each tolerated failure; None
             logs it.
+        title: The class and the method, where the hook has to return something.
+        record: Shared by all lanes of a worker.
     """
 
     name: str
     function: Callable[[Any], Any]
     tolerance: int = DEFAULT_TOLERANCE
+    untried_tolerance: int = UNTRIED_TOLERANCE
     rate: float | None = None
     restore_seeds: bool = False
     may_yield: bool = True
     locate: Callable[[Any], tuple[Any, ...]] | None = None
     dataset: Callable[[Any], str] | None = None
     handler: ErrorHandler | None = None
+    title: str | None = None
+    record: HookRecord = field(default_factory=HookRecord, compare=False, repr=False)
 
 
 class HookRunner:
@@ -81,10 +108,10 @@ class HookRunner:
         self.hook = hook
         self.lane = lane
         self.function = hook.function
+        self.record = hook.record
         self.failed_in_a_row = 0
         self.failed = 0
         self.succeeded = 0
-        self._shown: set[tuple[Any, ...]] = set()
 
     def __call__(self, argument: Any, address: Address) -> Any:
         """Return the output, an iterator of outputs, or SKIPPED.
@@ -111,9 +138,19 @@ class HookRunner:
                     "`yield from` instead of `return` there"
                 )
             return self._outputs(output, argument, address)
+        if output is None and self.hook.title is not None:
+            raise self._nothing("returned", argument)
         self.failed_in_a_row = 0
         self.succeeded += 1
+        self.record.succeeded = True
         return output
+
+    def _nothing(self, what: str, argument: Any) -> FatalSampleError:
+        return FatalSampleError(
+            f"{self.hook.title} {what} None for {describe_sources(self._sources(argument))}; is "
+            "there a `return` missing? Return what the next hook gets, or raise SkipSample to "
+            "leave the sample out"
+        )
 
     def _outputs(self, outputs: Iterator[Any], argument: Any, address: Address) -> Iterator[Any]:
         # Always seeded: a batch may begin between two outputs, and to resume there means to
@@ -131,8 +168,11 @@ class HookRunner:
                 raise
             if output is SKIPPED:
                 return
+            if output is None and self.hook.title is not None:
+                raise self._nothing("yielded", argument)
             self.failed_in_a_row = 0
             self.succeeded += 1
+            self.record.succeeded = True
             yield output
 
     def _seed(self, address: Address) -> int:
@@ -159,11 +199,28 @@ class HookRunner:
         if hook.handler is not None:
             hook.handler(error, argument, sources)
         else:
-            # A bug in a hook fails for sample after sample: one traceback says it all.
-            place = _raised_at(error)
-            log_exception(error, argument, sources, brief=place in self._shown)
-            self._shown.add(place)
+            self._log(error, argument, sources)
         return SKIPPED
+
+    def _log(self, error: Exception, argument: Any, sources: Any) -> None:
+        """Log the first failure of a cause in full, some more in a line, then how many there are.
+
+        A bug in a hook fails for sample after sample: one traceback says it all.
+        """
+        cause, failures = _raised_at(error), self.record.failures
+        failures[cause] += 1
+        count = failures[cause]
+        if count <= SHOWN_REPEATS or logger.isEnabledFor(logging.DEBUG):
+            log_exception(error, argument, sources, brief=count > 1)
+        elif _is_power_of_ten(count):
+            logger.warning(
+                "left out %s because %s failed in this way: %s: %s (last: %s)",
+                counted(count, "sample", grouped=True),
+                self.hook.name,
+                type(error).__name__,
+                error,
+                describe_sources(sources),
+            )
 
     def _exited(self, error: BaseException, argument: Any) -> None:
         """Raise an error instead of what would end the program without saying why."""
@@ -188,6 +245,14 @@ class HookRunner:
         hook = self.hook
         self.failed += 1
         self.failed_in_a_row += 1
+        # Behind the beginning of a lane it has succeeded, be it before a restore.
+        untried = not self.record.succeeded and not self.lane.present.batch
+        if untried and hook.untried_tolerance <= self.failed_in_a_row < hook.tolerance:
+            return (
+                f"that makes {counted(self.failed_in_a_row, 'failure')}, and it has not succeeded "
+                "once. Correct the hook or the data; @stateless(failure_tolerance=...) sets how "
+                "many failures are tolerated"
+            )
         if hook.tolerance and self.failed_in_a_row >= hook.tolerance:
             return (
                 f"that makes {self.failed_in_a_row} failures in a row, the tolerance. Correct the "
@@ -261,6 +326,10 @@ def log_exception(
 def reraise_exception(error: Exception, sample: Any, sources: Any = None) -> None:
     """End the run at the first sample that fails; an error handler to be strict with."""
     raise FatalSampleError(f"{describe_sources(sources)}: {error}") from error
+
+
+def _is_power_of_ten(count: int) -> bool:
+    return str(count).strip("0") == "1"
 
 
 def describe_sources(sources: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from energon.samples.restore_key import key_of, sample_keys
 from energon.samples.source_info import SourceInfo
 from energon.sources.reader import LeafReader
-from energon.stages.hook import ErrorHandler, Hook
+from energon.stages.hook import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, ErrorHandler, Hook
 from energon.task_encoder.encoder import TaskEncoder
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
@@ -38,16 +38,19 @@ class HookMaker:
     def make(self, name: str, function: Callable[[Any], Any], settings: Any = None) -> Hook:
         """Return `function` as a hook, run as its marks (or those of `settings`) say."""
         encoder, marked = self.encoder, function if settings is None else settings
+        tolerance = _mark(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__)
         return Hook(
             name=name,
             function=function,
-            tolerance=_mark(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__),
+            tolerance=tolerance,
+            untried_tolerance=UNTRIED_TOLERANCE if tolerance == DEFAULT_TOLERANCE else tolerance,
             rate=_mark(marked, "__failure_rate__", encoder.__default_failure_rate__),
             restore_seeds=self.seed_each or _mark(marked, "__restore_seeds__", False),
             may_yield=self.seed_each,
             locate=Locate(self.reader),
             dataset=DatasetName(self.names),
             handler=_mark(marked, "__error_handler__", self.error_handler),
+            title=_title(encoder, name, function) if name in _RETURNING else None,
         )
 
     def method(self, name: str) -> Hook:
@@ -60,6 +63,25 @@ class HookMaker:
         return tuple(
             self.method(name) for name in names if self.encoder._hook_method(name).overridden
         )
+
+
+_RETURNING = (
+    "cook_crude_sample",
+    "encode_sample",
+    "preencode_sample",
+    "postencode_sample",
+    "pack_selected_samples",
+    "batch",
+    "encode_batch",
+)
+
+
+def _title(encoder: AnyTaskEncoder, name: str, function: Callable[[Any], Any]) -> str:
+    """Return the class and the method of a hook, or the function that cooks."""
+    cooker = getattr(function, "cooker", None)
+    user = function if cooker is None else cooker.cook
+    qualified: str = getattr(user, "__qualname__", f"{type(encoder).__name__}.{name}")
+    return qualified.rpartition("<locals>.")[2]
 
 
 def _mark(marked: Any, name: str, default: Any) -> Any:
