@@ -5,7 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api clean
@@ -53,15 +52,14 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("energon needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-# Constraints pin torch, too: a range would bring gigabytes of CUDA packages.
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing energon, torch and a JPEG decoder into $(VENV) (0.9 GB)"
-	@$(PIP) -c constraints.txt -e '.[torch,fast-jpeg]'
+	@.ci/install torch,fast-jpeg
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing what development needs into $(VENV) (2.3 GB)"
-	@$(PIP) -c constraints.txt -e '.[dev]'
+	@.ci/install dev
 	@touch $@
 
 bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers

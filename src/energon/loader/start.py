@@ -22,6 +22,10 @@ STOP_SECONDS = 30.0
 """How long a fork server may take to end; on a quiet machine it takes half a second."""
 
 
+_NOT_FOR_WORKERS = ("energon.cli", "energon.inspect", "energon.prepare")
+"""Rooms of commands, which a program may use as well."""
+
+
 class WorkerProcess(Protocol):
     """A process that was started."""
 
@@ -251,12 +255,16 @@ def _forget_servers() -> None:
 
 
 def _own_modules() -> list[str]:
-    """Return the modules of energon that this process has imported: workers need most of them.
+    """Return the modules of energon that this process has imported, as far as workers need them.
 
     Importing them does nothing else. Of those of the user, who knows: they may start threads,
     which do not survive a fork.
     """
-    return sorted(name for name in sys.modules if name.startswith("energon."))
+    return sorted(
+        name
+        for name in sys.modules
+        if name.startswith("energon.") and not name.startswith(_NOT_FOR_WORKERS)
+    )
 
 
 def _python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
