@@ -80,9 +80,11 @@ class LanePosition:
     def from_json(cls, saved: Mapping[str, Any]) -> LanePosition:
         """Return the position that `to_json` described."""
         match saved:
-            case {"batches": int(), "epoch_batches": int(), "state": dict() | None} if isinstance(
-                saved.get("skip_rows", []), list
-            ) and _is_made_of_addresses(saved):
+            case {"batches": int(), "epoch_batches": int(), "state": dict() | None} if (
+                isinstance(rows := saved.get("skip_rows", []), list)
+                and all(isinstance(row, int) for row in rows)
+                and _is_made_of_addresses(saved)
+            ):
                 return cls(
                     batches=saved["batches"],
                     epoch_batches=saved["epoch_batches"],

@@ -80,9 +80,9 @@ def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
     if state is None:
         return (0,) * count
     known = tuple(state["changes"])
-    if not all(isinstance(row, int) for row in known):
+    if len(known) > count or not all(isinstance(row, int) for row in known):
         raise StateError(
-            f"saved state has changes at rows {known}, which no stage writes; it is damaged or was "
-            "edited"
+            f"saved state has changes at rows {known!r:.100}, expected rows of at most {count} "
+            "changes of the mix; it is damaged or was edited"
         )
     return (*known, *[state["read"]] * (count - len(known)))

@@ -120,6 +120,11 @@ class _PackIterator(ApplyIterator):
 
     def _go_to(self, position: State) -> None:
         inner, carried, group, skipped, batches = unpack(position, self.saves)
+        if not all(isinstance(row, int) for row in skipped or ()):
+            raise StateError(
+                f"saved state has the skipped rows {skipped!r:.200}, expected numbers; it is "
+                "damaged or was edited"
+            )
         match batches:
             case [int() | None as batch, int() | None as opened]:
                 self.start = Start(inner, carried, group, skipped, batch, opened)

@@ -81,8 +81,8 @@ class ReadDataset(Dataset[Any]):
             return []
         if not all(isinstance(place, int) for place in places):
             raise StateError(
-                f"saved state has the places {places!r}, which no stage writes; it is damaged or "
-                "was edited"
+                f"saved state has the places {places!r:.100}, which no stage writes; it is "
+                "damaged or was edited"
             )
         plan = lane.reading.plan or self.plan(lane.lanes)
         return self.reader.read(plan.at(lane.number, np.array(places, np.int64)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon.errors import StateError
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place
+from energon.stages.base import Dataset, DatasetIterator, Place, check_places
 from energon.stages.lane import Lane
 
 
@@ -22,6 +22,7 @@ class Branches(Dataset[Any]):
         return total_items(self.datasets, lane, lanes)
 
     def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        check_places(places, number_at=0, stop=len(self.datasets))
         items: list[Any] = [None] * len(places)
         for number, dataset in enumerate(self.datasets):
             wanted = [index for index, (branch, _) in enumerate(places) if branch == number]

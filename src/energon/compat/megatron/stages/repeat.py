@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane, Reading
 
@@ -38,6 +38,7 @@ class Repeat(Dataset[Any]):
         return None if items is None or self.repeats is None else int(items * self.repeats)
 
     def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        check_places(places, number_at=0)
         items: list[Any] = [None] * len(places)
         for number in dict.fromkeys(number for number, _ in places):
             wanted = [index for index, place in enumerate(places) if place[0] == number]
