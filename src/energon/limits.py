@@ -112,6 +112,11 @@ TAR_HEADER_BYTES = Limit(
 )
 TAR_RECORDS = Limit("TAR_RECORDS", 100_000, "records of a PAX header of a tar archive")
 TAR_NAME_BYTES = Limit("TAR_NAME_BYTES", 64 << 10, "bytes of the name of a file in a tar archive")
+SQLITE_STEPS = Limit(
+    "SQLITE_STEPS", 200, "steps that a query on index.sqlite may take for each byte of the file"
+)
+SQLITE_TABLES = Limit("SQLITE_TABLES", 100, "tables and indexes of an index.sqlite")
+SQLITE_VALUE_BYTES = Limit("SQLITE_VALUE_BYTES", 16 << 20, "bytes of a value in index.sqlite")
 
 PART_DEPTH = Limit("PART_DEPTH", 400, "levels of nesting in a JSON, msgpack or CBOR part")
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 1 << 30, "bytes that a compressed part unpacks to")

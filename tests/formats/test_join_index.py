@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import pickle
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -33,6 +36,28 @@ def test_anything_but_a_join_index_is_refused(tmp_path):
     path.write_bytes(b"something else, long enough to look at")
     with pytest.raises(FormatError, match="begins with b'somethin'"):
         JoinIndex.open(path)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"rows": -1, "columns": ["<i4"]},
+        {"rows": "1", "columns": ["<i4"]},
+        {"rows": 1, "columns": ["O"]},
+        {"rows": 1 << 60, "columns": ["<i4"]},
+        {"rows": 1, "columns": [["<i4"]]},
+        {"rows": 1},
+        [],
+        "[" * 9999,
+    ],
+)
+def test_a_join_index_that_says_what_cannot_be_is_refused(tmp_path, about):
+    text = (about if isinstance(about, str) else json.dumps(about)).encode()
+    body = text + bytes(8)
+    header = struct.pack("<8sQII", b"ENERGJN1", len(body), zlib.crc32(body), len(text))
+    (tmp_path / "i").write_bytes(header + body)
+    with pytest.raises(FormatError, match="is damaged.*delete it"):
+        JoinIndex.open(tmp_path / "i")
 
 
 def test_a_copy_in_another_process_maps_the_same_file(tmp_path, monkeypatch):

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import struct
+import zlib
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.part_table import PartTable
-from energon.formats.part_table_bytes import decode_part_table, encode_part_table
+from energon.formats.part_table_bytes import MAGIC, decode_part_table, encode_part_table
 from energon.formats.part_table_file import open_part_table, part_table_path
 from energon.formats.tar_scan import scan_tar
 from tests.datasets import write_shard
@@ -106,7 +111,10 @@ def test_a_table_of_another_version_does_not_count(tmp_path, caplog, version):
         (lambda about, columns: about.update(key_length=3), "10 bytes of keys"),
         (lambda about, columns: about.update(samples="many"), "is damaged"),
         (lambda about, columns: columns.update(key_order=np.zeros(3, "u1")), "of 5 numbers"),
-        (lambda about, columns: columns.update(part_block=np.zeros(5)), "'part_block' of 5"),
+        (
+            lambda about, columns: columns.update(part_block=np.zeros(5)),
+            "a column .'part_block', '<f8'",
+        ),
     ],
 )
 def test_a_table_that_lacks_something_is_an_error_that_says_what(tmp_path, change, message):
@@ -116,3 +124,130 @@ def test_a_table_that_lacks_something_is_an_error_that_says_what(tmp_path, chang
     path.write_bytes(encode_part_table(about, columns, bytes(keys)))
     with pytest.raises(FormatError, match=message):
         PartTable.open(path, verify=True)
+
+
+def mixed_table(tmp_path):
+    """A table with every column: samples, keys and headers differ, keys are not in order."""
+    samples = [("b", {"txt": b"1"}), ("aaa", {"txt": b"2", "jpg": b"x" * 600}), ("c", {"jpg": b""})]
+    write_shard(tmp_path / "x.tar", samples)
+    scan = scan_tar(tmp_path / "x.tar")
+    table = PartTable.from_scan(replace(scan, part_crc32=np.arange(4, dtype=np.uint32)))
+    offset = table.sample_offset // 512
+    table = replace(table, header=None, columns={**table.columns, "sample_block": offset})
+    return table.to_bytes()
+
+
+def changed(data, name, value):
+    """A table, with a right checksum, in which a field or a column is another."""
+    about, columns, keys = decode_part_table(data, origin="x", verify=True)
+    about["names"] = [each.encode().hex() for each in about["names"]]
+    if name in columns:
+        columns[name] = np.array(value, np.uint64)
+    else:
+        about[name] = value
+    about.pop("columns")
+    return encode_part_table(about, columns, bytes(keys))
+
+
+def test_the_table_that_is_changed_below_is_sound(tmp_path):
+    data = mixed_table(tmp_path)
+    table = PartTable.from_buffer(data, origin="x", verify=True)
+    assert len(table.columns) == 8
+    assert PartTable.from_buffer(changed(data, "unique", True), origin="x", verify=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, value) for name in ("samples", "parts", "shard_size") for value in (
+            -1, True, None, 2.0, "2", [], 10**30, 1 << 63
+        )],
+        ("shard_mtime_ns", 1.5),
+        ("unique", 1),
+        ("names", None),
+        ("names", "00"),
+        ("names", ["00", "00"]),
+        ("names", ["xy"]),
+        ("names", [1]),
+        ("header", []),
+        ("header", [1]),
+        ("header", [1, 2, 3]),
+        ("header", [1, "2"]),
+        ("header", [-1, 2]),
+        ("header", [1, 1 << 61]),
+        ("schema", []),
+        ("schema", [0]),
+        ("schema", [0, 7]),
+        ("schema", 3),
+        ("key_length", -1),
+        ("key_length", 1 << 61),
+        ("sample_block", [0, 1, 1, 5]),
+        ("sample_block", [0, 2, 1, 5]),
+        ("sample_block", [0, 1, 2, 1000]),
+        ("part_block", [1, 2, 3, 255]),
+        ("part_size", [1, 2, 20_000, 0]),
+        ("part_size", [1, 2, 3, 9000]),
+        ("first_part", [0, 1, 1, 4]),
+        ("first_part", [1, 2, 3, 4]),
+        ("first_part", [0, 1, 2, 3]),
+        ("first_part", [0, 3, 2, 4]),
+        ("part_name", [0, 1, 2, 0]),
+        ("key_start", [0, 2, 1, 5]),
+        ("key_start", [0, 1, 2, 99]),
+        ("key_order", [0, 0, 1]),
+        ("key_order", [0, 1, 3]),
+    ],
+)  # fmt: skip
+def test_numbers_that_lead_elsewhere_are_refused(tmp_path, name, value):
+    data = changed(mixed_table(tmp_path), name, value)
+    with pytest.raises(FormatError, match=r"x\.tar\.parts: is damaged: .*`energon index`"):
+        PartTable.from_buffer(data, origin="x.tar.parts", verify=True)
+
+
+@pytest.mark.parametrize("largest", [(1 << 64) - 1, 1 << 63, 1 << 55])
+@pytest.mark.parametrize("name", ["part_block", "part_size", "sample_block", "key_start"])
+def test_sums_that_overflow_are_refused(tmp_path, name, largest):
+    about, columns, keys = decode_part_table(mixed_table(tmp_path), origin="x", verify=True)
+    about["names"] = [each.encode().hex() for each in about["names"]]
+    columns[name] = columns[name].astype(np.uint64)
+    columns[name][-1] = largest
+    about.pop("columns")
+    with pytest.raises(FormatError, match="is damaged"):
+        PartTable.from_buffer(
+            encode_part_table(about, columns, bytes(keys)), origin="x", verify=True
+        )
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [["part_block", "O", 1]],
+        [["part_block", "<u8", -1]],
+        [["part_block", "<u8", 1 << 60]],
+        [["part_block", "<u8", True]],
+        [["part_block", "V4000000000", 1]],
+        [["part_block", ["a", "<u8"], 1]],
+        [["part_block", "<u1", 0], ["part_block", "<u1", 0]],
+        [[["part_block"], "<u1", 0]],
+        [["part_block"]],
+        "part_block",
+        None,
+    ],
+)
+def test_columns_that_cannot_be_are_refused(columns):
+    about = {
+        "samples": 0, "parts": 0, "shard_size": 0, "shard_mtime_ns": 0, "names": [],
+        "header": None, "schema": None, "key_length": None, "unique": True, "columns": columns,
+    }  # fmt: skip
+    text = json.dumps(about).encode()
+    body = text + bytes(8)
+    data = struct.pack("<8sQII", MAGIC, len(body), zlib.crc32(body), len(text)) + body
+    with pytest.raises(FormatError, match="is damaged"):
+        PartTable.from_buffer(data, origin="x", verify=True)
+
+
+def test_json_that_is_deep_is_refused():
+    text = b"[" * 100_000
+    data = struct.pack("<8sQII", MAGIC, len(text), zlib.crc32(text), len(text)) + text
+    with pytest.raises(FormatError, match="is damaged"):
+        PartTable.from_buffer(data, origin="x", verify=True)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from energon.errors import DatasetNotFoundError, TruncatedError
-from energon.io.local import FilePool
+from energon.io.local import FilePool, OpenFile
 
 
 def test_reads_exact_ranges_with_few_open_files_in_many_threads(tmp_path):
@@ -31,6 +31,13 @@ def test_a_short_file_says_where_it_ends(tmp_path):
         TruncatedError, match=r"x\.tar: ends at byte 5, wanted 10 bytes from byte 2"
     ):
         FilePool().pread(str(path), 2, 10)
+
+
+def test_a_size_that_cannot_be_takes_no_memory(tmp_path):
+    (tmp_path / "x").write_bytes(b"x" * 10)
+    for offset, size in ((0, 1 << 40), (5, 1 << 62), (1 << 62, 1 << 62), (1 << 62, 3)):
+        with pytest.raises(TruncatedError, match=f"x: ends at byte .*, wanted {size} bytes"):
+            OpenFile(str(tmp_path / "x")).pread(offset, size)
 
 
 def test_a_missing_file_says_what_to_do(tmp_path):

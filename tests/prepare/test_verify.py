@@ -186,13 +186,55 @@ def lose_a_page(path):
         file.write(bytes(4096))
 
 
-@pytest.mark.parametrize("harm", [replace_by_text, cut_off_a_page, lose_a_page])
+def execute(path, script):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+
+
+def replace_a_table_by_an_endless_view(path):
+    execute(
+        path,
+        "ALTER TABLE samples RENAME TO moved; CREATE VIEW samples AS WITH RECURSIVE n(x) AS "
+        "(SELECT 0 UNION ALL SELECT x + 1 FROM n) SELECT 0 AS tar_file_id, 'k' || x AS sample_key, "
+        "x AS sample_index, 0 AS byte_offset, 0 AS byte_size FROM n",
+    )
+
+
+def add_a_trigger(path):
+    execute(path, DELETING)
+
+
+DELETING = """
+CREATE TRIGGER t AFTER INSERT ON sample_parts BEGIN DELETE FROM samples; END
+"""
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        replace_by_text,
+        cut_off_a_page,
+        lose_a_page,
+        replace_a_table_by_an_endless_view,
+        add_a_trigger,
+    ],
+)
 def test_a_damaged_sql_index_is_found_and_repaired(dataset, harm):
     before = index_of(dataset)
     harm(dataset / ".nv-meta/index.sqlite")
     assert kinds(dataset) == ["sqlite-damaged"]
     assert repair(dataset).after.ok
     assert index_of(dataset) == before
+
+
+@pytest.mark.parametrize("harm", [replace_a_table_by_an_endless_view, add_a_trigger])
+def test_what_an_sql_index_tells_sqlite_to_do_is_not_done_when_shards_are_added(dataset, harm):
+    harm(dataset / ".nv-meta/index.sqlite")
+    with ShardWriter(dataset / "new-%d.tar") as writer:
+        writer.write({"__key__": "new", "txt": "x"})
+    prepare_dataset(dataset, **ALL)
+    assert kinds(dataset) == []
+    assert len(index_of(dataset)) == 2 * 60 + 1
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
+from energon.formats.json_text import parse_json
 
 MAGIC = b"ENERGJN1"
 MISSING = -1
 _HEADER = struct.Struct("<8sQII")
+_TYPES = ("<i4", "<i8")
 _CHUNK = 1 << 20
 _AGAIN = "delete it, and it is built again"
 
@@ -86,16 +88,23 @@ class JoinIndex:
             raise TruncatedError(
                 f"{path}: has {len(data)} bytes, wanted {_HEADER.size + length}; {_AGAIN}"
             )
-        about = json.loads(data[_HEADER.size : _HEADER.size + text_length])
         position = _HEADER.size + text_length
         columns: list[NDArray[Any] | None] = []
-        for dtype in about["columns"]:
-            if dtype is None:
-                columns.append(None)
-                continue
-            columns.append(np.frombuffer(data, dtype, about["rows"], position))
-            size = about["rows"] * np.dtype(dtype).itemsize
-            position += size + -size % 8
+        try:
+            about = parse_json(data[_HEADER.size : position], origin="JSON")
+            if type(about["rows"]) is not int or about["rows"] < 0:
+                raise ValueError(f"{about['rows']!r} rows")
+            for dtype in about["columns"]:
+                if dtype is None:
+                    columns.append(None)
+                    continue
+                if dtype not in _TYPES:
+                    raise ValueError(f"a column of {dtype!r}")
+                columns.append(np.frombuffer(data, dtype, about["rows"], position))
+                size = about["rows"] * np.dtype(dtype).itemsize
+                position += size + -size % 8
+        except (ValueError, TypeError, KeyError) as error:
+            raise FormatError(f"{path}: is damaged: {error}; {_AGAIN}") from error
         return cls(about["rows"], tuple(columns), os.path.abspath(path))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,10 +24,9 @@ from energon.formats.media import (
 )
 from energon.formats.sqlite_file import (
     SqliteFile,
-    ThreadConnections,
+    SqliteReader,
+    ThreadReaders,
     name_of,
-    open_readonly,
-    table_names,
 )
 from energon.formats.tar import split_name
 
@@ -83,14 +81,14 @@ class MediaTable:
     """
 
     def __init__(self, index: SqliteFile) -> None:
-        with closing(open_readonly(index)) as connection:
-            if "media_metadata" not in table_names(connection):
+        with SqliteReader(index) as reader:
+            if "media_metadata" not in reader.tables:
                 dataset = index.parent.parent if isinstance(index, Path) else "DATASET"
                 raise ConfigError(
                     f"{name_of(index)} has no media metadata; run `energon prepare-media "
                     f"{dataset} --media-metadata-by-extension`"
                 )
-        self._connections = ThreadConnections(index)
+        self._readers = ThreadReaders(index)
 
     def get(self, name: str) -> MediaMetadata | None:
         """Return the metadata of a file, or None if there are none.
@@ -98,8 +96,9 @@ class MediaTable:
         Raises:
             FormatError: If they are damaged.
         """
-        found = self._connections.fetch_one(_GET, (name,))
-        return None if found is None else deserialize_media_metadata(*found)
+        reader = self._readers.get()
+        found = reader.first(_GET, (name,))
+        return None if found is None else deserialize_media_metadata(*map(reader.text, found))
 
 
 class MediaWriter:
@@ -167,17 +166,16 @@ def copy_media(source: Path, target: Path) -> None:
 
     Those of shards that have changed meanwhile are left out.
     """
-    with closing(open_readonly(source)) as connection:
-        if "media_metadata" not in table_names(connection):
+    with SqliteReader(source) as reader:
+        if "media_metadata" not in reader.tables:
             return
     connection = sqlite3.connect(target, isolation_level=None)
     try:
         connection.executescript(_TABLES)
         connection.execute("ATTACH ? AS source", (str(source),))
-        known = {name for (name,) in connection.execute("SELECT name FROM source.sqlite_schema")}
         connection.execute("BEGIN")
         for table in ("media_metadata", "media_filters", "energon_media"):
-            if table in known:
+            if table in reader.tables:
                 connection.execute(f"INSERT INTO {table} SELECT * FROM source.{table}")
         _forget(connection, _changed_jobs(connection))
         connection.execute("COMMIT")
@@ -188,7 +186,8 @@ def copy_media(source: Path, target: Path) -> None:
 
 def _forget(connection: sqlite3.Connection, jobs: Iterable[str]) -> None:
     connection.create_function("sample_of", 1, _sample_of, deterministic=True)
-    of_samples = "samples" in table_names(connection)
+    found = connection.execute("SELECT count(*) FROM main.sqlite_schema WHERE name = 'samples'")
+    of_samples = bool(found.fetchone()[0])
     for job in jobs:
         if of_samples:
             connection.execute(

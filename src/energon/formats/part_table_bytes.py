@@ -52,6 +52,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
+from energon.formats.json_text import parse_json
+from energon.formats.tar_window import BLOCK
 
 MAGIC = b"ENERGPT3"
 _FAMILY = MAGIC[:-1]
@@ -72,6 +74,9 @@ SMALL_BYTES = 16 << 10
 """Tables of fewer bytes are read: to map them would take longer."""
 AGAIN = "`energon index` on its dataset writes it anew"
 _HEADER = struct.Struct("<8sQII")
+_TYPES = frozenset(np.dtype(f"<u{size}").str for size in (1, 2, 4, 8))
+_MAX_NUMBER = (1 << 62) - 1
+_MAX_BLOCK = _MAX_NUMBER // BLOCK
 Column = NDArray[Any]
 
 
@@ -100,7 +105,7 @@ def decode_part_table(
     Args:
         data: A buffer with the whole file.
         origin: What messages call it.
-        verify: Whether to check the CRC, which reads all of it.
+        verify: Whether to check the CRC and all numbers, which reads all of it.
 
     Raises:
         FormatError: If it is not a part table, or damaged.
@@ -123,16 +128,22 @@ def decode_part_table(
     position = _HEADER.size + text_length
     columns: dict[str, Column] = {}
     try:
-        about: dict[str, Any] = json.loads(bytes(data[_HEADER.size : position]))
+        about: dict[str, Any] = parse_json(bytes(data[_HEADER.size : position]), origin="JSON")
         for name, dtype, count in about["columns"]:
+            if dtype not in _TYPES or type(count) is not int or count < 0 or name in columns:
+                raise ValueError(f"a column {str((name, dtype, count))[:80]}")
             columns[name] = np.frombuffer(data, dtype, count, position)
             size = columns[name].nbytes
             position += size + -size % 8
         keys = memoryview(data)[position:]
         _check(about, columns, len(keys))
-        names = (bytes.fromhex(name) for name in about["names"])
+        names = [bytes.fromhex(name) for name in about["names"]]
+        if len(set(names)) != len(names):
+            raise ValueError("names of parts come twice")
+        if verify:
+            _check_contents(about, columns, len(keys))
         about["names"] = tuple(name.decode("utf-8", "surrogateescape") for name in names)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FormatError(f"{origin}: is damaged: {error}; {AGAIN}") from error
     return about, columns, keys
 
@@ -163,15 +174,24 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
     """Raise ValueError unless all is there that the samples need, and as long as it has to be."""
     if missing := _FIELDS - about.keys():
         raise ValueError(f"{', '.join(sorted(missing))} missing")
-    samples, parts = about["samples"], about["parts"]
+    samples, parts = (_number(about, name) for name in ("samples", "parts"))
+    _number(about, "shard_size")
+    if type(about["shard_mtime_ns"]) is not int or type(about["unique"]) is not bool:
+        raise ValueError("wanted are a date in nanoseconds, and whether keys are unique")
+    if samples > parts:
+        raise ValueError(f"{samples} samples of {parts} parts, wanted is one part of each at least")
     wanted = {"part_block": parts, "part_size": parts}
     if about["header"] is None:
         wanted["sample_block"] = samples + 1
+    elif len(_numbers(about["header"], _MAX_BLOCK)) != 2:
+        raise ValueError(f"header {about['header']!r}, wanted are two numbers of blocks")
     if about["schema"] is None:
         wanted |= {"first_part": samples + 1, "part_name": parts}
+    elif len(_numbers(about["schema"], len(about["names"]) - 1)) * samples != parts:
+        raise ValueError(f"{parts} parts of {samples} samples with {len(about['schema'])} each")
     if about["key_length"] is None:
         wanted["key_start"] = samples + 1
-    elif about["key_length"] * samples != key_bytes:
+    elif _number(about, "key_length") * samples != key_bytes:
         raise ValueError(f"{key_bytes} bytes of keys")
     optional = {"key_order": samples, "part_crc32": parts}
     wanted |= {name: length for name, length in optional.items() if name in columns}
@@ -179,6 +199,63 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
         column = columns.get(name)
         if column is None or len(column) != length or column.dtype.kind != "u":
             raise ValueError(f"wanted is a column {name!r} of {length} numbers")
+
+
+def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], keys: int) -> None:
+    """Raise ValueError if numbers in columns lead out of what they are numbers of."""
+    samples, parts, size = about["samples"], about["parts"], about["shard_size"]
+    block, sizes = columns["part_block"], columns["part_size"]
+    # Bounds first: sums of numbers below them do not overflow.
+    if _largest(block) > _MAX_BLOCK or _largest(sizes) > size:
+        raise ValueError("parts lie beyond the end of the shard")
+    ends = block.astype(np.int64) * BLOCK + sizes.astype(np.int64)
+    if _largest(ends) > size:
+        raise ValueError("parts lie beyond the end of the shard")
+    if about["header"] is None:
+        _check_edges("sample_block", columns, size // BLOCK, strict=True)
+    elif samples:
+        gap, last = about["header"]
+        if gap > int(block.min()) or last * BLOCK > size:
+            raise ValueError("samples lie beyond the edges of the shard")
+    if about["schema"] is None:
+        _check_edges("first_part", columns, parts, strict=True)
+        if columns["first_part"][0] != 0 or columns["first_part"][-1] != parts:
+            raise ValueError("there are parts of no sample")
+        if _largest(columns["part_name"]) >= max(1, len(about["names"])):
+            raise ValueError("parts have names that are not there")
+    if about["key_length"] is None:
+        _check_edges("key_start", columns, keys, strict=False)
+    order = columns.get("key_order")
+    if order is not None and (
+        _largest(order) >= samples or (np.bincount(order, minlength=samples) != 1).any()
+    ):
+        raise ValueError("key_order is no order of the samples")
+
+
+def _check_edges(name: str, columns: Mapping[str, Column], limit: int, *, strict: bool) -> None:
+    column = columns[name]
+    low, high = column[:-1], column[1:]
+    if _largest(column) > limit or not (high > low if strict else high >= low).all():
+        raise ValueError(f"numbers in {name!r} do not ascend to {limit} at most")
+
+
+def _largest(column: Column) -> int:
+    return int(column.max(initial=0))
+
+
+def _number(about: Mapping[str, Any], name: str) -> int:
+    (found,) = _numbers([about[name]], _MAX_NUMBER)
+    return found
+
+
+def _numbers(values: Any, largest: int) -> list[int]:
+    """Return values that are whole numbers from 0 to `largest`, or raise ValueError."""
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{str(values)[:80]!r} where a list of numbers should be")
+    for value in values:
+        if type(value) is not int or not 0 <= value <= largest:
+            raise ValueError(f"{str(value)[:80]!r} where a number up to {largest} should be")
+    return values
 
 
 def _padded(data: bytes) -> bytes:

@@ -1,61 +1,224 @@
-"""Read SQLite files that nobody writes while they are read."""
+"""Read SQLite files that nobody writes while they are read, and that anybody may have made.
+
+An index is plain tables. What else SQLite can keep in a file — views, triggers, virtual tables,
+computed columns — makes it run what the file says, so a file with any of these is refused. Damaged
+pages may still lead round in circles: every query has a number of steps that grows with the file,
+and values have a largest size.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import local
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from energon.errors import FormatError, TruncatedError
+from energon.limits import SQLITE_STEPS, SQLITE_TABLES, SQLITE_VALUE_BYTES
 
 SqliteFile = Path | bytes
 """Where a file is; or its content, of one that no disk has room for."""
 
+ROWS_TOGETHER = 10_000
+FREE_STEPS = 1_000_000
+"""Steps that any query may take, however small the file."""
+MAX_STATEMENT = 10_000
+"""Characters of the statement of a table or index."""
+STEPS_BETWEEN = 10_000
+"""Steps after which SQLite asks whether to go on."""
 
-def open_readonly(path: SqliteFile) -> sqlite3.Connection:
-    """Open a file that stays as it is, as those do that are replaced as a whole. Takes no lock.
+_TABLE = re.compile(r"CREATE\s+TABLE\b", re.IGNORECASE)
+_NAME = r'(?:\w+|"[^"]*"|`[^`]*`|\[[^\]]*\])'
+_COLUMN = rf"\s*{_NAME}(?:\s+(?:ASC|DESC))?\s*"
+_INDEX = re.compile(
+    rf"CREATE\s+(?:UNIQUE\s+)?INDEX\s+{_NAME}\s+ON\s+{_NAME}\s*\({_COLUMN}(?:,{_COLUMN})*\)\s*",
+    re.IGNORECASE,
+)
+_SETTINGS = (
+    "trusted_schema = OFF",
+    "query_only = ON",
+    "cell_size_check = ON",
+    "ignore_check_constraints = ON",
+)
+_SCHEMA = "SELECT type, name, sql FROM sqlite_schema"
+_COLUMNS = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden != 0"
+
+
+class SqliteReader:
+    """Rows of a file that stays as it is, as those do that are replaced as a whole.
+
+    Takes no lock. To be closed, and used by one thread.
+
+    Args:
+        file: The file.
 
     Raises:
-        FormatError: If there is no SQLite file.
+        FormatError: If it is no SQLite file, is damaged, or holds anything but plain tables.
+        TruncatedError: If its end is missing.
     """
-    connection = None
+
+    def __init__(self, file: SqliteFile) -> None:
+        self.name = name_of(file)
+        self._steps = 0
+        with self._reporting():
+            if isinstance(file, bytes):
+                self._size = len(file)
+                self._connection = sqlite3.connect(":memory:")
+            else:
+                self._size = _size_of(file)
+                address = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
+                self._connection = sqlite3.connect(address, uri=True)
+        try:
+            with self._reporting():
+                if isinstance(file, bytes):
+                    self._connection.deserialize(file)
+                self._restrict()
+            self._check_size()
+            self.tables = self._plain_tables()
+            """The statements that make the tables, by name."""
+        except BaseException:
+            self.close()
+            raise
+
+    def rows(self, query: str, arguments: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield what a query gives.
+
+        Raises:
+            FormatError: If the file is damaged.
+        """
+        with self._reporting():
+            self._steps = 0
+            cursor = self._connection.execute(query, arguments)
+            found = cursor.fetchmany(ROWS_TOGETHER)
+        while found:
+            yield from found
+            with self._reporting():
+                found = cursor.fetchmany(ROWS_TOGETHER)
+
+    def first(self, query: str, arguments: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        """Return the first row that a query gives, or None, see `rows`."""
+        with self._reporting():
+            self._steps = 0
+            row: tuple[Any, ...] | None = self._connection.execute(query, arguments).fetchone()
+        return row
+
+    def numbers(self, *values: Any) -> tuple[int, ...]:
+        """Return values of a row, after it is known that they are whole numbers from 0 up.
+
+        Columns of SQLite take values of any type.
+
+        Raises:
+            FormatError: If one is not.
+        """
+        for value in values:
+            if not isinstance(value, int) or value < 0:
+                raise FormatError(
+                    f"{self.name}: has {str(value)[:100]!r} where a number of bytes or of a sample "
+                    "should be; run `energon prepare` again"
+                )
+        return values
+
+    def text(self, value: Any) -> str:
+        """Return a value of a row, after it is known that it is text; see `numbers`."""
+        if isinstance(value, str):
+            return value
+        raise FormatError(
+            f"{self.name}: has {str(value)[:100]!r} where a name should be; run `energon prepare` "
+            "again"
+        )
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_size(self) -> None:
+        """Raise TruncatedError if the last page is not whole, which SQLite overlooks."""
+        (pages,), (page_bytes,) = (
+            self.first(f"PRAGMA {name}") or (0,) for name in ("page_count", "page_size")
+        )
+        if self._size < pages * page_bytes:
+            raise TruncatedError(
+                f"{self.name}: has {self._size} bytes, expected {pages * page_bytes}; run `energon "
+                "prepare` again"
+            )
+
+    def _restrict(self) -> None:
+        connection = self._connection
+        connection.text_factory = _text
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, SQLITE_VALUE_BYTES.value)
+        connection.set_progress_handler(self._count_steps, STEPS_BETWEEN)
+        self._most_steps = FREE_STEPS + SQLITE_STEPS.value * self._size
+        for setting in _SETTINGS:
+            connection.execute(f"PRAGMA {setting}")
+
+    def _count_steps(self) -> bool:
+        """Return whether a query is to be ended."""
+        self._steps += STEPS_BETWEEN
+        return self._steps > self._most_steps
+
+    def _plain_tables(self) -> dict[str, str]:
+        """Return all tables, after it is known that there is nothing else."""
+        most, tables = SQLITE_TABLES.value, {}
+        for number, (kind, name, sql) in enumerate(self.rows(_SCHEMA)):
+            if number >= most:
+                raise self._strange(f"has more than {most} tables and indexes", SQLITE_TABLES.hint)
+            text = str(sql)[:MAX_STATEMENT]
+            if kind == "table" and isinstance(name, str) and _TABLE.match(text):
+                tables[name] = text
+            elif kind != "index" or not (sql is None or _INDEX.fullmatch(text)):
+                raise self._strange(f"has the {str(kind)[:100]} {str(name)[:100]!r}")
+        for name in tables:
+            if self.first(_COLUMNS, (name,)) is not None:
+                raise self._strange(f"has columns in {name[:100]!r} that are computed")
+        return tables
+
+    def _strange(self, what: str, more: str = "") -> FormatError:
+        return FormatError(
+            f"{self.name}: {what}, where an index is a few plain tables; run `energon prepare` "
+            f"again{'; ' if more else ''}{more}"
+        )
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Raise errors of SQLite as ours."""
+        try:
+            yield
+        except UnicodeEncodeError:
+            raise  # of an argument: bytes that are no text, so no row can have them
+        except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
+            if self._steps and self._steps > self._most_steps:
+                raise FormatError(
+                    f"{self.name}: a query takes more than {self._most_steps} steps, as in no "
+                    f"index of its size; run `energon prepare` again; {SQLITE_STEPS.hint}"
+                ) from error
+            raise FormatError(f"{self.name}: {error}; run `energon prepare` again") from error
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _size_of(path: Path) -> int:
     try:
-        if isinstance(path, bytes):
-            connection = sqlite3.connect(":memory:")
-            connection.deserialize(path)
-        else:
-            address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
-            connection = sqlite3.connect(address, uri=True)
-        connection.execute("SELECT * FROM sqlite_schema LIMIT 1").fetchall()
-    except sqlite3.Error as error:
-        if connection is not None:
-            connection.close()
-        raise FormatError(f"{name_of(path)}: {error}; run `energon prepare` again") from error
-    return connection
+        return path.stat().st_size
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}; run `energon prepare` again") from error
 
 
 def name_of(file: SqliteFile) -> str:
     """Return what messages call a file."""
     return "index.sqlite" if isinstance(file, bytes) else str(file)
-
-
-def check_size(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
-    """Raise FormatError if the file of a connection has lost its end."""
-    (pages,), (page_bytes,) = (
-        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
-    )
-    size = os.path.getsize(path)
-    if size < pages * page_bytes:
-        raise TruncatedError(f"{path}: has {size} bytes, wanted are {pages * page_bytes}")
-
-
-def table_names(connection: sqlite3.Connection) -> set[str]:
-    """Return the names of all tables."""
-    return {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
 
 
 def get_mark(path: Path) -> int | None:
@@ -75,29 +238,26 @@ def set_mark(path: Path, number: int) -> None:
         connection.execute(f"PRAGMA user_version = {number}")
 
 
-class ThreadConnections:
-    """A connection for each thread and process that asks, to the same file.
+class ThreadReaders:
+    """A reader for each thread and process that asks, of the same file.
 
     Args:
-        path: The file.
+        file: The file.
     """
 
-    def __init__(self, path: SqliteFile) -> None:
-        self.path = path
+    def __init__(self, file: SqliteFile) -> None:
+        self.file = file
         self._own = local()
 
-    def fetch_one(self, query: str, arguments: tuple[Any, ...]) -> Any:
-        """Return the first row that a query gives, or None."""
-        return self._connection().execute(query, arguments).fetchone()
+    def get(self) -> SqliteReader:
+        """Return the reader of this thread.
 
-    def fetch_all(self, query: str, arguments: tuple[Any, ...]) -> list[Any]:
-        """Return all rows that a query gives."""
-        return self._connection().execute(query, arguments).fetchall()
-
-    def _connection(self) -> sqlite3.Connection:
+        Raises:
+            FormatError: If the file is damaged.
+        """
         own = self._own
         if getattr(own, "pid", None) != os.getpid():
-            own.connection = open_readonly(self.path)
+            own.reader = SqliteReader(self.file)
             own.pid = os.getpid()
-        connection: sqlite3.Connection = own.connection
-        return connection
+        reader: SqliteReader = own.reader
+        return reader

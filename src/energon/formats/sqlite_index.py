@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +18,10 @@ import numpy as np
 
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import check_size, open_readonly
+from energon.formats.sqlite_file import SqliteReader
 
-_TABLES = """
+_TABLES = {
+    "samples": """\
 CREATE TABLE samples (
     tar_file_id INTEGER NOT NULL,
     sample_key TEXT NOT NULL,
@@ -29,7 +29,8 @@ CREATE TABLE samples (
     byte_offset INTEGER,
     byte_size INTEGER,
     PRIMARY KEY (tar_file_id, sample_index)
-) WITHOUT ROWID;
+) WITHOUT ROWID""",
+    "sample_parts": """\
 CREATE TABLE sample_parts (
     tar_file_id INTEGER,
     sample_index INTEGER,
@@ -37,16 +38,18 @@ CREATE TABLE sample_parts (
     content_byte_offset INTEGER,
     content_byte_size INTEGER,
     PRIMARY KEY (tar_file_id, sample_index, content_byte_offset)
-) WITHOUT ROWID;
+) WITHOUT ROWID""",
+    "energon_shards": """\
 CREATE TABLE energon_shards (
     tar_file_id INTEGER PRIMARY KEY,
     shard TEXT NOT NULL,
     byte_size INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL
-);
-"""
+)""",
+}
 # Filling the tables first and sorting the keys then takes less time and space.
 _KEY_INDEX = "CREATE UNIQUE INDEX idx_samples_sample_key ON samples(sample_key)"
+_SHARDS = "SELECT shard, byte_size, mtime_ns FROM energon_shards ORDER BY tar_file_id"
 _COLUMNS = 5
 _ROWS = 50
 """Rows of one statement: several times as fast as one row each."""
@@ -76,7 +79,8 @@ def write_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) ->
     """
     connection = _connect(path)
     try:
-        connection.executescript(_TABLES)
+        for statement in _TABLES.values():
+            connection.execute(statement)
         connection.execute("BEGIN")
         _insert_all(connection, shards, 0)
         connection.execute(_KEY_INDEX)
@@ -110,18 +114,17 @@ def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) -
 def indexed_shards(path: str | os.PathLike[str]) -> list[IndexedShard] | None:
     """Return of which shards an index is, in their order; None if it does not say.
 
-    It does not if another tool has written it, or if it is damaged.
+    It does not if another tool has written it, or if it is damaged. If it does, its tables are
+    those that `extend_sqlite_index` expects.
     """
     if not os.path.exists(path):
         return None
     try:
-        with closing(open_readonly(Path(path))) as connection:
-            check_size(connection, path)
-            rows = connection.execute(
-                "SELECT shard, byte_size, mtime_ns FROM energon_shards ORDER BY tar_file_id"
-            )
-            return [IndexedShard(*row) for row in rows]
-    except (sqlite3.DatabaseError, FormatError):
+        with SqliteReader(Path(path)) as reader:
+            if {name: reader.tables.get(name) for name in _TABLES} != _TABLES:
+                return None
+            return [IndexedShard(*row) for row in reader.rows(_SHARDS)]
+    except FormatError:
         return None
 
 

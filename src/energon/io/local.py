@@ -11,6 +11,7 @@ from typing import ClassVar
 from energon.errors import DatasetNotFoundError, TruncatedError
 
 MAX_OPEN_FILES = 256
+TRUSTED_BYTES = 1 << 20
 
 
 class FilePool:
@@ -83,16 +84,15 @@ class OpenFile:
         Raises:
             TruncatedError: If the file ends earlier.
         """
+        # Memory is taken for what is asked for, so large sizes are compared with the file first.
+        if size > TRUSTED_BYTES and offset + size > (end := os.fstat(self.descriptor).st_size):
+            raise cut_off(self.path, end, offset, size)
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size:
             # Linux gives at most 2 GiB at once.
             more = os.pread(self.descriptor, size - len(data), offset + len(data))
             if not more:
-                raise TruncatedError(
-                    f"{self.path}: ends at byte {offset + len(data)}, wanted {size} bytes from "
-                    f"byte {offset}; the file is cut off or changed since it was indexed, restore "
-                    "it or run `energon prepare` again"
-                )
+                raise cut_off(self.path, offset + len(data), offset, size)
             data += more
         return data
 
@@ -103,6 +103,14 @@ class OpenFile:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+
+def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
+    """Return the error that a file which ends at byte `end` does not have a range."""
+    return TruncatedError(
+        f"{path}: ends at byte {end}, wanted {size} bytes from byte {offset}; the file is cut off "
+        "or changed since it was indexed, restore it or run `energon prepare` again"
+    )
 
 
 def _missing(path: str) -> DatasetNotFoundError:

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 from energon.io.address import redact
 from energon.io.backend import ObjectInfo
+from energon.io.local import cut_off
 from energon.io.ranges import RemoteObject, read_ranges
 from energon.io.registry import open_store
 
@@ -57,9 +58,13 @@ class RemoteFile:
             TruncatedError: If it ends earlier.
             StorageError: If it cannot be read.
         """
-        return read_ranges(self.object, [offset], [offset + size])[0]
+        return self.pread_many([offset], [size])[0]
 
     def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Return several ranges, those that are not here yet by parallel requests."""
+        end = self.info.size
+        for offset, size in zip(offsets, sizes, strict=True):
+            if offset + size > end >= 0:
+                raise cut_off(self.path, end, offset, size)
         stops = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         return read_ranges(self.object, offsets, stops)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon.errors import ConfigError, EnergonError
+from energon.errors import ConfigError, EnergonError, FormatError
 from energon.formats.info import META, load_info
 from energon.formats.media_table import Job, MediaWriter
-from energon.formats.sqlite_file import get_mark, set_mark
+from energon.formats.sqlite_file import SqliteReader, get_mark, set_mark
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import file_state, list_files, reporting
 from energon.prepare.lock import dataset_lock
@@ -182,9 +183,11 @@ def _work_copy(folder: Path) -> Iterator[Path]:
     index, work = sqlite_path(folder), folder / META / WORK_NAME
     version = _version(index)
     with reporting(work):
-        if get_mark(work) != version:
+        if get_mark(work) != version or not _is_readable(work):
             _remove(work)
             if index.exists():
+                with SqliteReader(index):
+                    pass  # nothing in it makes SQLite do more than it is told
                 temporary = work.with_suffix(".copy")
                 shutil.copyfile(index, temporary)
                 os.replace(temporary, work)
@@ -194,6 +197,17 @@ def _work_copy(folder: Path) -> Iterator[Path]:
     except EnergonError:
         _remove(work)
         raise
+    except sqlite3.Error as error:
+        _remove(work)
+        raise FormatError(f"{index}: {error}; run `energon prepare` again") from error
+
+
+def _is_readable(work: Path) -> bool:
+    try:
+        with SqliteReader(work):
+            return True
+    except FormatError:
+        return False
 
 
 def _version(index: Path) -> int:

@@ -6,7 +6,6 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from energon.formats.info import META
 from energon.formats.media_table import copy_media
 from energon.formats.part_table import PartTable
 from energon.formats.part_table_file import part_table_path
-from energon.formats.sqlite_file import open_readonly, table_names
+from energon.formats.sqlite_file import SqliteReader
 from energon.formats.sqlite_index import (
     IndexedShard as SqlShard,
 )
@@ -90,8 +89,8 @@ def has_media(dataset: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with closing(open_readonly(path)) as connection:
-            return "media_metadata" in table_names(connection)
+        with SqliteReader(path) as reader:
+            return "media_metadata" in reader.tables
     except FormatError:
         return False
 

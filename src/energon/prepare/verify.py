@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -257,9 +256,6 @@ def _check_sqlite(
     try:
         tables = None if depth == "quick" else open_table
         problem = sqlite_difference(path, shards, indexed, tables)
-    except sqlite3.DatabaseError as error:
-        yield Problem("sqlite-damaged", where, f"{path}: {error}", True)
-        return
     except FormatError as error:
         yield Problem("sqlite-damaged", where, str(error), True)
         return

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy as np
 from energon.counting import counted
 from energon.errors import FormatError
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import check_size, open_readonly, table_names
+from energon.formats.sqlite_file import SqliteReader
 from energon.formats.sqlite_index import IndexedShard as SqlShard
 from energon.formats.sqlite_index import indexed_shards
 from energon.prepare.index import IndexedShard
@@ -45,20 +43,19 @@ def sqlite_difference(
             of which shards it is, and whether it is whole.
 
     Raises:
-        sqlite3.DatabaseError: If it is damaged.
-        FormatError: If it is no SQLite file.
+        FormatError: If it is no SQLite file, or damaged.
     """
     known = indexed_shards(path)
     if known is not None and not _is_of(shards, indexed, known):
         return "it is not of the shards as they are now"
-    with closing(open_readonly(path)) as connection:
-        _check_pages(connection, path, thorough=open_table is not None)
+    with SqliteReader(path) as reader:
         if open_table is None:
             return None
+        _check_pages(reader)
         numbers = {name: number for number, name in enumerate(shards)}
         for shard in indexed:
             table = open_table(shard.name)
-            difference = _shard_difference(connection, numbers[shard.name], table)
+            difference = _shard_difference(reader, numbers[shard.name], table)
             if difference is not None:
                 return f"it has {difference} of {shard.name}"
     return None
@@ -79,25 +76,23 @@ def _is_of(
     return True
 
 
-def _check_pages(connection: sqlite3.Connection, path: Path, *, thorough: bool) -> None:
-    """Raise FormatError if the file is cut off, or its pages contradict each other."""
-    check_size(connection, path)
-    if thorough:
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
-            raise FormatError(f"{path}: {found}")
+def _check_pages(reader: SqliteReader) -> None:
+    """Raise FormatError if the pages of a file contradict each other."""
+    found = reader.first("PRAGMA integrity_check(1)")
+    if found != ("ok",):
+        raise FormatError(f"{reader.name}: {found[0] if found else 'cannot be checked'}")
 
 
-def _shard_difference(connection: sqlite3.Connection, number: int, table: PartTable) -> str | None:
+def _shard_difference(reader: SqliteReader, number: int, table: PartTable) -> str | None:
     """Return what rows of a shard differ from its part table, or None."""
-    samples = connection.execute(_SAMPLES, (number,)).fetchall()
+    samples = list(reader.rows(_SAMPLES, (number,)))
     if len(samples) != table.num_samples:
         return f"{counted(len(samples), 'sample')}, wanted are {table.num_samples},"
     begin, end = table.sample_extents(np.arange(table.num_samples))
     keys = [os.fsencode(key) for key in table.keys(np.arange(table.num_samples))]
     if samples != list(zip(keys, begin.tolist(), (end - begin).tolist(), strict=True)):
         return "other keys or places of samples"
-    if "sample_parts" not in table_names(connection):
+    if "sample_parts" not in reader.tables:
         return None  # early releases of Megatron-Energon wrote none
     names = [os.fsencode(name) for name in table.part_names]
     owners = np.repeat(np.arange(table.num_samples), np.diff(table.first_part))
@@ -108,6 +103,6 @@ def _shard_difference(connection: sqlite3.Connection, number: int, table: PartTa
         table.part_size.tolist(),
         strict=True,
     )
-    if connection.execute(_PARTS, (number,)).fetchall() != list(parts):
+    if list(reader.rows(_PARTS, (number,))) != list(parts):
         return "other names or places of parts"
     return None

@@ -13,7 +13,7 @@ import numpy as np
 from energon.errors import EnergonError
 from energon.formats.info import META, load_info
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import SqliteFile, ThreadConnections
+from energon.formats.sqlite_file import SqliteFile, ThreadReaders
 from energon.io.epath import AnyPath, EPath
 from energon.io.range_file import RangeFile
 from energon.sources.browse import BrowsedFile
@@ -182,21 +182,21 @@ class SqliteSamples:
 
     def __init__(self, dataset: AnyPath, index: SqliteFile) -> None:
         self._locator = SqliteLocator(dataset, index)
-        self._connections = ThreadConnections(index)
+        self._readers = ThreadReaders(index)
         self.shards = self._locator.shards
         self.repeated: dict[Place, int] = {}  # the index has every key once
 
     def find(self, key: str) -> Place | None:
         """Return the sample that has this key, or None."""
         try:
-            found = self._connections.fetch_one(_FIND, (key,))
+            found = self._readers.get().first(_FIND, (key,))
         except UnicodeEncodeError:  # bytes that are no text, so the index cannot have them
             return None
-        return None if found is None else Place(*found)
+        return None if found is None else self._place(*found)
 
     def parts(self, place: Place) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name."""
-        key = self._connections.fetch_one(_KEY, place)
+        key = self._readers.get().first(_KEY, place)
         found: dict[str, BrowsedFile] = {}
         for (_, name), part in () if key is None else self._locator.members(key[0]):
             find = partial(self._locator.file, place.shard)
@@ -207,16 +207,21 @@ class SqliteSamples:
         """Yield the rests of keys that begin with `prefix`, in their order."""
         low, high = prefix, None if not prefix else _behind(prefix)
         while True:
-            rows = self._connections.fetch_all(_FROM if high is None else _RANGE, (low, high))
-            for key, *place in rows:
+            reader = self._readers.get()
+            rows = list(reader.rows(_FROM if high is None else _RANGE, (low, high)))
+            for found, *place in rows:
+                key = reader.text(found)
                 rest, slash, _ = key[len(prefix) :].partition("/")
-                yield Child(rest, None if slash else Place(*place))
+                yield Child(rest, None if slash else self._place(*place))
                 # What comes after a folder begins with the character that follows the slash.
                 low = f"{prefix}{rest}0" if slash else key + "\0"
                 if slash:
                     break
             if not rows:
                 return
+
+    def _place(self, *numbers: object) -> Place:
+        return Place(*self._readers.get().numbers(*numbers))
 
 
 _SLASH = ord("/")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -15,13 +14,7 @@ import numpy as np
 from energon.errors import ConfigError, FormatError
 from energon.formats.info import META, load_info
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import (
-    SqliteFile,
-    ThreadConnections,
-    name_of,
-    open_readonly,
-    table_names,
-)
+from energon.formats.sqlite_file import SqliteFile, SqliteReader, ThreadReaders, name_of
 from energon.formats.tar import iter_members, split_name
 from energon.formats.tar_window import BLOCK
 from energon.io.address import is_remote
@@ -159,6 +152,7 @@ FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
 WHERE sample_key = ? ORDER BY content_byte_offset
 """
 _SAMPLE = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_key = ?"
+_KEYS = "SELECT sample_key FROM samples ORDER BY 1"
 _NAMES = """
 SELECT sample_key || '.' || part_name
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
@@ -175,9 +169,8 @@ class SqliteLocator:
         self.shards = list(load_info(dataset).shard_counts)
         self._pool = FilePool()
         self._remote: dict[str, RemoteFile] = {}
-        self._connections = ThreadConnections(index)
-        with closing(open_readonly(index)) as connection:
-            tables = table_names(connection)
+        self._readers = ThreadReaders(index)
+        tables = self._readers.get().tables
         if "samples" not in tables:
             raise ConfigError(
                 f"{name_of(index)}: has no table of samples; run `energon prepare {dataset}` again"
@@ -186,22 +179,21 @@ class SqliteLocator:
 
     def find(self, key: str, part: str) -> FilePlace | None:
         """Return where a part of a sample lies, or None."""
-        found = self._connections.fetch_one(_PART, (key, part)) if self.has_parts else None
+        found = self._readers.get().first(_PART, (key, part)) if self.has_parts else None
         if found is None:
             places = {name: place for (_, name), place in self.members(key)}
             same = part if part in places else find_part(places, part)
             return None if same is None else places[same]
-        shard, offset, size = found
-        return FilePlace(self._shard(shard), self.file(shard), offset, size)
+        return self._place(*found)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files."""
-        with closing(open_readonly(self.index)) as connection:
+        with SqliteReader(self.index) as reader:
             if self.has_parts:
-                yield from (name for (name,) in connection.execute(_NAMES))
+                yield from (reader.text(name) for (name,) in reader.rows(_NAMES))
                 return
-            keys = connection.execute("SELECT sample_key FROM samples ORDER BY 1").fetchall()
-        for (key,) in keys:
+            keys = [reader.text(key) for (key,) in reader.rows(_KEYS)]
+        for key in keys:
             yield from (".".join(name) for name, _ in self._members(key))
 
     def members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
@@ -209,15 +201,16 @@ class SqliteLocator:
         if not self.has_parts:
             yield from self._members(key)
             return
-        for part, shard, offset, size in self._connections.fetch_all(_PARTS, (key,)):
-            place = FilePlace(self._shard(shard), self.file(shard), offset, size)
-            yield (key, part), place
+        reader = self._readers.get()
+        for part, *place in reader.rows(_PARTS, (key,)):
+            yield (key, reader.text(part)), self._place(*place)
 
     def _members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
-        found = self._connections.fetch_one(_SAMPLE, (key,))
+        reader = self._readers.get()
+        found = reader.first(_SAMPLE, (key,))
         if found is None:
             return
-        shard, begin, length = found
+        shard, begin, length = reader.numbers(*found)
         file = self.file(shard)
 
         def read(offset: int, size: int) -> bytes:
@@ -228,6 +221,10 @@ class SqliteLocator:
             if name is not None:
                 place = FilePlace(self._shard(shard), file, begin + member.offset, member.size)
                 yield name, place
+
+    def _place(self, *numbers: object) -> FilePlace:
+        shard, offset, size = self._readers.get().numbers(*numbers)
+        return FilePlace(self._shard(shard), self.file(shard), offset, size)
 
     def _shard(self, number: int) -> str:
         if not 0 <= number < len(self.shards):

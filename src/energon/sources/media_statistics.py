@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from energon.formats.info import META
-from energon.formats.sqlite_file import open_readonly, table_names
+from energon.formats.sqlite_file import SqliteReader
 from energon.io.epath import AnyPath
 from energon.sources.file_store_locate import local_copy
 
@@ -40,21 +39,22 @@ def media_statistics(folder: AnyPath) -> dict[str, Any] | None:
     index = folder / META / "index.sqlite"
     if not index.is_file():
         return None
-    with closing(open_readonly(local_copy(index))) as connection:
-        if "media_metadata" not in table_names(connection):
+    with SqliteReader(local_copy(index)) as reader:
+        if "media_metadata" not in reader.tables:
             return None
-        count, *sizes = connection.execute(_IMAGES).fetchone()
+        count, *sizes = reader.first(_IMAGES) or (0,)
         found: dict[str, Any] = {}
         if count:
             found["images"] = {
                 "count": count,
-                "formats": dict(connection.execute(_FORMATS).fetchall()),
+                "formats": dict(reader.rows(_FORMATS)),
                 "width": _range(*sizes[:3]),
                 "height": _range(*sizes[3:]),
             }
         for name, paths in _STREAMS.items():
-            count, seconds, least, most, units = connection.execute(_LASTING, paths).fetchone()
+            count, *lengths = reader.first(_LASTING, paths) or (0,)
             if count:
+                seconds, least, most, units = lengths
                 found[name] = {
                     "count": count,
                     "seconds": round(seconds or 0.0, 3),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import SqliteFile, open_readonly, table_names
+from energon.formats.sqlite_file import SqliteFile, SqliteReader
 from energon.samples.crude import find_part
 
 NUM_BUCKETS = 64
@@ -113,18 +113,23 @@ def index_statistics(index: SqliteFile, shards: Collection[int]) -> PartStatisti
         None if the index is an early one, which knows no parts.
     """
     statistics = PartStatistics()
-    with closing(open_readonly(index)) as connection:
-        if "sample_parts" not in table_names(connection):
+    with SqliteReader(index) as reader:
+        if "sample_parts" not in reader.tables:
             return None
-        cursor = connection.execute(_PARTS)
-        while rows := cursor.fetchmany(ROWS_TOGETHER):
+        found = reader.rows(_PARTS)
+        while rows := list(islice(found, ROWS_TOGETHER)):
             sizes: defaultdict[str, list[int]] = defaultdict(list)
             for shard, name, size in rows:
                 if shard in shards:
-                    sizes[name].append(size)
+                    sizes[reader.text(name)].append(size)
             for name, own in sizes.items():
-                statistics.part(name).add(np.array(own))
-        cursor = connection.execute(_SAMPLES)
-        while rows := cursor.fetchmany(ROWS_TOGETHER):
-            statistics.samples.add(np.array([size for shard, size in rows if shard in shards]))
+                statistics.part(name).add(_sizes(reader, own))
+        found = reader.rows(_SAMPLES)
+        while rows := list(islice(found, ROWS_TOGETHER)):
+            own = [size for shard, size in rows if shard in shards]
+            statistics.samples.add(_sizes(reader, own))
     return statistics
+
+
+def _sizes(reader: SqliteReader, values: list[int]) -> NDArray[np.int64]:
+    return np.array(reader.numbers(*values), np.int64)
