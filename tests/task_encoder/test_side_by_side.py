@@ -16,13 +16,10 @@ from energon import (
     get_loader,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     stateless,
 )
 from energon.samples.types import TextSample
-from megatron.energon import (
-    EpochizeDataset,
-)
+from megatron.energon import EpochizeDataset, get_val_dataset
 from tests.task_encoder.runs import config, train, val
 
 

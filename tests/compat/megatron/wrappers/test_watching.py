@@ -80,11 +80,11 @@ from energon.compat.megatron.wrappers import MapDataset, WatchdogDataset
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, numbers
 
 def slow(sample):
-    time.sleep(0.2)
+    time.sleep(2)
     return sample
 
 slow_items = MapDataset(numbers(1), slow, worker_config=CONFIG)
-watched = WatchdogDataset(slow_items, worker_config=CONFIG, timeout_seconds=0.05)
+watched = WatchdogDataset(slow_items, worker_config=CONFIG, timeout_seconds=0.5)
 assert ids(watched.open(Lane(0, 1))) == [0]
 """
 
