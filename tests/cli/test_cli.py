@@ -65,7 +65,7 @@ def test_info_knows_crude_datasets_and_missing_shards(tmp_path):
 def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
     root = make_captions(tmp_path / "ds", [2])
     result = run("prepare", root, "--non-interactive", "--split-ratio", "1")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--force-overwrite" in result.output
     assert (
         run(
@@ -84,19 +84,19 @@ def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
         (["--split-ratio", "1", "--field-map", "[]"], "wanted is"),
     ],
 )
-def test_errors_are_one_message_and_exit_code_1(tmp_path, arguments, message):
+def test_errors_are_one_message_and_exit_code_2(tmp_path, arguments, message):
     write_shard(tmp_path / "a.tar", [("a", {"txt": b"x"})])
     result = run("prepare", tmp_path, "--non-interactive", *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
 
 
 def test_a_folder_without_shards_is_an_error(tmp_path):
     result = run("prepare", tmp_path, "--non-interactive", "--split-ratio", "1")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no .tar file" in result.output
-    assert run("info", tmp_path).exit_code == 1
+    assert run("info", tmp_path).exit_code == 2
 
 
 def test_verify_and_repair_say_by_exit_code_whether_something_is_wrong(tmp_path):
@@ -134,7 +134,7 @@ def test_a_table_is_packed_to_a_prepared_dataset(tmp_path):
     (tmp_path / "table.csv").write_text("image,caption\na.jpg,one\nb.jpg,two\n")
     arguments = ("pack", tmp_path / "table.csv", tmp_path / "out", "--file-column", "image")
     result = run(*arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "row 2" in result.output
     assert "--skip-missing" in result.output
     result = run(*arguments, "--skip-missing", "--part", "caption:txt", "--overwrite")

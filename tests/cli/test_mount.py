@@ -65,7 +65,7 @@ def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path, options):
         shard.unlink()
     (tmp_path / "mnt").mkdir()
     done = call_mount(root, tmp_path / "mnt", *options)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "000.tar" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "mnt").is_mount()
@@ -89,7 +89,7 @@ def test_a_folder_with_nothing_to_show_is_not_mounted(tmp_path, options):
     (tmp_path / "empty").mkdir()
     (tmp_path / "mnt").mkdir()
     done = call_mount(f"filesystem://{tmp_path}/empty", tmp_path / "mnt", *options)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "nothing would be shown" in done.stderr
     assert not (tmp_path / "mnt").is_mount()
 
@@ -147,7 +147,7 @@ def test_says_what_is_wrong_with_the_folder_to_mount_on(tmp_path, kind):
     if kind == "full":
         (target / "x").mkdir(parents=True)
     done = call_mount(root, target)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert str(target) in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -156,6 +156,6 @@ def test_says_what_is_wrong_with_the_folder_to_mount_on(tmp_path, kind):
 def test_says_that_there_is_no_dataset(tmp_path, options):
     (tmp_path / "mnt").mkdir()
     done = call_mount(tmp_path / "nothing", tmp_path / "mnt", *options)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("Error") == 1
     assert "does not exist" in done.stderr

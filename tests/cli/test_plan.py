@@ -60,7 +60,7 @@ def test_tells_when_a_sample_is_seen(path):
 
 def test_an_unknown_dataset_is_an_error_without_a_traceback():
     result = CliRunner().invoke(main, ["plan", "/nowhere.yaml"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "/nowhere.yaml does not exist" in result.output
 
 
@@ -90,7 +90,7 @@ def test_draws_small_datasets_together(tmp_path):
 
 def test_a_picture_of_no_kind_is_refused(path):
     result = CliRunner().invoke(main, ["plan", path, "--plot", "/nowhere/plan.docx"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "/nowhere/plan.docx: cannot be drawn" in result.output
 
 

@@ -39,7 +39,7 @@ def test_shows_the_parts_of_crude_samples(tmp_path):
 
 def test_a_missing_dataset_is_said_to_be_missing(tmp_path):
     result = invoke("preview", tmp_path / "nothing")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "nothing" in result.output
 
 

@@ -37,8 +37,14 @@ def test_a_folder_with_shards_and_index_is_a_webdataset(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("folder", "{root}/folder has no .nv-meta/.info.json; run `energon prepare {root}/folder`"),
-        ("a.tar", "{root}/a.tar is a file; wanted is the folder of a prepared dataset"),
+        (
+            "folder",
+            "{root}/folder has no .nv-meta/.info.json; expected the folder of a prepared dataset",
+        ),
+        (
+            "a.tar",
+            "{root}/a.tar is a shard; `energon prepare {root}` makes a dataset of its folder",
+        ),
         ("no/such.yaml", "{root}/no/such.yaml does not exist: no 'no' in {root}"),
         ("folder/gone", "{root}/folder/gone does not exist: no 'gone' in {root}/folder"),
     ],

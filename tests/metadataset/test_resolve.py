@@ -303,7 +303,8 @@ def test_names_all_that_is_missing(tmp_path):
     assert message(DatasetNotFoundError, path).splitlines() == [
         f"{path}:7: {tmp_path}/gone/deep does not exist: no 'gone' in {tmp_path}",
         f"{path}:8: {tmp_path}/unprepared has no .nv-meta/.info.json; "
-        f"run `energon prepare {tmp_path}/unprepared`",
+        "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml) or a "
+        ".jsonl file",
         f"{path}:9: {tmp_path}/gone.yaml does not exist: no 'gone.yaml' in {tmp_path}",
     ]
     assert message(DatasetNotFoundError, tmp_path / "no").startswith(

@@ -343,7 +343,7 @@ def test_the_command_tells_what_it_did(place):
 
 def test_the_command_wants_one_filter(folder):
     result = run("prepare-media", folder)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "say which files" in result.output
     result = run(
         "prepare-media", folder, "--media-metadata-by-header", "--media-metadata-by-glob", "*"

@@ -179,7 +179,7 @@ def test_missing_files_of_rows_in_stores_are_named_or_left_out(s3, tmp_path):
     delete_file(f"{s3.address}/source/1/001.bin")
     options = ("--file-column", "image")
     done = run(there, tmp_path / "packed", *options)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert f"{s3.address}/source/1/001.bin" in done.output
     done = run(there, tmp_path / "packed", *options, "--skip-missing", "--overwrite")
     assert done.exit_code == 0, done.output

@@ -224,7 +224,7 @@ def test_compressed_files_are_refused_with_the_command_that_unpacks_them(tmp_pat
     path = tmp_path / f"x.jsonl{suffix}"
     path.write_bytes(b"")
     result = run("prepare", path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"{advice} {path}" in result.output
 
 

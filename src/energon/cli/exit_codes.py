@@ -6,8 +6,23 @@ from typing import IO, Any
 
 import click
 
+from energon.errors import ConfigError, EnergonError
+
 GO_ON = frozenset({"index", "pack", "prepare", "prepare-media", "repair"})
 """Commands that take up what an interrupted run has left."""
+
+
+class RefusedCommandError(click.ClickException):
+    """What a command was asked for makes no sense, or is not there."""
+
+    exit_code = 2
+
+
+def failed_command(error: EnergonError) -> click.ClickException:
+    """Return what ends a command with an error of ours."""
+    reasons = (error, error.__cause__)
+    refused = any(isinstance(each, (ConfigError, FileNotFoundError)) for each in reasons)
+    return (RefusedCommandError if refused else click.ClickException)(str(error))
 
 
 class NotCheckedError(click.ClickException):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from energon.cli.verbosity import is_quiet, is_verbose
 from energon.counting import counted
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _PLACE = (
     click.option(
-        "--num-workers", default=16, show_default=True, help="Processes that read shards."
+        *("--workers", "--num-workers", "num_workers"),
+        default=16,
+        help="Processes that read shards.",
     ),
     click.option(
         "--engine",
@@ -94,6 +97,8 @@ def open_indexing(
 
 def show_size(info: DatasetInfo) -> None:
     """Say on standard error how large a dataset is."""
+    if is_quiet():
+        return
     shards = counted(len(info.shard_counts), "shard")
     click.echo(f"{counted(info.num_samples, 'sample')} in {shards}", err=True)
 
@@ -105,6 +110,10 @@ def logging_to_terminal(level: int = logging.INFO) -> Iterator[None]:
     Args:
         level: What is shown at least.
     """
+    if is_verbose():
+        yield  # the option shows all there is
+        return
+    level = max(level, logging.WARNING) if is_quiet() else level
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("energon")
@@ -123,7 +132,7 @@ class _Bar:
 
     def __init__(self, wanted: bool, doing: str) -> None:
         self.doing = doing
-        self.wanted = wanted and sys.stderr.isatty()
+        self.wanted = wanted and not is_quiet() and sys.stderr.isatty()
 
     def __enter__(self) -> _Bar:
         if self.wanted:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from energon.cli.verbosity import add_verbosity
+
 
 class LazyGroup(click.Group):
     """Knows the names of its commands, and imports one only to run it or to show its help.
@@ -31,7 +33,7 @@ class LazyGroup(click.Group):
             return None
         module = import_module(self._prefix + cmd_name.replace("-", "_"))
         command: click.Command = module.command
-        return command
+        return add_verbosity(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

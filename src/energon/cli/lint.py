@@ -23,7 +23,13 @@ MAX_SHOWN = 50
 
 @click.command("lint")
 @click.argument("path")
-@click.option("--split", "splits", metavar="NAME", multiple=True, help="Only this split. Repeat.")
+@click.option(
+    *("--split", "--split-part", "splits"),
+    metavar="NAME",
+    multiple=True,
+    show_default="all",
+    help="Only this split; may be repeated.",
+)
 @click.option(
     "--max-samples",
     metavar="N",
@@ -31,8 +37,18 @@ MAX_SHOWN = 50
     help="Look at N samples of each dataset, spread over all of its splits.",
     show_default="all",
 )
-@click.option("--dataset-config", metavar="NAME", help="Default: dataset.yaml")
-@click.option("--split-config", metavar="NAME", help="Default: split.yaml")
+@click.option(
+    "--dataset-config",
+    metavar="NAME",
+    help="File below .nv-meta that describes samples.",
+    show_default="dataset.yaml",
+)
+@click.option(
+    "--split-config",
+    metavar="NAME",
+    help="File below .nv-meta that lists the splits.",
+    show_default="split.yaml",
+)
 @partial(allow_option, expose_value=True)
 @click.option(
     "--quarantine",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from energon.cli.exit_codes import InterruptedCommandError
+from energon.cli.exit_codes import InterruptedCommandError, failed_command
 from energon.cli.lazy_group import LazyGroup
 from energon.errors import EnergonError
 from energon.version import __version__
@@ -37,7 +37,7 @@ class _Main(LazyGroup):
         try:
             return super().invoke(ctx)
         except EnergonError as error:
-            raise click.ClickException(str(error)) from error
+            raise failed_command(error) from error
         except KeyboardInterrupt as error:
             raise InterruptedCommandError(ctx.invoked_subcommand) from error
 
@@ -46,7 +46,7 @@ class _Main(LazyGroup):
     cls=_Main,
     summaries=COMMANDS,
     prefix="energon.cli.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="energon")
 def main() -> None:

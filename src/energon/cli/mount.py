@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from energon.cli.allow_option import allow_option
+from energon.cli.exit_codes import RefusedCommandError
 from energon.cli.indexing_options import logging_to_terminal
 from energon.errors import ConfigError
 
@@ -113,7 +114,9 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
         said.seek(0)
         warnings = said.read().strip().removeprefix("Error: ")
     if problem is not None or not is_mounted:
-        raise click.ClickException("\n".join(filter(None, [problem, warnings])))
+        refused = running.returncode == RefusedCommandError.exit_code
+        kind = RefusedCommandError if refused else click.ClickException
+        raise kind("\n".join(filter(None, [problem, warnings])))
     if warnings:
         click.echo(warnings, err=True)
     running.returncode = 0  # it goes on; nobody waits for it

@@ -17,6 +17,7 @@ from energon.cli.address import ADDRESS
 from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import logging_to_terminal, show_size
 from energon.cli.options import options_object
+from energon.cli.verbosity import is_quiet
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath
@@ -241,7 +242,7 @@ def _open(
         label_from_folder=options.label_from is not None,
     )
     for note in (*found.notes, *notes, *source.notes()):
-        click.echo(note, err=True)
+        _note(note)
     about = {
         "source": [redact(each) for each in sources],
         "kind": found.kind,
@@ -258,11 +259,14 @@ def _show_splits(source: PackSource, packing: PackOptions) -> None:
     if names == [""]:
         return
     if packing.split_ratio is None:
-        click.echo(f"splits of the source: {', '.join(names)}", err=True)
+        _note(f"splits of the source: {', '.join(names)}")
     else:
-        click.echo(
-            f"--split-ratio draws new splits, instead of {', '.join(names)} of the source", err=True
-        )
+        _note(f"--split-ratio draws new splits, instead of {', '.join(names)} of the source")
+
+
+def _note(text: str) -> None:
+    if not is_quiet():
+        click.echo(text, err=True)
 
 
 def _parse_parts(entries: Sequence[str]) -> dict[str, str]:
@@ -288,7 +292,7 @@ def _parse_order(text: str) -> int | None:
 @contextmanager
 def _counting(wanted: bool) -> Iterator[Callable[[int], None]]:
     """Show on standard error how many samples are written, if anybody looks."""
-    if not (wanted and sys.stderr.isatty()):
+    if is_quiet() or not (wanted and sys.stderr.isatty()):
         yield lambda samples: None
         return
     from rich.console import Console

@@ -19,16 +19,25 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @click.command("plan")
 @click.argument("path")
-@click.option("--split-part", default="train", show_default=True, metavar="NAME")
+@click.option(
+    *("--split", "--split-part", "split_part"),
+    default="train",
+    metavar="NAME",
+    help="Which split.",
+)
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
 @click.option(
-    "--num-workers", type=click.IntRange(0), default=0, show_default=True, help="Of each."
+    *("--workers", "--num-workers", "num_workers"),
+    type=click.IntRange(0),
+    default=0,
+    help="Workers of each rank.",
 )
 @click.option(
     "--lanes",
     type=click.IntRange(1),
-    help="As in WorkerConfig; world size times workers if left out.",
+    help="As in WorkerConfig.",
+    show_default="world size times workers",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="WorkerConfig(seed_offset=…).")
 @click.option("--batches", type=click.IntRange(1), help="Of all ranks; one pass if left out.")
@@ -67,7 +76,7 @@ def command(
 
     \b
     Example:
-      energon plan blend.yaml --batch-size 32 --world-size 8 --num-workers 4 --batches 100000
+      energon plan blend.yaml --batch-size 32 --world-size 8 --workers 4 --batches 100000
       energon plan blend.yaml --batch-size 32 --world-size 8 --plot plan.png
       energon plan blend.yaml --batch-size 32 --world-size 8 --where images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000

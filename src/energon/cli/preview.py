@@ -10,11 +10,19 @@ from typing import Any
 import click
 
 from energon.cli.allow_option import allow_option
+from energon.counting import counted
+from energon.errors import ConfigError
+from energon.io.address import redact
 
 
 @click.command("preview")
 @click.argument("path")
-@click.option("--split-part", default="train", show_default=True, metavar="NAME")
+@click.option(
+    *("--split", "--split-part", "split_part"),
+    default="train",
+    metavar="NAME",
+    help="Which split.",
+)
 @click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
 @click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="Samples.")
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="The first.")
@@ -33,7 +41,7 @@ def command(
 
     \b
     Example:
-      energon preview ./my_dataset --split-part val --count 5
+      energon preview ./my_dataset --split val --count 5
     """
     from energon.decode.sample_decoder import SampleDecoder
     from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
@@ -51,7 +59,14 @@ def command(
         task_encoder=encoder,
         allow=allow,
     )
-    for sample in islice(dataset, start, start + count):
+    samples = list(islice(dataset, start, start + count))
+    if not samples:
+        total = len(dataset)
+        raise ConfigError(
+            f"--start {start}: split {split_part!r} of {redact(path)} has only "
+            f"{counted(total, 'sample')}, numbered from 0"
+        )
+    for sample in samples:
         click.echo("\n".join(_lines(sample)) + "\n")
 
 

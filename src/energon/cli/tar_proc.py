@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     help="Commands at the same time.",
 )
 @click.option(
-    "--num-workers",
+    *("--workers", "--num-workers", "num_workers"),
     default=1,
     type=options.POSITIVE,
     show_default=True,

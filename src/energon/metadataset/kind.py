@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -55,6 +56,24 @@ KINDS = (
 
 ENTRY_POINTS = "energon.dataset_kinds"
 """The group of entry points by which packages add a `KindEntry`."""
+
+TABLES = (
+    ".csv",
+    ".tsv",
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
+    ".arrow",
+    ".jsonl.gz",
+    ".csv.gz",
+)
+"""Endings of files whose rows may be samples."""
+
+_READABLE = (
+    "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml) or a "
+    ".jsonl file"
+)
 
 MAX_COMPARED = 10_000
 MAX_SHOWN = 10
@@ -141,14 +160,41 @@ def _among(name: str, names: Sequence[str]) -> str:
     return f", which has {', '.join(map(repr, names[:MAX_SHOWN]))}{more}"
 
 
-def _explain(path: str) -> str:
-    if os.path.isdir(path):
-        return f"{path} has no .nv-meta/.info.json; run `energon prepare {path}`"
+def advice(path: str) -> str:
+    """Return in words how what lies at a local path becomes a dataset, by names of files."""
+    target = f"{os.path.splitext(os.path.normpath(path))[0]}_packed"
+    pack = f"`energon pack {path} {target}`"
     if os.path.isfile(path):
-        return (
-            f"{path} is a file; wanted is the folder of a prepared dataset, a metadataset "
-            "(.yaml, .yml) or a .jsonl file"
-        )
+        if path.lower().endswith(TABLES):
+            return f"is a table; {pack} makes a sample of each row"
+        if path.endswith(".tar"):
+            folder = os.path.dirname(path) or "."
+            return f"is a shard; `energon prepare {folder}` makes a dataset of its folder"
+        return f"is a file; {_READABLE}"
+    names = [name.lower() for name in islice(_files_below(path), MAX_COMPARED)]
+    if any(name.endswith(".tar") for name in names):
+        return f"has no .nv-meta/.info.json; run `energon prepare {path}`"
+    if any(".tar." in name or name.endswith(".tgz") for name in names):
+        return f"has compressed archives; {pack} makes shards of them"
+    suffixes = Counter(os.path.splitext(name)[1] for name in names)
+    kinds = ", ".join(suffix for suffix, _ in suffixes.most_common(3) if suffix)
+    tables = sum(name.endswith(TABLES) for name in names)
+    if tables and 2 * tables > len(names):
+        return f"has tables ({kinds}); {pack} makes a sample of each row. {_READABLE}"
+    if kinds:
+        return f"has files ({kinds}) and no shards; {pack} makes a dataset of them"
+    return f"has no .nv-meta/.info.json; {_READABLE}"
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    for _, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (name for name in sorted(names) if not name.startswith("."))
+
+
+def _explain(path: str) -> str:
+    if os.path.exists(path):
+        return f"{path} {advice(path)}"
     parent, name = os.path.split(os.path.normpath(path))
     while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)

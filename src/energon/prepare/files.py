@@ -21,6 +21,7 @@ from energon.errors import (
     StorageError,
 )
 from energon.formats.info import META
+from energon.metadataset.kind import advice
 
 MIN_FLUSH_TOGETHER = 8
 """Fewer files are flushed one by one, so as not to wait for what others have written."""
@@ -42,8 +43,10 @@ def list_files(dataset: Path) -> list[str]:
     Raises:
         DatasetNotFoundError: If there is no such folder.
     """
+    if dataset.is_file():
+        raise DatasetNotFoundError(f"{dataset} {advice(str(dataset))}")
     if not dataset.is_dir():
-        raise DatasetNotFoundError(f"{dataset}: no such folder; wanted is one with tar files in it")
+        raise DatasetNotFoundError(f"{dataset}: no such folder; expected one with tar files in it")
     found = []
     seen: set[tuple[int, int]] = set()
     top = os.fspath(dataset)

@@ -9,6 +9,7 @@ from shlex import quote
 
 from energon.counting import counted
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.metadataset.kind import advice
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import file_state, list_files
 from energon.prepare.index import IndexedShard, IndexOptions, index_batch
@@ -42,8 +43,7 @@ def find_shards(dataset: Path) -> list[str]:
     found = [name for name in files if name.endswith(".tar")]
     if not found:
         raise DatasetNotFoundError(
-            f"{dataset}: there is no .tar file in this folder or below; write shards with "
-            "`energon pack` or energon.ShardWriter first"
+            f"{dataset}: there is no .tar file in this folder or below: it {advice(str(dataset))}"
         )
     return found
 

@@ -119,7 +119,7 @@ def test_the_command_line_prepares_metadatasets(root):
     assert "2 join indexes are up to date" in result.output
     (root / "m.yaml").write_text(JOINED.replace(", nonmatch: skip", ""))
     result = CliRunner().invoke(main, ["prepare", str(root / "m.yaml")])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "lacks 2 of the 7 keys" in result.output
 
 

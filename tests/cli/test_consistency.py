@@ -1,0 +1,197 @@
+"""All commands call the same things by the same names, and end with the same exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+
+from energon.cli.main import main
+from tests.commands import run
+from tests.datasets import jpeg, make_crude
+
+NAMES = {
+    "split_part": "--split",
+    "splits": "--split",
+    "num_workers": "--workers",
+    "as_json": "--json",
+    "progress": "--progress",
+    "quarantine": "--quarantine",
+    "dataset_config": "--dataset-config",
+    "split_config": "--split-config",
+    "overwrite": "--overwrite",
+    "field_map": "--field-map",
+    "sample_type": "--sample-type",
+    "engine": "--engine",
+    "address": "--address",
+    "wait": "--wait",
+    "quiet": "--quiet",
+    "verbose": "--verbose",
+}
+"""The option that each parameter has on every command, whatever aliases there are."""
+
+ALIASES = {"--split": "--split-part", "--workers": "--num-workers"}
+"""The names of older programs, which go on working."""
+
+
+def commands(group=main, path=()):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands())
+
+
+def options(command):
+    return [each for each in command.params if isinstance(each, click.Option)]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_same_thing_has_the_same_name_on_every_command(path):
+    for option in options(COMMANDS[path]):
+        name = NAMES.get(option.name)
+        if name is None:
+            assert not set(option.opts) & set(NAMES.values()), option.opts
+            continue
+        assert option.opts[0] == name or option.opts[-1] == name
+        assert name not in ALIASES or ALIASES[name] in option.opts
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_can_be_quiet_and_verbose(path):
+    names = {name for option in options(COMMANDS[path]) for name in option.opts}
+    assert {"--quiet", "--verbose"} <= names
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_defaults_are_shown_by_the_parser_and_by_nothing_else(path):
+    shown = run(*path, "--help").output
+    for option in options(COMMANDS[path]):
+        assert "default" not in (option.help or "").lower(), option.opts
+        default = option.get_default(click.Context(COMMANDS[path]))
+        if option.hidden or option.is_flag or not isinstance(default, (str, int, float)):
+            continue
+        assert f"[default: {default}" in " ".join(shown.split()), option.opts
+
+
+NOWHERE = {
+    "analyze-debug": ("{}",),
+    "checkpoint info": ("{}",),
+    "checkpoint redist": ("{}", "{}_new", "--new-world-size", "2"),
+    "index": ("{}",),
+    "info": ("{}",),
+    "lint": ("{}",),
+    "pack": ("{}", "{}_packed"),
+    "plan": ("{}",),
+    "prepare": ("{}", "--non-interactive", "--split-ratio", "1"),
+    "prepare-media": ("{}", "--media-metadata-by-extension"),
+    "preview": ("{}",),
+    "repair": ("{}",),
+    "verify": ("{}",),
+}
+
+
+@pytest.mark.parametrize("command", NOWHERE)
+def test_what_is_not_there_and_wrong_usage_end_with_2(tmp_path, command):
+    done = run(*command.split(), *(each.format(tmp_path / "nowhere") for each in NOWHERE[command]))
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+    assert run(*command.split(), "--no-such-option").exit_code == 2
+
+
+def test_old_names_of_options_go_on_working(tmp_path):
+    root = make_crude(tmp_path / "ds", [3])
+    for name in ("--split", "--split-part"):
+        assert "'s2'" in run("preview", root, name, "val", "--start", "2").output
+        assert run("lint", root, name, "val", "--num-workers", "1").exit_code == 0
+        assert run("plan", root, name, "train", "--num-workers", "2").exit_code == 0
+    assert run("verify", root, "--workers", "1").exit_code == 0
+
+
+def test_preview_beyond_the_end_is_an_error(tmp_path):
+    root = make_crude(tmp_path / "ds", [3])
+    done = run("preview", root, "--start", "3")
+    assert done.exit_code == 2
+    assert "--start 3: split 'train' of" in done.output
+    assert "has only 3 samples" in done.output
+
+
+def test_quiet_commands_say_nothing_and_verbose_ones_all(tmp_path):
+    for n in range(3):
+        (tmp_path / f"in/{n}.txt").parent.mkdir(exist_ok=True)
+        (tmp_path / f"in/{n}.txt").write_text("x")
+    (tmp_path / "in/0.jpg").write_bytes(jpeg(0))
+    assert run("pack", tmp_path / "in", tmp_path / "out", "--quiet").output == ""
+    again = ("prepare", tmp_path / "out", "--force-overwrite", "--split-ratio", "1")
+    assert "0 of 1 shards were new" in run(*again, "--verbose").output
+    quiet = run(*again, "-q").output
+    assert "0 of 1 shards" not in quiet
+    assert "3 samples" not in quiet
+    assert run("info", tmp_path / "out", "--quiet", "--verbose").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "command"),
+    [
+        (["a.jpg", "b.png"], "energon pack {root} {root}_packed"),
+        (["a.parquet", "b.parquet"], "energon pack {root} {root}_packed"),
+        (["a.tar"], "energon prepare {root}"),
+        (["a.tar.gz"], "energon pack {root} {root}_packed"),
+    ],
+)
+def test_what_is_no_dataset_yet_is_said_to_become_one_by_a_command(tmp_path, files, command):
+    from energon import WorkerConfig, get_train_dataset
+    from energon.errors import DatasetNotFoundError
+
+    root = tmp_path / "data"
+    root.mkdir()
+    for name in files:
+        (root / name).write_bytes(b"x")
+    wanted = command.format(root=root)
+    for name in ("info", "lint", "preview", "plan"):
+        assert wanted in run(name, root).output
+    if "pack" in command and files != ["a.tar.gz"]:
+        assert wanted in run("prepare", root, "--non-interactive", "--split-ratio", "1").output
+    with pytest.raises(DatasetNotFoundError) as caught:
+        get_train_dataset(
+            root,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            batch_size=1,
+        )
+    assert wanted in str(caught.value)
+    if files == ["a.parquet", "b.parquet"]:
+        assert "a .jsonl file" in str(caught.value)
+
+
+def test_a_table_is_said_to_be_packed(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    for command in ("info", "prepare", "preview"):
+        done = run(command, tmp_path / "t.csv")
+        assert done.exit_code == 2
+        assert f"energon pack {tmp_path}/t.csv {tmp_path}/t_packed" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("energon pa", "pack"), ("energon tar sp", "split")]
+)
+def test_shells_complete_commands(words, expected):
+    parts = words.split()
+    environment = {
+        **os.environ,
+        "_ENERGON_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(parts) - 1),
+    }
+    code = "from energon.cli.main import main; main(prog_name='energon')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert f"plain,{expected}" in done.stdout.splitlines()
