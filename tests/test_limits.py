@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from energon import limits
@@ -29,3 +31,12 @@ def test_rejects_what_is_no_number(monkeypatch, text):
     monkeypatch.setenv("ENERGON_LIMIT_BRACE_NAMES", text)
     with pytest.raises(ConfigError, match="ENERGON_LIMIT_BRACE_NAMES"):
         limits.BRACE_NAMES.value  # noqa: B018
+
+
+def test_the_documentation_lists_every_limit():
+    page = (Path(__file__).parents[1] / "docs/security.md").read_text()
+    rows = [
+        f"| `{limit.variable}` | {limit.default:,} | {limit.meaning} |"
+        for limit in limits.LIMITS.values()
+    ]
+    assert [row for row in rows if row not in page] == []
