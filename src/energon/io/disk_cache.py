@@ -86,7 +86,8 @@ class DiskCache:
         """
         path = self._path(store.place(key), version)
         read = partial(store.read_range, key, version=version)
-        stream = None if store.gives_ranges else partial(store.stream, key, version=version)
+        whole = partial(store.stream, key, version=version, size=size)
+        stream = None if store.gives_ranges else whole
         with self._lock:
             found = self._open.get(path)
             try:

@@ -141,28 +141,43 @@ class Store:
             pool = self._threads("energon-read", MAX_PARALLEL)
         return pool.submit(ask, *arguments)
 
-    def stream(self, key: str, start: int = 0, *, version: str | None = None) -> Iterator[bytes]:
+    def stream(
+        self, key: str, start: int = 0, *, version: str | None = None, size: int | None = None
+    ) -> Iterator[bytes]:
         """Yield an object in chunks, from byte `start`. A broken stream is continued.
+
+        Args:
+            key: Which object.
+            start: First byte.
+            version: The only version that will do; None for any, but one from beginning to end.
+            size: Its bytes, if they are known; None asks for them.
 
         Raises:
             ObjectChangedError: If it was replaced before the end was reached.
             TruncatedError: If less came than the store said that there is.
         """
-        return self._stream(key, start, version)
+        return self._stream(key, start, version, size=size)
 
     def _stream(
-        self, key: str, start: int, version: str | None, *, waited: float = 0.0
+        self,
+        key: str,
+        start: int,
+        version: str | None,
+        *,
+        size: int | None = None,
+        waited: float = 0.0,
     ) -> Iterator[bytes]:
-        size = -1
-        try:
-            left = self.settings.deadline_seconds - waited
-            info = self._try(lambda: self.backend.head(key), key, seconds=left)
-            size = info.size
-        except StorageError:
-            if self.gives_ranges:
-                raise
-        else:
-            version = version or (info.version if self.gives_ranges else None)
+        if size is None:
+            size = -1
+            try:
+                left = self.settings.deadline_seconds - waited
+                info = self._try(lambda: self.backend.head(key), key, seconds=left)
+                size = info.size
+            except StorageError:
+                if self.gives_ranges:
+                    raise
+            else:
+                version = version or (info.version if self.gives_ranges else None)
         if 0 <= size < start:
             raise TruncatedError(
                 f"{self.place(key)}: ends at byte {size}, before byte {start}; the object is cut "
