@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import stat
 
 import pytest
@@ -30,3 +32,45 @@ def test_after_a_failure_the_old_content_is_there_and_nothing_else(tmp_path):
         fail_halfway(path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["x"]
+
+
+def killed_halfway(path):
+    with atomic_path(path) as temporary:
+        temporary.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_has_left_is_taken_over(tmp_path):
+    path = tmp_path / "x"
+    for _ in range(3):
+        process = multiprocessing.get_context("spawn").Process(target=killed_halfway, args=[path])
+        process.start()
+        process.join()
+        assert os.listdir(tmp_path) == [".x._partial"]
+    write_atomic(path, "a whole")
+    assert os.listdir(tmp_path) == ["x"]
+    assert path.read_text() == "a whole"
+
+
+def test_what_another_writer_is_at_is_left_alone(tmp_path):
+    path = tmp_path / "x"
+    with atomic_path(path) as first:
+        first.write_text("first")
+        with atomic_path(path) as second:
+            second.write_text("second")
+            assert first.read_text() == "first"
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_link_or_a_folder_in_the_way_is_not_written_to(tmp_path):
+    (tmp_path / "secret").write_text("untouched")
+    (tmp_path / ".x._partial").symlink_to(tmp_path / "secret")
+    os.link(tmp_path / "secret", tmp_path / ".y._partial")
+    (tmp_path / ".z._partial").mkdir()
+    os.mkfifo(tmp_path / ".p._partial")
+    for name in "xyzp":
+        write_atomic(tmp_path / name, "new")
+        assert (tmp_path / name).read_text() == "new"
+    assert (tmp_path / "secret").read_text() == "untouched"

@@ -297,6 +297,39 @@ def test_a_stale_sql_index_is_not_left_where_none_is_wanted(tmp_path):
     assert not (tmp_path / ".nv-meta/index.sqlite").exists()
 
 
+def test_reading_shards_for_their_checksums_keeps_the_sql_index(tmp_path):
+    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    for sqlite in (True, False):
+        how = Indexing(Engine(num_workers=1), sqlite=sqlite, checksum=True)
+        part_table_path(tmp_path / "000.tar").unlink()
+        prepare_dataset(tmp_path, **ALL, indexing=how)
+        assert (tmp_path / ".nv-meta/index.sqlite").exists()
+    assert verify_dataset(tmp_path, depth="content", engine=Engine(num_workers=1)).ok
+
+
+def test_what_a_killed_preparation_has_indexed_counts_as_changed_in_the_next(tmp_path):
+    """Kill -9 between the indexes of shards and what says what the dataset consists of."""
+    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    before = (tmp_path / ".nv-meta/index.uuid").read_text()
+    write_shard(tmp_path / "001.tar", [("new", {"txt": b"new"})])
+    program = (
+        "import os\nfrom energon.prepare.dataset import Indexing, prepare_dataset\n"
+        "from energon.prepare.engines import Engine\n"
+        "def kill(done, total):\n    if done == total: os.kill(os.getpid(), 9)\n"
+        "how = Indexing(Engine(num_workers=1), sqlite=False, progress=kill)\n"
+        f"prepare_dataset({str(tmp_path)!r}, split_parts=['train:.*'], indexing=how)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert (tmp_path / ".nv-meta/index.uuid").read_text() == before
+    without = Indexing(Engine(num_workers=1), sqlite=False)
+    prepare_dataset(tmp_path, **ALL, indexing=without)
+    after = (tmp_path / ".nv-meta/index.uuid").read_text()
+    assert after != before  # joins and caches go by it
+    assert not (tmp_path / ".nv-meta/index.sqlite").exists()
+    prepare_dataset(tmp_path, **ALL, indexing=without)
+    assert (tmp_path / ".nv-meta/index.uuid").read_text() == after
+
+
 def test_few_shards_are_shared_by_splits(tmp_path, caplog):
     ratio = {"train": 8, "val": 1, "test": 1}
     prepare_dataset(shards(tmp_path, [20]), split_ratio=ratio)

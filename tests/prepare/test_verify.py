@@ -320,6 +320,10 @@ def test_lost_shards_are_dropped_and_listed_where_that_is_wanted(dataset, tmp_pa
     assert len(WebdatasetSource(dataset)) == 19
     lost = [json.loads(line) for line in (tmp_path / "lost.jsonl").read_text().splitlines()]
     assert [entry["shard"] for entry in lost] == ["0.tar", "2.tar"]
+    # A run that was killed before it could say so has dropped them, too.
+    before = (tmp_path / "lost.jsonl").read_bytes()
+    assert repair(dataset, drop=True, quarantine=tmp_path / "lost.jsonl").dropped == []
+    assert (tmp_path / "lost.jsonl").read_bytes() == before
 
 
 def test_a_quarantine_file_of_damaged_samples_leaves_them_out(dataset, tmp_path):

@@ -1,35 +1,46 @@
-"""Write files that are there as a whole or not at all."""
+"""Write files that are there as a whole or not at all.
+
+What a killed process leaves is a hidden file beside the one that it wrote. Its name is always
+the same and its lock has ended with the process, so the next one that writes the same file takes
+it over: leftovers neither add up nor have to be looked for.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_SUFFIX = "._partial"
 
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary name to write to, and rename it to `path` at the end.
 
-    The content is on disk before the name is. After an exception nothing is left behind.
+    The content is on disk before the name is. After an exception nothing is left behind. Others
+    may write the same file meanwhile: the last one that is complete stays.
     """
     target = Path(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary, descriptor = _create(target)
     try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        try:
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
@@ -38,3 +49,34 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
         if isinstance(content, str):
             content = content.encode()
         temporary.write_bytes(content)
+
+
+def _create(target: Path) -> tuple[Path, int]:
+    """Return the path of an empty file beside `target`, and a descriptor that holds its lock."""
+    path = target.with_name(f".{target.name}{_SUFFIX}")
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return _create_another(target)  # somebody else's, or no file
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_ours(os.fstat(descriptor)) and os.path.samestat(os.fstat(descriptor), path.stat()):
+            os.ftruncate(descriptor, 0)
+            return path, descriptor
+    except OSError:
+        pass  # another process writes it now, or the file system has no locks
+    os.close(descriptor)
+    return _create_another(target)
+
+
+def _create_another(target: Path) -> tuple[Path, int]:
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    return Path(name), descriptor
+
+
+def _is_ours(about: os.stat_result) -> bool:
+    """Return whether a leftover is a plain file of this user, with no other name."""
+    return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and about.st_nlink == 1

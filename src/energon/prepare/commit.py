@@ -22,6 +22,7 @@ def commit_dataset(
     *,
     changed: bool,
     sqlite: Path | None,
+    keeps_sqlite: bool,
     unflushed: Sequence[Path] = (),
 ) -> None:
     """Write the files of `.nv-meta`.
@@ -34,8 +35,9 @@ def commit_dataset(
         dataset: The folder.
         info: The shards.
         documents: Names and contents of other files.
-        changed: Whether shards are new or changed, so that a present SQL index is out of date.
+        changed: Whether shards are new or changed.
         sqlite: A new SQL index, on its way under another name; None if there is none.
+        keeps_sqlite: Whether the present SQL index is of these shards.
         unflushed: Files beside the shards that have to be on disk before the dataset has them.
     """
     meta = dataset / META
@@ -57,7 +59,7 @@ def commit_dataset(
     flush_files([*unflushed, *staged, *([] if sqlite is None else [sqlite])])
     target = sqlite_path(dataset)
     with reporting(target):
-        if list(present) != names[: len(present)] or (changed and sqlite is None):
+        if list(present) != names[: len(present)] or (sqlite is None and not keeps_sqlite):
             target.unlink(missing_ok=True)
         first.commit()
         if sqlite is not None:

@@ -6,8 +6,8 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from energon.errors import ConfigError
@@ -22,7 +22,13 @@ from energon.prepare.files import temporary_file
 from energon.prepare.index import IndexedShard, IndexOptions, index_files
 from energon.prepare.leftovers import clear_leftovers
 from energon.prepare.lock import dataset_lock
-from energon.prepare.name_index import has_media, open_table, sqlite_path, write_name_index
+from energon.prepare.name_index import (
+    has_media,
+    is_name_index_of,
+    open_table,
+    sqlite_path,
+    write_name_index,
+)
 from energon.prepare.quarantine import quarantine_files
 from energon.prepare.shards import find_shards, index_shards
 from energon.prepare.split_dataset import (
@@ -56,6 +62,7 @@ class Indexing:
         fix_duplicates: Whether to write shards anew that have keys which are there already.
         wait: Whether to wait for another process that prepares the dataset.
         is_locked: Whether the caller holds the lock of the dataset already.
+        after_kill: Whether the last process that held the lock was killed, see `dataset_lock`.
         progress: Called with the number of shards that are done, and of all.
     """
 
@@ -66,6 +73,7 @@ class Indexing:
     fix_duplicates: bool = False
     wait: bool = False
     is_locked: bool = False
+    after_kill: bool = False
     progress: Progress = no_progress
 
 
@@ -139,7 +147,7 @@ def prepare_dataset(
     check_excluded(dataset, request, present_split(dataset), found)
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
-    with nullcontext() if indexing.is_locked else dataset_lock(dataset, wait=indexing.wait):
+    with locked(dataset, indexing) as held:
 
         def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
             yield "split.yaml", split_dataset(info, request, present_split(dataset)).to_yaml()
@@ -152,7 +160,17 @@ def prepare_dataset(
             if field_map:
                 FieldMap.parse(field_map).check_parts(parts, origin=str(dataset))
 
-        return index_dataset(dataset, shards, indexing, documents, check=check)
+        return index_dataset(dataset, shards, held, documents, check=check)
+
+
+@contextmanager
+def locked(dataset: Path, indexing: Indexing) -> Iterator[Indexing]:
+    """Hold the lock of a dataset, and give how it is indexed by who holds it."""
+    if indexing.is_locked:
+        yield indexing
+        return
+    with dataset_lock(dataset, wait=indexing.wait) as after_kill:
+        yield replace(indexing, is_locked=True, after_kill=after_kill)
 
 
 def index_dataset(
@@ -192,14 +210,17 @@ def index_dataset(
         written = wanted and write_name_index(dataset, shards, indexed, sqlite, anew=anew)
         for _ in indexed:
             pass  # those that nobody has asked for
+        changed = indexing.after_kill or any(shard.was_read for shard in found)
         check(frozenset(parts))
         info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)
         commit_dataset(
             dataset,
             info,
             documents(info),
-            changed=any(shard.was_read for shard in found),
+            changed=changed,
             sqlite=sqlite if written else None,
+            keeps_sqlite=not rewrite_sqlite
+            and is_name_index_of(dataset, shards, or_else=not changed),
             unflushed=list(_unflushed(dataset, indexing, found)),
         )
     read = sum(shard.was_read for shard in found)

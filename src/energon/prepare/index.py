@@ -11,6 +11,7 @@ from energon.formats.part_table import PartTable, RepeatedPart
 from energon.formats.part_table_file import part_table_path
 from energon.formats.tar_index import encode_tar_index, load_tar_index, tar_index_path
 from energon.formats.tar_scan import scan_tar
+from energon.io.atomic import write_atomic
 from energon.prepare.checksums import with_checksums
 from energon.prepare.files import FileState, file_state, reporting, write_files
 
@@ -93,7 +94,9 @@ def index_shard(path: str, *, checksum: bool = False) -> PartTable:
     known = known_table(shard, checksum=checksum)
     if known is None:
         known, files = _scan(shard, checksum=checksum)
-        write_files(files)
+        for target, content in files:
+            with reporting(target):
+                write_atomic(target, content)
     return known
 
 

@@ -17,7 +17,8 @@ from energon.formats.jsonl import (
     scan_jsonl,
 )
 from energon.io.address import local_path
-from energon.prepare.files import reporting, temporary_file, write_files
+from energon.io.atomic import atomic_path, write_atomic
+from energon.prepare.files import reporting
 
 _ADVICE = {".gz": "gunzip -k", ".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 
@@ -48,14 +49,10 @@ def prepare_jsonl(
         )
     index = Path(jsonl_index_path(file))
     numbers = 0
-    with reporting(file), temporary_file(index) as temporary:
-        with open(temporary, "wb") as out:
-            for offsets in scan_jsonl(file):
-                out.write(offsets.astype("<u8").tobytes())
-                numbers += len(offsets)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, index)
+    with reporting(file), atomic_path(index) as temporary, open(temporary, "wb") as out:
+        for offsets in scan_jsonl(file):
+            out.write(offsets.astype("<u8").tobytes())
+            numbers += len(offsets)
     split = _present_split(file)
     unmatched = split.unmatched(file.name, numbers - 1)
     if unmatched:
@@ -79,4 +76,5 @@ def _write_splits(file: Path, num_samples: int, ratios: Mapping[str, float]) -> 
     shares = accumulate((ratios[name] for name in names), initial=0.0)
     edges = [round(num_samples * share / total) for share in shares]
     parts = {name: (a, b) for name, (a, b) in zip(names, pairwise(edges), strict=True) if a < b}
-    write_files([(path, JsonlSplit(parts, exclude).to_yaml().encode())])
+    with reporting(path):
+        write_atomic(path, JsonlSplit(parts, exclude).to_yaml())

@@ -23,8 +23,10 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, err
 
 
 @contextmanager
-def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[None]:
+def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[bool]:
     """Hold the right to write a dataset. It ends with the process, however that ends.
+
+    Gives whether the last process that held it was killed: then nobody knows what it has done.
 
     Args:
         dataset: Its folder.
@@ -37,9 +39,9 @@ def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[None]:
     with reporting(meta):
         meta.mkdir(exist_ok=True)
     path = meta / ".lock"
-    descriptor = _acquire(path, dataset, wait=wait)
+    descriptor, is_left = _acquire(path, dataset, wait=wait)
     try:
-        yield
+        yield is_left
     finally:
         if descriptor is not None:
             # Deleted before it is let go: who opened it meanwhile sees that it is gone.
@@ -47,10 +49,11 @@ def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _acquire(path: Path, dataset: Path, *, wait: bool) -> int | None:
+def _acquire(path: Path, dataset: Path, *, wait: bool) -> tuple[int | None, bool]:
+    """Return a descriptor that holds the lock, and whether its file was there already."""
     while True:
         with reporting(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor, is_left = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -72,11 +75,19 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> int | None:
                 "prepares the dataset",
                 dataset,
             )
-            return None
+            return None, False
         if _is_same_file(descriptor, path):
             _sign(descriptor)
-            return descriptor
+            return descriptor, is_left
         os.close(descriptor)  # the process that held it has deleted it meanwhile
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_EXCL, 0o666), False
+    except FileExistsError:
+        return os.open(path, flags, 0o666), True
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

@@ -83,6 +83,20 @@ def write_name_index(
     return True
 
 
+def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> bool:
+    """Return whether the SQL index of a dataset is that of its present shards.
+
+    Args:
+        dataset: The folder.
+        names: All shards, in their order.
+        or_else: The answer for an index that does not say of which shards it is.
+    """
+    known = indexed_shards(sqlite_path(dataset))
+    if known is None:
+        return or_else
+    return known == [SqlShard(name, *file_state(dataset / name)) for name in names]
+
+
 def has_media(dataset: Path) -> bool:
     """Return whether the SQL index of a dataset holds more than can be made from the shards."""
     path = sqlite_path(dataset)

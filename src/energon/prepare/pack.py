@@ -6,19 +6,18 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from energon.errors import ConfigError
 from energon.formats.info import META, DatasetInfo
-from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.dataset import Indexing, locked, prepare_dataset
 from energon.prepare.describe import describe_samples
 from energon.prepare.files import list_files, reporting, write_files
 from energon.prepare.index import index_files
 from energon.prepare.leftovers import is_leftover
-from energon.prepare.lock import dataset_lock
 from energon.prepare.packing.draw import PEEKED_SAMPLES, open_draw
 from energon.prepare.packing.fetch import fetched
 from energon.prepare.packing.shuffle import shuffled
@@ -170,7 +169,7 @@ def pack_dataset(
     _check_field_map(source, options, str(folder))
     with reporting(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with dataset_lock(folder, wait=indexing.wait):
+    with locked(folder, indexing) as held:
         if not options.overwrite:
             _check(folder, text)  # what another process has written meanwhile
         write_files([(folder / META / RECORD, text.encode())])
@@ -183,7 +182,7 @@ def pack_dataset(
             split_by_folder=named,
             sample_type=options.sample_type,
             field_map=options.field_map,
-            indexing=replace(indexing, is_locked=True),
+            indexing=held,
         )
 
 

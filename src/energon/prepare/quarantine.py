@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.braces import escape_braces
 from energon.formats.json_text import parse_json
+from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, any_path
 from energon.prepare.files import reporting
 from energon.stages.quarantine import quarantine_name
 
 log = logging.getLogger("energon")
+
+Entry = tuple[str, str | None, str]
+"""Shard, sample key or None for all of the shard, and why."""
 
 
 def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPath]:
@@ -62,19 +66,39 @@ def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
     return entries
 
 
-def write_quarantine(path: str | Path, entries: Iterable[tuple[str, str | None, str]]) -> None:
-    """Write a quarantine file.
+def entries_without(path: str | Path, shards: Container[str]) -> list[Entry]:
+    """Return what `write_quarantine` has written of shards other than these; [] without a file."""
+    file = any_path(path)
+    if not file.is_file():
+        return []
+    with reporting(path):
+        lines = file.read_bytes().decode("utf-8", "surrogateescape").splitlines()
+    written = [parse_json(line, origin=str(path)) for line in lines if line.startswith("{")]
+    return [
+        (about["shard"], about.get("key"), str(about.get("reason", "")))
+        for about in written
+        if isinstance(about, dict) and about.get("shard", "") not in shards and "shard" in about
+    ]
+
+
+def write_quarantine(path: str | Path, entries: Iterable[Entry]) -> None:
+    """Write a quarantine file, as a whole or not at all.
 
     Args:
         path: The file.
-        entries: Shard, sample key or None for all of the shard, and why.
+        entries: What it lists.
     """
     lines = []
     for shard, key, reason in entries:
         about = {"shard": shard, "key": key, "reason": reason}
         lines.append(json.dumps({k: v for k, v in about.items() if v is not None}))
+    content = "".join(f"{line}\n" for line in lines).encode()
+    file = any_path(path)
     with reporting(path):
-        any_path(path).write_bytes("".join(f"{line}\n" for line in lines).encode())
+        if isinstance(file, Path) and (file.is_file() or not file.exists()):
+            write_atomic(file, content)
+        else:
+            file.write_bytes(content)  # an address, or a device as /dev/stdout
 
 
 def _entry(text: str, origin: str) -> str:

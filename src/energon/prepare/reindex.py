@@ -6,8 +6,7 @@ from pathlib import Path
 
 from energon.formats.info import DatasetInfo, load_info
 from energon.io.address import local_path
-from energon.prepare.dataset import Indexing, index_dataset
-from energon.prepare.lock import dataset_lock
+from energon.prepare.dataset import Indexing, index_dataset, locked
 
 
 def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
@@ -26,5 +25,5 @@ def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
     """
     dataset = Path(local_path(path))
     load_info(dataset)  # says what is wrong before a lock is left in a folder that is no dataset
-    with dataset_lock(dataset, wait=indexing.wait):
-        return index_dataset(dataset, list(load_info(dataset).shard_counts), indexing)
+    with locked(dataset, indexing) as held:
+        return index_dataset(dataset, list(load_info(dataset).shard_counts), held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -12,13 +12,12 @@ from energon.formats.info import META, DatasetInfo, load_info
 from energon.formats.part_table_file import part_table_path
 from energon.formats.split import excludes_any, load_split
 from energon.io.address import local_path
-from energon.prepare.dataset import Indexing, index_dataset
+from energon.prepare.dataset import Indexing, index_dataset, locked
 from energon.prepare.files import reporting
 from energon.prepare.index import IndexOptions, index_batch
 from energon.prepare.jsonl import prepare_jsonl
-from energon.prepare.lock import dataset_lock
 from energon.prepare.name_index import sqlite_path
-from energon.prepare.quarantine import write_quarantine
+from energon.prepare.quarantine import Entry, entries_without, write_quarantine
 from energon.prepare.split_dataset import named_split
 from energon.prepare.verify import JSONL, Report, verify_dataset
 from energon.prepare.verify_shard import Depth
@@ -68,9 +67,9 @@ def repair_dataset(
     if dataset.suffix == JSONL:
         return _repair_jsonl(dataset, depth)
     load_info(dataset)
-    with dataset_lock(dataset, wait=indexing.wait):
-        place = _Here(dataset, depth, indexing)
-        return repair_at(place, drop=drop, quarantine=quarantine, indexing=indexing)
+    with locked(dataset, indexing) as held:
+        place = _Here(dataset, depth, held)
+        return repair_at(place, drop=drop, quarantine=quarantine, indexing=held)
 
 
 class Place(Protocol):
@@ -97,7 +96,9 @@ def repair_at(
     before = place.verify()
     lost = _named(before, LOST)
     if quarantine is not None:
-        write_lost(quarantine, before)
+        # A run that was killed may have dropped shards already, which are in the file only.
+        present = load_info(dataset).shard_counts
+        write_lost(quarantine, before, dropped=entries_without(quarantine, present) if drop else ())
     stale = [name for name in _repairable(before) if name not in lost]
     dropped = lost if drop else []
     if not before.ok and (drop or not lost):
@@ -163,9 +164,9 @@ def _repairable(report: Report) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def write_lost(path: str | Path, report: Report) -> None:
-    """List the shards and samples that are lost in a quarantine file."""
-    entries = []
+def write_lost(path: str | Path, report: Report, *, dropped: Iterable[Entry] = ()) -> None:
+    """List the shards and samples that are lost in a quarantine file, behind those `dropped`."""
+    entries = list(dropped)
     for problem in report.problems:
         if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):
             entries.append((problem.shard, problem.key, problem.message))
