@@ -16,6 +16,7 @@ from energon.prepare.dataset import Indexing, index_dataset, locked
 from energon.prepare.files import reporting
 from energon.prepare.index import IndexOptions, index_batch
 from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.leftovers import clear_leftovers
 from energon.prepare.name_index import sqlite_path
 from energon.prepare.quarantine import Entry, entries_without, write_quarantine
 from energon.prepare.split_dataset import named_split
@@ -68,6 +69,7 @@ def repair_dataset(
         return _repair_jsonl(dataset, depth)
     load_info(dataset)
     with locked(dataset, indexing) as held:
+        clear_leftovers(dataset, load_info(dataset).shard_counts)
         place = _Here(dataset, depth, held)
         return repair_at(place, drop=drop, quarantine=quarantine, indexing=held)
 
@@ -101,7 +103,7 @@ def repair_at(
         write_lost(quarantine, before, dropped=entries_without(quarantine, present) if drop else ())
     stale = [name for name in _repairable(before) if name not in lost]
     dropped = lost if drop else []
-    if not before.ok and (drop or not lost):
+    if (indexing.after_kill or not before.ok) and (drop or not lost):
         shards = [name for name in load_info(dataset).shard_counts if name not in dropped]
         if not shards:
             raise ConfigError(
