@@ -247,6 +247,18 @@ def test_a_state_of_the_end_of_a_pass_begins_the_next_one(kind, before, after):
     assert [list(rank) for rank in again] == whole
 
 
+def test_a_rank_that_is_through_before_others_does_not_begin_anew():
+    lengths = {"rows": lambda lane: (1, 4, 1, 4)[lane]}
+    ranks = loaders(2, lanes=4, **lengths)
+    assert [len(list(islice(rank, 3))) for rank in ranks] == [2, 3]
+    states = [rank.save_state_rank() for rank in ranks]
+    again = loaders(2, **lengths)
+    for rank in again:
+        rank.restore_state_global(states)
+    assert [len(list(rank)) for rank in again] == [0, 5]
+    assert [len(list(rank)) for rank in again] == [2, 8]
+
+
 @pytest.mark.parametrize("kind", ENDS)
 def test_a_state_within_a_pass_gives_the_rest_of_it(kind):
     (loader,) = loaders(1, lanes=4, **ENDS[kind])

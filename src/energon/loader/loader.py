@@ -60,12 +60,15 @@ class BasicDataLoader:
         self._pin: Callable[[Any], Any] | None = None
         self._delivered = 0
         self._epoch_batches = 0
+        # After a restore within a pass that is over for this rank, but not for all.
+        self._others_go_on = False
         self._close = weakref.finalize(self, _close_all, self._workers)
 
     def __iter__(self) -> Iterator[Any]:
         again = self.dataset.restart and self._stream is not None and self._stream.delivered
-        if again or self._is_over():
+        if again or (self._is_over() and not self._others_go_on):
             self._restart()
+        self._others_go_on = False
         return _Loop(self)
 
     def __repr__(self) -> str:

@@ -155,6 +155,7 @@ class SavableDataLoader(BasicDataLoader):
         if saved.get("mix") != present.get("mix"):
             # Whether the data end there, too, is for the new mix to say.
             positions = {v: replace(position, ended=False) for v, position in positions.items()}
+        self._others_go_on = not all(each.get("ended") for each in state["positions"].values())
         self._lanes = lanes
         self._positions = positions
 

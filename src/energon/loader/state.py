@@ -174,14 +174,13 @@ def check_steps(
     """
     lanes = merged["lanes"]
     positions = {int(v): LanePosition.from_json(p) for v, p in merged["positions"].items()}
-    reached = max((p.batches * lanes + v for v, p in positions.items() if p.batches), default=0)
-    behind = [
-        v
-        for v, p in positions.items()
-        # Lanes that have ended have no more batches, however far the others are.
-        if not p.ended and (p.batches + 1) * lanes + v <= reached
-    ]
-    if not behind:
+    if any(position.ended for position in positions.values()):
+        # Where data end, some ranks are through before others: steps are no turns any more.
+        return None
+    last = max(
+        (p.batches * lanes - lanes + v for v, p in positions.items() if p.batches), default=0
+    )
+    if all(p.batches * lanes + v >= last for v, p in positions.items()):
         return None
     parts = [states] if isinstance(states, Mapping) else list(states or ())
     text = "the states were saved at different steps: " + (
