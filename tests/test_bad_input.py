@@ -104,12 +104,8 @@ def test_a_field_map_without_a_required_field(tmp_path):
 def test_a_field_map_to_a_part_that_samples_do_not_have(tmp_path):
     root = make_captions(tmp_path / "ds", [3])
     edit(root / ".nv-meta/dataset.yaml", lambda d: d["field_map"].update(image="png,webp"))
-
-    class Strict(DefaultTaskEncoder):
-        __default_failure_tolerance__ = 1
-
-    with pytest.raises(FatalSampleError, match=r"'s0'.*png, webp.*only .*txt"):
-        read_all(root, task_encoder=Strict())
+    with pytest.raises(ConfigError, match=r"'image' to png, webp.*there are jpg, json, txt"):
+        read_all(root)
 
 
 def test_settings_of_a_dataset_that_would_have_no_effect(tmp_path):

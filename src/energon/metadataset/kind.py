@@ -172,6 +172,8 @@ def advice(path: str) -> str:
             return f"is a shard; `energon prepare {folder}` makes a dataset of its folder"
         return f"is a file; {_READABLE}"
     names = [name.lower() for name in islice(_files_below(path), MAX_COMPARED)]
+    if not names:
+        return f"holds no files; put tar shards into it and run `energon prepare {path}`"
     if any(name.endswith(".tar") for name in names):
         return f"has no .nv-meta/.info.json; run `energon prepare {path}`"
     if any(".tar." in name or name.endswith(".tgz") for name in names):
