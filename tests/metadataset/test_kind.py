@@ -39,7 +39,7 @@ def test_a_folder_with_shards_and_index_is_a_webdataset(tmp_path):
     [
         (
             "folder",
-            "{root}/folder has no .nv-meta/.info.json; expected the folder of a prepared dataset",
+            "{root}/folder holds no files; put tar shards into it and run `energon prepare",
         ),
         (
             "a.tar",

@@ -302,9 +302,8 @@ def test_names_all_that_is_missing(tmp_path):
     )
     assert message(DatasetNotFoundError, path).splitlines() == [
         f"{path}:7: {tmp_path}/gone/deep does not exist: no 'gone' in {tmp_path}",
-        f"{path}:8: {tmp_path}/unprepared has no .nv-meta/.info.json; "
-        "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml) or a "
-        ".jsonl file",
+        f"{path}:8: {tmp_path}/unprepared holds no files; put tar shards into it and run "
+        f"`energon prepare {tmp_path}/unprepared`",
         f"{path}:9: {tmp_path}/gone.yaml does not exist: no 'gone.yaml' in {tmp_path}",
     ]
     assert message(DatasetNotFoundError, tmp_path / "no").startswith(

@@ -76,8 +76,10 @@ _READABLE = (
 )
 
 MAX_COMPARED = 10_000
-MAX_SHOWN = 10
 """Names of a folder among which the one is looked for that was meant."""
+
+MAX_SHOWN = 10
+"""Names of a folder that a message lists."""
 
 
 def dataset_kind(path: str | os.PathLike[str]) -> str:
