@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.cache.pool import CachePool, activated
-from energon.loader.pipeline import Continues, DescribesRows, Pipeline
+from energon.loader.pipeline import Continues, CountsRows, DescribesRows, Pipeline
 from energon.stages.base import DatasetIterator, State
 from energon.stages.lane import Lane
 
@@ -48,6 +48,12 @@ class CachedPipeline:
         if not isinstance(self.pipeline, Continues):
             return self
         return CachedPipeline(self.pipeline.continuing(fingerprint), self.pool)
+
+    def state_after(self, batches: int) -> State | None:
+        """Return the state of a lane after so many batches; None if that is not known."""
+        if not isinstance(self.pipeline, CountsRows):
+            return None
+        return self.pipeline.state_after(batches)
 
     def __len__(self) -> int:
         return len(self.pipeline)  # type: ignore[arg-type]

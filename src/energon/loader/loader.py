@@ -62,6 +62,8 @@ class BasicDataLoader:
         self._epoch_batches = 0
         # After a restore within a pass that is over for this rank, but not for all.
         self._others_go_on = False
+        # Whether all ranks of the run have delivered equally many batches, as far as is known.
+        self._began_together = True
         self._close = weakref.finalize(self, _close_all, self._workers)
 
     def __iter__(self) -> Iterator[Any]:

@@ -79,6 +79,17 @@ class Continues(Protocol):
 
 
 @runtime_checkable
+class CountsRows(Protocol):
+    """A pipeline that can also say where a lane is after a number of batches."""
+
+    def state_after(self, batches: int) -> State | None:
+        """Return the state of any lane after so many batches; None if that is not known.
+
+        It is known where all batches take equally many rows, as long as nothing is skipped.
+        """
+
+
+@runtime_checkable
 class Reports(Protocol):
     """A pipeline that can also say what was drawn from which dataset."""
 

@@ -11,15 +11,19 @@ from energon.errors import StateError
 from energon.loader.distributed import gather_states, scatter_states
 from energon.loader.loader import BasicDataLoader
 from energon.loader.log import log
-from energon.loader.pipeline import Continues
+from energon.loader.pipeline import Continues, CountsRows
 from energon.loader.state import (
+    LanePosition,
+    batches_of_lanes,
     build_state,
     check_fingerprint,
     check_steps,
+    covered_by,
     flatten,
     merge_states,
     read_positions,
 )
+from energon.once import warn_once
 from energon.stages.base import State
 
 
@@ -33,11 +37,31 @@ class SavableDataLoader(BasicDataLoader):
 
     def save_state_rank(self) -> State:
         """Return where the lanes of this rank are."""
+        config, covers = self.worker_config, None
+        if config.world_size > 1:
+            alone = self._tells_all_lanes()
+            covers = {"rank": config.rank, "world_size": config.world_size, "alone": alone}
         return build_state(
             self._current_positions(),
             lanes=self._lanes,
             fingerprint=self.dataset.fingerprint(self._lanes),
+            covers=covers,
         )
+
+    def _tells_all_lanes(self) -> bool:
+        """Return whether the lanes of the other ranks follow from those of this one.
+
+        They do where all batches take equally many rows, and all ranks began at the same turn.
+        """
+        if not self._began_together or not isinstance(self.dataset, CountsRows):
+            return False
+        for position in self._current_positions().values():
+            expected = self.dataset.state_after(position.batches)
+            if expected is None or position.skip_rows:
+                return False
+            if position.batches and position.saved_state() != expected:
+                return False
+        return True
 
     def restore_state_rank(
         self, state: State | Sequence[State] | None, *, strict: bool | Collection[str] = True
@@ -121,9 +145,21 @@ class SavableDataLoader(BasicDataLoader):
         """Return the content of `save_state_rank` as a flat dict of strings.
 
         The keys name the lanes, so torch.distributed.checkpoint can store the states of all
-        ranks side by side and load them on other ranks.
+        ranks side by side and load them on other ranks. That of one rank is enough only where
+        all batches take equally many rows, and no hook has skipped a sample.
         """
-        return dict(flatten(self.save_state_rank()))
+        state = self.save_state_rank()
+        whose = covered_by(state)
+        if whose is not None and whose[0] == 0 and not whose[2]:
+            warn_once(
+                log,
+                "state of one rank",
+                "state_dict() of rank 0 has the lanes of that rank only, of %d ranks. Save those "
+                "of all: torch.distributed.checkpoint does so by itself, and "
+                "save_state_global() gathers them on one rank",
+                whose[1],
+            )
+        return dict(flatten(state))
 
     def load_state_dict(
         self, state: State | Sequence[State], *, strict: bool | Collection[str] = True
@@ -146,6 +182,9 @@ class SavableDataLoader(BasicDataLoader):
                 "from the state"
             )
         wanted = self.worker_config.rank_lanes(lanes)
+        whose = covered_by(state)
+        if whose is not None and not set(map(str, wanted)) <= state["positions"].keys():
+            state = self._with_all_lanes(state, *whose)
         positions = read_positions(state, wanted)
         saved, present = state["fingerprint"], self.dataset.fingerprint(lanes)
         for difference in check_fingerprint(saved, present, strict=strict):
@@ -155,9 +194,40 @@ class SavableDataLoader(BasicDataLoader):
         if saved.get("mix") != present.get("mix"):
             # Whether the data end there, too, is for the new mix to say.
             positions = {v: replace(position, ended=False) for v, position in positions.items()}
+        self._began_together = self._is_turn(state, whose)
         self._others_go_on = not all(each.get("ended") for each in state["positions"].values())
         self._lanes = lanes
         self._positions = positions
+
+    def _is_turn(self, state: State, whose: tuple[int, int, bool] | None) -> bool:
+        """Return whether all ranks of this run go on with the same turn from a state."""
+        config, lanes = self.worker_config, state["lanes"]
+        if len(state["positions"]) < lanes:
+            return whose is not None and whose[1:] == (config.world_size, True)
+        numbers = (p["batches"] * lanes + int(v) for v, p in state["positions"].items())
+        turn: int = min(numbers)
+        return turn % config.world_size == 0
+
+    def _with_all_lanes(self, state: State, rank: int, world_size: int, alone: bool) -> State:
+        """Return the state of one rank with the lanes of all, if they follow from it."""
+        if not alone or not isinstance(self.dataset, CountsRows):
+            return state
+        found = {}
+        for lane, batches in batches_of_lanes(state, rank, world_size).items():
+            position = LanePosition(batches=batches)
+            if batches:
+                position.state = self.dataset.state_after(batches)
+                if position.state is None:
+                    return state
+            found[str(lane)] = position.to_json()
+        log.warning(
+            "restored the lanes of all ranks from the state of rank %d of %d, which took a fixed "
+            "number of samples for each batch; samples skipped on the other ranks would shift "
+            "what these deliver. save_state_global() saves where each of them is",
+            rank,
+            world_size,
+        )
+        return {**state, "positions": {**found, **state["positions"]}}
 
     def _check_fresh(self) -> None:
         if self._stream is not None or self._delivered:

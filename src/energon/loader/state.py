@@ -32,6 +32,8 @@ FORMAT = "energon loader state"
 VERSION = 1
 
 HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
+COVERS = "covers"
+"""Part of a rank state that tells whose lanes are in it."""
 PAST = "mix_before"
 """Part of a fingerprint that tells how data were mixed earlier in the run."""
 _FLAT_LANE = "lane_"
@@ -99,9 +101,21 @@ class LanePosition:
 
 
 def build_state(
-    positions: Mapping[int, LanePosition], *, lanes: int, fingerprint: Mapping[str, Any]
+    positions: Mapping[int, LanePosition],
+    *,
+    lanes: int,
+    fingerprint: Mapping[str, Any],
+    covers: Mapping[str, Any] | None = None,
 ) -> State:
-    """Return the state of the lanes in `positions`, of `lanes` in all, as JSON."""
+    """Return the state of the lanes in `positions`, of `lanes` in all, as JSON.
+
+    Args:
+        positions: Where these lanes are.
+        lanes: How many lanes the run has.
+        fingerprint: What the state has to agree with where it is restored.
+        covers: Whose lanes they are, if it is not all of them: `rank`, `world_size`, and
+            `alone`, whether the lanes of the other ranks follow from these.
+    """
     state = {
         "format": FORMAT,
         "version": VERSION,
@@ -109,6 +123,7 @@ def build_state(
         "lanes": lanes,
         "fingerprint": fingerprint,
         "positions": {str(lane): position.to_json() for lane, position in positions.items()},
+        **({COVERS: covers} if covers else {}),
     }
     # What is handed out is the caller's own, and proven to be JSON.
     copied: State = json.loads(json.dumps(state))
@@ -137,7 +152,10 @@ def merge_states(state: State | Sequence[State] | None) -> State:
         raise StateError("the state is nested deeper than any that a loader saves") from error
     _check_duplicates(states)
     positions = {lane: p for each in states for lane, p in each["positions"].items()}
-    return {**states[0], "positions": dict(sorted(positions.items(), key=lambda kv: int(kv[0])))}
+    merged = {**states[0], "positions": dict(sorted(positions.items(), key=lambda kv: int(kv[0])))}
+    if len(states) > 1 or len(positions) == merged["lanes"]:
+        merged.pop(COVERS, None)
+    return merged
 
 
 def read_positions(state: State, wanted: Iterable[int]) -> dict[int, LanePosition]:
@@ -149,9 +167,11 @@ def read_positions(state: State, wanted: Iterable[int]) -> dict[int, LanePositio
     wanted, saved = list(wanted), state["positions"]
     missing = [lane for lane in wanted if str(lane) not in saved]
     if missing:
+        whose = covered_by(state)
         raise StateError(
             f"the state covers lanes {_ranges(map(int, saved))} of {state['lanes']}, but lanes "
             f"{_ranges(missing)} are missing; pass a global state or the states of all ranks"
+            + ("" if whose is None else f" (this is that of rank {whose[0]} of {whose[1]})")
         )
     return {lane: LanePosition.from_json(saved[str(lane)]) for lane in wanted}
 
@@ -224,6 +244,29 @@ def _list(names: Sequence[str]) -> str:
     return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
+def covered_by(state: State) -> tuple[int, int, bool] | None:
+    """Return the rank whose lanes a state has, of how many, and whether the others follow."""
+    match state.get(COVERS):
+        case {"rank": int(rank), "world_size": int(size), "alone": bool(alone)} if (
+            0 <= rank < size
+            and state["lanes"] % size == 0
+            and [*map(str, range(rank, state["lanes"], size))] == [*state["positions"]]
+        ):
+            return rank, size, alone
+    return None
+
+
+def batches_of_lanes(state: State, rank: int, world_size: int) -> dict[int, int]:
+    """Return how many batches each lane of a run has given, where one rank has its state.
+
+    All ranks have delivered equally many batches.
+    """
+    lanes = state["lanes"]
+    own = {int(v): LanePosition.from_json(p).batches for v, p in state["positions"].items()}
+    turn = min(batches * lanes + v for v, batches in own.items()) - rank
+    return {v: max(0, -(-(turn + v % world_size - v) // lanes)) for v in range(lanes)}
+
+
 def check_fingerprint(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, strict: bool | Collection[str] = True
 ) -> list[str]:
@@ -268,7 +311,7 @@ def flatten(state: State) -> dict[str, str]:
     The keys depend on nothing but the lanes, so torch.distributed.checkpoint, which loads what
     the keys of the receiving state ask for, can store it and load it on other ranks.
     """
-    header = {name: state[name] for name in HEADER}
+    header = {name: state[name] for name in (*HEADER, COVERS) if name in state}
     lanes = {f"{_FLAT_LANE}{lane}": json.dumps(p) for lane, p in state["positions"].items()}
     return {"header": json.dumps(header), **lanes}
 

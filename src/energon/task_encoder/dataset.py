@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,21 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     def num_batches(self, lane: int, lanes: int) -> int | None:
         """Return how many batches a lane has at most; None means no end."""
         return self.stage.num_items(lane, lanes)
+
+    def state_after(self, batches: int) -> State | None:
+        """Return the state of a lane after so many batches, if no hook has skipped a sample.
+
+        None if batches take different numbers of rows, the mix has changed, or the data end.
+        """
+        start = self._endless_start
+        return None if start is None else _at_row(start, batches * (self.batch_rows or 1))
+
+    @cached_property
+    def _endless_start(self) -> State | None:
+        """The state of any lane before its first batch, where only its row will change."""
+        if self.batch_rows is None or self.plan.past or self.num_batches(0, 1) is not None:
+            return None
+        return self.open_lane(Lane(0, 1)).state_dict()
 
     def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
         """Return which sample comes at a row of a lane: its key, shard and offset, in words.
@@ -272,3 +288,15 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     def config(self) -> dict[str, Any]:
         """Return a description of the pipeline as plain data."""
         return self.fingerprint(self.worker_config.default_lanes)
+
+
+def _at_row(state: State, row: int) -> State:
+    """Return the state of a lane in which nothing waits, at another row."""
+    return {
+        name: row
+        if name in ("row", "read")
+        else _at_row(value, row)
+        if isinstance(value, dict)
+        else value
+        for name, value in state.items()
+    }
