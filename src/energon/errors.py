@@ -32,9 +32,17 @@ from __future__ import annotations
 
 from typing import Self
 
+from energon.printable import escape_text
+
 
 class EnergonError(Exception):
-    """Base of all errors that energon raises on purpose."""
+    """Base of all errors that energon raises on purpose.
+
+    Messages name what is in data, so what terminals would obey is escaped in them.
+    """
+
+    def __str__(self) -> str:
+        return escape_text(super().__str__())
 
 
 class ConfigError(EnergonError, ValueError):
@@ -145,7 +153,8 @@ class NoSuchFileError(SampleError, FileNotFoundError, KeyError):
     """A sample names a file that its store does not have."""
 
     # KeyError would print its message in quotes.
-    __str__ = Exception.__str__
+    def __str__(self) -> str:
+        return escape_text(Exception.__str__(self))
 
 
 class FatalSampleError(SampleError):

@@ -112,6 +112,8 @@ TAR_HEADER_BYTES = Limit(
 )
 TAR_RECORDS = Limit("TAR_RECORDS", 100_000, "records of a PAX header of a tar archive")
 TAR_NAME_BYTES = Limit("TAR_NAME_BYTES", 64 << 10, "bytes of the name of a file in a tar archive")
+TAR_PART_BYTES = Limit("TAR_PART_BYTES", 64 << 30, "bytes of a part that is read from a shard")
+
 SQLITE_STEPS = Limit(
     "SQLITE_STEPS", 200, "steps that a query on index.sqlite may take for each byte of the file"
 )

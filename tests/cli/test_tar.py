@@ -15,9 +15,11 @@ from click.testing import CliRunner
 import energon.webdataset as wds
 from energon.cli.main import main
 from energon.cli.tar import COMMANDS
+from energon.formats.tar_header import END, encode_header
 from energon.io.files import file_info
 from energon.io.registry import forget_stores
 from energon.webdataset import wids
+from tests.bounded import run_bounded
 from tests.servers.clouds import make_bucket, moto
 from tests.servers.places import s3_environment
 from tests.servers.web import web_server
@@ -523,3 +525,56 @@ def test_arguments_that_make_no_sense(tmp_path, monkeypatch, arguments, message)
     assert result.exit_code in (1, 2)
     assert message in result.output
     assert not (tmp_path / "y.tar").exists()
+
+
+def sparse_shard(path, size=1 << 40):
+    """A shard with a member of a terabyte, which is a hole in the file."""
+    with open(path, "wb") as file:
+        file.write(tar_bytes([("a.cls", b"1")])[:1024] + encode_header("b.bin", size))
+        file.seek(size, os.SEEK_CUR)
+        file.write(encode_header("c.cls", 1) + b"2".ljust(512, b"\0") + END)
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--members"], ["ls", "--json"], ["stat"]])
+def test_a_terabyte_of_nothing_is_neither_read_nor_held(tmp_path, arguments):
+    sparse_shard(tmp_path / "x.tar")
+    done = run_bounded(
+        "import sys; from energon.cli.main import main; main(sys.argv[1:])",
+        "tar",
+        *arguments,
+        tmp_path / "x.tar",
+        cpu_seconds=20,
+        megabytes=2048,
+    )
+    assert done.returncode == 0, done
+    assert str(1 << 40) in done.stdout
+
+
+def test_verifying_takes_no_memory_for_contents(tmp_path):
+    sparse_shard(tmp_path / "x.tar", 4 << 30)
+    done = run_bounded(
+        "import sys; from energon.cli.main import main; main(sys.argv[1:])",
+        "tar",
+        "verify",
+        tmp_path / "x.tar",
+        cpu_seconds=60,
+        megabytes=2048,
+    )
+    assert done.returncode == 0, done
+    assert "3 samples in 1 shard, 0 problems" in done.stderr
+
+
+def test_names_cannot_steer_the_terminal(tmp_path):
+    evil = "a\x1b[2J\nb\r\u202e\x9b"
+    path = tmp_path / "x.tar"
+    content = [(f"{evil}/1.txt", b"1"), (f"{evil}/1.TXT", b"2"), (f"{evil}noext", b"")]
+    path.write_bytes(tar_bytes(content, format=tarfile.PAX_FORMAT))
+    outputs = []
+    for arguments in (["ls"], ["ls", "--members"], ["ls", "--json"], ["stat"], ["verify"]):
+        result = run(*arguments, path)
+        outputs += [result.stdout, result.stderr]
+    text = "".join(outputs)
+    assert "\\x1b[2J" in text
+    for character in "\x1b\r\u202e\x9b":
+        assert character not in text
+    assert not any(line.startswith("b\\r") for line in text.splitlines())

@@ -114,8 +114,14 @@ def test_an_archive_that_is_cut_anywhere_is_an_error_and_gives_no_half_sample(st
     assert read(data[: end + 512]) == whole
 
 
-@pytest.mark.parametrize("size", [1 << 33, 1 << 60])
-def test_a_size_that_cannot_be_takes_no_memory(size):
+@pytest.mark.parametrize(
+    ("size", "error", "words"),
+    [
+        (1 << 33, TruncatedError, "within a member"),
+        (1 << 60, FormatError, "'a' has a field 'txt' of 1152921504606846976 bytes at byte 0"),
+    ],
+)
+def test_a_size_that_cannot_be_takes_no_memory(size, error, words):
     member = tarfile.TarInfo("a.txt")
     member.size = size
     asked = []
@@ -126,9 +132,9 @@ def test_a_size_that_cannot_be_takes_no_memory(size):
             return super().read(size)
 
     stream = Stream(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
-    with pytest.raises(TruncatedError, match="within a member"):
+    with pytest.raises(error, match=words):
         TarReader(stream, TarParser("x.tar")).next_block()
-    assert max(asked) == tar_reader.MAX_READ_BYTES
+    assert max(asked) <= tar_reader.MAX_READ_BYTES
 
 
 def test_garbage_is_an_error():
@@ -199,6 +205,21 @@ def test_neighbouring_samples_with_one_key_are_refused_and_not_merged(options):
     members = [("a.jpg", b"1"), ("a.txt", b"2"), ("a.jpg", b"3"), ("a.txt", b"4")]
     with pytest.raises(DuplicateSampleKeyError, match="'a'.* has the field 'jpg' twice"):
         read(tar_bytes(members), **options)
+
+
+@pytest.mark.parametrize("step", [700, 1 << 30])
+def test_sizes_are_given_without_reading_contents(tmp_path, step):
+    members = [("a.x", b"1"), ("a.y", b"2" * 3000), ("b.x", b"3" * (3 << 20)), ("c.x", b"")]
+    data = tar_bytes(members)
+    expected = [
+        {"__key__": "a", "x": 1, "y": 3000},
+        {"__key__": "b", "x": 3 << 20},
+        {"__key__": "c", "x": 0},
+    ]
+    assert read(data, sizes=True, step=step) == expected
+    for cut in (len(data) // 2, 4096, len(data) - 10240):
+        with pytest.raises(TruncatedError):
+            read(data[:cut], sizes=True, step=step)
 
 
 def test_select_and_rename_decide_by_name():

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from energon.cli.echo import echo
 from energon.counting import counted
 
 
@@ -36,15 +37,15 @@ def command(logs: tuple[Path, ...], include_modality: str, most: int) -> None:
     ranks = Counter(line["r"] for line in lines)
     batches = counted(len(lines), "batch", grouped=True)
     samples = counted(keys.total(), "sample", grouped=True)
-    click.echo(f"{batches}, {samples}, {counted(len(keys), 'different one', grouped=True)}")
+    echo(f"{batches}, {samples}, {counted(len(keys), 'different one', grouped=True)}")
     for rank, number in sorted(ranks.items()):
-        click.echo(f"rank {rank}: {counted(number, 'batch', grouped=True)}")
+        echo(f"rank {rank}: {counted(number, 'batch', grouped=True)}")
     times = Counter(keys.values())
     for number, seen in sorted(times.items()):
         often = counted(number, "time")
-        click.echo(f"seen {often}: {counted(seen, 'sample', grouped=True)}")
+        echo(f"seen {often}: {counted(seen, 'sample', grouped=True)}")
     for key, number in keys.most_common(most):
-        click.echo(f"{number:>6}  {key}")
+        echo(f"{number:>6}  {key}")
 
 
 def _read(log: Path) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS
+from energon.cli.echo import echo, echo_lines
 from energon.counting import counted
 from energon.io.epath import AnyPath
 
@@ -41,7 +42,7 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(state, indent=2))
         return
-    click.echo("\n".join(_report(state)))
+    echo_lines(_report(state))
 
 
 @command.command("redist")
@@ -56,7 +57,7 @@ def redist(files: tuple[AnyPath, ...], folder: AnyPath, new_world_size: int) -> 
     from energon.loader.state_files import read_states, redistribute, write_states
 
     paths = write_states(redistribute(read_states(files), new_world_size), folder, like=files)
-    click.echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
+    echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
 
 
 def _report(state: dict[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from energon.cli.echo import echo
 from energon.cli.verbosity import is_quiet, is_verbose
 from energon.counting import counted
 
@@ -100,7 +101,7 @@ def show_size(info: DatasetInfo) -> None:
     if is_quiet():
         return
     shards = counted(len(info.shard_counts), "shard")
-    click.echo(f"{counted(info.num_samples, 'sample')} in {shards}", err=True)
+    echo(f"{counted(info.num_samples, 'sample')} in {shards}", err=True)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import json
 import click
 
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo
 
 
 @click.command("info")
@@ -35,4 +36,4 @@ def command(path: str, split_config: str, dataset_config: str, parts: bool, as_j
         click.echo(json.dumps(about, indent=2))
         return
     for line in info_lines(about):
-        click.echo(line)
+        echo(line)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.counting import counted
@@ -108,12 +109,12 @@ def _show(report: LintReport) -> None:
     noun = "file" if report.kind == "filesystem" else "sample"
     groups = report.groups()
     for group in groups[:MAX_SHOWN]:
-        click.echo(group.line(noun))
+        echo(group.line(noun))
     if len(groups) > MAX_SHOWN:
-        click.echo(f"… and {len(groups) - MAX_SHOWN} more kinds of problems; --json shows all")
+        echo(f"… and {len(groups) - MAX_SHOWN} more kinds of problems; --json shows all")
     for part, count in report.unchecked.items():
         parts = counted(count, f"{part} part was", f"{part} parts were")
-        click.echo(f"note: {parts} not decoded, see --allow")
+        echo(f"note: {parts} not decoded, see --allow")
     total = sum(report.num_samples.values())
     problems = counted(len(report.findings), "problem") if report.findings else "no problems"
-    click.echo(f"{counted(total, noun)}: {problems}")
+    echo(f"{counted(total, noun)}: {problems}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from energon.cli.echo import echo
 from energon.counting import counted
 from energon.errors import ConfigError
 
@@ -71,9 +72,9 @@ def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> Me
 
 def show_report(report: MediaReport) -> None:
     """Say what a run has done."""
-    click.echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
+    echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
     for name, reason in report.failed[:SHOWN_FAILURES]:
-        click.echo(f"  left out {name}: {reason}", err=True)
+        echo(f"  left out {name}: {reason}", err=True)
     if len(report.failed) > SHOWN_FAILURES:
         rest = counted(len(report.failed) - SHOWN_FAILURES, "more damaged file")
-        click.echo(f"  and {rest}; `energon lint` lists them", err=True)
+        echo(f"  and {rest}; `energon lint` lists them", err=True)

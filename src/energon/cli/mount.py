@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo_lines
 from energon.cli.exit_codes import RefusedCommandError
 from energon.cli.indexing_options import logging_to_terminal
 from energon.errors import ConfigError
@@ -118,7 +119,7 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
         kind = RefusedCommandError if refused else click.ClickException
         raise kind("\n".join(filter(None, [problem, warnings])))
     if warnings:
-        click.echo(warnings, err=True)
+        echo_lines(warnings.splitlines(), err=True)
     running.returncode = 0  # it goes on; nobody waits for it
 
 

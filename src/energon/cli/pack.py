@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS
+from energon.cli.echo import echo
 from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import logging_to_terminal, show_size
 from energon.cli.options import options_object
@@ -220,9 +221,9 @@ def command(sources: tuple[str, ...], target: AnyPath, options: Options) -> None
             )
     left_out = source.skipped()
     for reason in left_out[:MAX_SHOWN]:
-        click.echo(f"left out: {reason}", err=True)
+        echo(f"left out: {reason}", err=True)
     if len(left_out) > MAX_SHOWN:
-        click.echo(f"left out: {len(left_out)} in all", err=True)
+        echo(f"left out: {len(left_out)} in all", err=True)
     show_size(info)
 
 
@@ -266,7 +267,7 @@ def _show_splits(source: PackSource, packing: PackOptions) -> None:
 
 def _note(text: str) -> None:
     if not is_quiet():
-        click.echo(text, err=True)
+        echo(text, err=True)
 
 
 def _parse_parts(entries: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo, echo_lines
 from energon.counting import counted
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def command(
             from energon.inspect.plan_plot import draw_run
 
             draw_run(run, about, plot)
-        click.echo(json.dumps(about, indent=2) if as_json else "\n".join(_report(about)))
+        if as_json:
+            click.echo(json.dumps(about, indent=2))
+        else:
+            echo_lines(_report(about))
 
 
 def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
@@ -124,10 +128,10 @@ def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     if not found:
-        click.echo("not seen in these batches; --batches looks further")
+        echo("not seen in these batches; --batches looks further")
     for each in found:
         step, rank, batch, position = each.moment
-        click.echo(
+        echo(
             f"step {step}  rank {rank}  batch {batch}  position {position}  {each.leaf}  epoch "
             f"{each.epoch}  sample {each.ordinal}  {each.key}  {each.shard}"
         )

@@ -10,6 +10,7 @@ import click
 
 from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.media_options import media_filter, media_options, show_report
 from energon.cli.prepare_choices import Options, choice_options, decide
@@ -121,7 +122,7 @@ def _choose(
     from energon.prepare.shards import find_shards
 
     shards = without_shards(find_shards(path), exclude)
-    click.echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
+    echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
     if (path / META / ".info.json").exists() and not overwrite:
         if not ask:
             raise ConfigError(
@@ -159,8 +160,8 @@ def _prepare_metadataset(path: AnyPath) -> None:
 
     indexes = prepare_metadataset(path)
     for index in indexes:
-        click.echo(index)
-    click.echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
+        echo(str(index))
+    echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
 
 
 def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
+from energon.cli.echo import echo
 from energon.counting import counted
 from energon.io.epath import AnyPath
 
@@ -29,4 +28,4 @@ def prepare_jsonl_command(path: AnyPath, split_ratio: str | None) -> None:
         num_samples = prepare_jsonl(path, split_ratio=ratios)
     else:
         num_samples = prepare_remote_jsonl(path.url, split_ratio=ratios)
-    click.echo(counted(num_samples, "sample"), err=True)
+    echo(counted(num_samples, "sample"), err=True)

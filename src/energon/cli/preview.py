@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo_lines
 from energon.counting import counted
 from energon.errors import ConfigError
 from energon.io.address import redact
@@ -67,7 +68,7 @@ def command(
             f"{counted(total, 'sample')}, numbered from 0"
         )
     for sample in samples:
-        click.echo("\n".join(_lines(sample)) + "\n")
+        echo_lines((*_lines(sample), ""))
 
 
 def _lines(sample: Any) -> Iterator[str]:

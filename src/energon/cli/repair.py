@@ -11,6 +11,7 @@ import click
 
 from energon.cli.address import ADDRESS, check_engine
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import indexing_options, open_indexing
 from energon.cli.verify import show_report
@@ -79,9 +80,9 @@ def command(
         click.echo(json.dumps(about, indent=2))
     else:
         for name in done.indexed:
-            click.echo(f"indexed again: {name}")
+            echo(f"indexed again: {name}")
         for name in done.dropped:
-            click.echo(f"dropped: {name}")
+            echo(f"dropped: {name}")
         show_report(done.after)
     sys.exit(0 if done.after.ok else 1)
 

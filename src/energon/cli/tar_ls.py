@@ -8,6 +8,7 @@ from itertools import islice
 import click
 
 from energon.cli import tar_options as options
+from energon.cli.echo import echo
 
 
 @click.command("ls")
@@ -37,18 +38,18 @@ def command(
     urls = expand_inputs(inputs)
     if members:
         listed = (
-            (name, len(content))
+            member
             for url in urls
-            for name, content in iter_members(url, security.resolve(allow))
+            for member in iter_members(url, security.resolve(allow), sizes=True)
         )
         for name, size in islice(listed, number):
-            click.echo(f"{size:>12} {name}")
+            echo(f"{size:>12} {name}")
         return
-    for sample in islice(read_samples(urls, allow=allow), number):
-        sizes = {name: len(v) for name, v in sample.items() if not name.startswith("__")}
+    for sample in islice(read_samples(urls, allow=allow, sizes=True), number):
+        sizes = {name: size for name, size in sample.items() if not name.startswith("__")}
         if as_json:
             about = {"key": sample["__key__"], "shard": sample["__url__"], "fields": sizes}
             click.echo(json.dumps(about))
         else:
             fields = " ".join(f"{name}:{size}" for name, size in sizes.items())
-            click.echo(f"{sample['__key__']} {fields}")
+            echo(f"{sample['__key__']} {fields}")

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from energon.cli.echo import echo
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,4 +95,4 @@ def amount(number: int, noun: str) -> str:
 
 def report(text: str) -> None:
     """Write a line to standard error, where it is in nobody's way."""
-    click.echo(text, err=True)
+    echo(text, err=True)

@@ -7,6 +7,7 @@ import json
 import click
 
 from energon.cli import tar_options as options
+from energon.cli.echo import echo
 
 
 @click.command("stat")
@@ -34,15 +35,13 @@ def command(inputs: tuple[str, ...], as_json: bool, allow: tuple[str, ...], prog
     if as_json:
         click.echo(json.dumps(about, indent=2))
         return
-    click.echo(f"shards  {about['shards']}")
-    click.echo(f"samples {about['samples']}")
-    click.echo(f"bytes   {about['bytes']}")
+    echo(f"shards  {about['shards']}")
+    echo(f"samples {about['samples']}")
+    echo(f"bytes   {about['bytes']}")
     for name, each in about["fields"].items():
-        click.echo(
+        echo(
             f"field {name}: {each['count']} of {each['smallest']} to {each['largest']} bytes, "
             f"{each['mean']:.0f} on average"
         )
     for layout in about["layouts"]:
-        click.echo(
-            f"{options.amount(layout['samples'], 'sample')} with {' '.join(layout['fields'])}"
-        )
+        echo(f"{options.amount(layout['samples'], 'sample')} with {' '.join(layout['fields'])}")

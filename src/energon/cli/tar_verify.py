@@ -8,6 +8,7 @@ import sys
 import click
 
 from energon.cli import tar_options as options
+from energon.cli.echo import echo
 
 
 @click.command("verify")
@@ -45,7 +46,7 @@ def command(
             problems += found
             if not as_json:
                 for problem in found:
-                    click.echo(problem)
+                    echo(problem)
             advance(number, len(urls))
     if as_json:
         about = {"shards": len(urls), "samples": verifier.samples, "problems": problems}

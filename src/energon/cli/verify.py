@@ -11,6 +11,7 @@ import click
 
 from energon.cli.address import ADDRESS, check_engine
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.counting import counted
@@ -95,27 +96,27 @@ def _verify(path: AnyPath, depth: Depth, how: Indexing) -> Report:
 def show_report(report: Report) -> None:
     """Print what came out of checking a dataset."""
     for problem in report.problems[:MAX_SHOWN]:
-        click.echo(f"{problem.kind}: {problem.message}")
+        echo(f"{problem.kind}: {problem.message}")
     if len(report.problems) > MAX_SHOWN:
         rest = counted(len(report.problems) - MAX_SHOWN, "problem")
-        click.echo(f"… and {rest} more; --json shows all")
+        echo(f"… and {rest} more; --json shows all")
     for note in report.notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {note}")
     checked = f"{counted(report.num_samples, 'sample')} in {counted(report.num_shards, 'shard')}"
     if report.num_checksums:
         checked += f", {counted(report.num_checksums, 'checksum')}"
     if report.ok:
-        click.echo(f"{checked}: nothing is wrong")
+        echo(f"{checked}: nothing is wrong")
         return
     repairable = sum(problem.repairable for problem in report.problems)
     problems = counted(len(report.problems), "problem")
-    click.echo(f"{checked}: {problems}, {repairable} can be repaired")
+    echo(f"{checked}: {problems}, {repairable} can be repaired")
     if repairable:
-        click.echo(f"run `energon repair {report.dataset}`")
+        echo(f"run `energon repair {report.dataset}`")
     from energon.prepare.repair import LOST
 
     if any(problem.kind in LOST for problem in report.problems):
-        click.echo(
+        echo(
             "restore the shards that are lost, from a copy, or go on without them: "
             f"`energon repair {report.dataset} --drop`"
         )

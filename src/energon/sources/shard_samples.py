@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from energon.errors import FormatError
 from energon.formats.part_table import PartTable
 from energon.io.range_file import RangeFile
+from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample
 from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.rows import META, join_rows, slice_rows
@@ -89,6 +90,12 @@ def _read_parts(
             "leave it out with a field_map"
         )
     starts, sizes = table.extents(numbers)
+    most = TAR_PART_BYTES.value
+    if table.shard_size > most and sizes.max() > most:
+        raise FormatError(
+            f"{file.path}: has a part of {sizes.max()} bytes, expected at most {most}; "
+            f"{TAR_PART_BYTES.hint}"
+        )
     if not file.is_remote and sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(numbers):
         columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
         return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])

@@ -27,6 +27,7 @@ from energon.formats.tar import (
     split_name,
     verify_checksums,
 )
+from energon.limits import TAR_PART_BYTES
 from energon.webdataset.tar_extensions import sparse_bytes
 
 LARGE_BYTES = 1 << 20
@@ -57,6 +58,7 @@ class TarParser:
         position: Where in the archive the first window begins.
         tolerates: Says of a field that a sample has twice whether to go on with the first one;
             None means that it is an error.
+        sizes: Whether fields are the sizes of contents, which are jumped over.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TarParser:
         lowercase: bool = True,
         position: int = 0,
         tolerates: Callable[[Exception], Any] | None = None,
+        sizes: bool = False,
     ) -> None:
         self.origin = origin
         self.samples: list[Sample] = []
@@ -92,7 +95,8 @@ class TarParser:
         self._split = split
         self._lowercase = lowercase
         self._tolerates = tolerates
-        self._slowly = any(each is not None for each in (select, rename, split))
+        self._sizes = sizes
+        self._slowly = sizes or any(each is not None for each in (select, rename, split))
         self._key: bytes | None = None
         self._sample: Sample = {}
         self._fields: dict[bytes, str] = {}
@@ -258,7 +262,7 @@ class TarParser:
             self._forget_extension()
             return BLOCK + size + -size % BLOCK
         stop = at + BLOCK + size
-        if stop > len(window) and size < LARGE_BYTES:
+        if stop > len(window) and size < LARGE_BYTES and not self._sizes:
             self.wanted_bytes = BLOCK + size
             return 0
         key, field = parts
@@ -267,11 +271,23 @@ class TarParser:
         if field in self._sample:
             self._refuse_duplicate(key, field, self.position)
             return BLOCK + size + -size % BLOCK
+        if self._sizes:
+            self._sample[field] = size
+            return BLOCK + size + -size % BLOCK
         if stop > len(window):
+            self._check_size(key, field, size)
             self.content_bytes, self._large_field = size, field
             return BLOCK
         self._sample[field] = window[at + BLOCK : stop]
         return BLOCK + size + -size % BLOCK
+
+    def _check_size(self, key: str, field: str, size: int) -> None:
+        """Raise FormatError if a content is larger than any that is read into memory."""
+        if size > TAR_PART_BYTES.value:
+            raise FormatError(
+                f"{self.origin}: {key!r} has a field {field!r} of {size} bytes at byte "
+                f"{self.position}, expected at most {TAR_PART_BYTES.value}; {TAR_PART_BYTES.hint}"
+            )
 
     def _parts(self, name: str) -> tuple[str, str] | None:
         """Return key and field of a member, or None if it is not wanted."""

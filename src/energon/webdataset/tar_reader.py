@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 from typing import Protocol
 
 from energon.webdataset.tar_parser import Sample, TarParser
@@ -32,12 +34,16 @@ class TarReader:
         stream: At the beginning of what `parser` expects next.
         parser: Knows the format.
         head: What has been read from `stream` already.
+        reads_all: Whether to read what the parser does not want, too, to see that it is there.
     """
 
-    def __init__(self, stream: ByteStream, parser: TarParser, *, head: bytes = b"") -> None:
+    def __init__(
+        self, stream: ByteStream, parser: TarParser, *, head: bytes = b"", reads_all: bool = False
+    ) -> None:
         self.block_position = parser.position
         """Where in the archive the block begins that was returned last."""
         self._stream = stream
+        self._reads_all = reads_all
         self._parser = parser
         self._rest = head
         self._end = parser.position + len(head)
@@ -112,8 +118,15 @@ class TarReader:
             dropped = min(missing, len(self._rest))
             self._rest = self._rest[dropped:]
             missing -= dropped
+        stream = self._stream
+        jumps = missing > WINDOW_BYTES and not self._reads_all
+        if jumps and isinstance(stream, io.IOBase) and stream.seekable():
+            here = stream.tell()
+            there = min(here + missing, stream.seek(0, os.SEEK_END))
+            self._end += stream.seek(there) - here
+            return
         while missing > 0:
-            passed = len(self._stream.read(min(missing, WINDOW_BYTES)) or b"")
+            passed = len(stream.read(min(missing, WINDOW_BYTES)) or b"")
             if not passed:
                 return
             self._end += passed

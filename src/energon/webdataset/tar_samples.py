@@ -61,6 +61,7 @@ class TarSamples(Stage):
         verbose: Whether to log each file as it is opened.
         lowercase: Whether names of fields are in lower case.
         opening: How files are opened.
+        sizes: Whether fields are the sizes of contents, which are not read.
     """
 
     handler: Handler = reraise_exception
@@ -70,6 +71,7 @@ class TarSamples(Stage):
     verbose: bool = False
     lowercase: bool = True
     opening: Opening = field(default_factory=Opening)
+    sizes: bool = False
 
     @classmethod
     def configured(
@@ -265,6 +267,7 @@ class _TarSamplesIterator(StageIterator):
             lowercase=stage.lowercase,
             position=self._position,
             tolerates=stage.handler,
+            sizes=stage.sizes,
         )
         return TarReader(opened.stream, parser, head=opened.head)
 

@@ -59,12 +59,12 @@ class Statistics:
     """How many samples have which fields."""
 
     def add(self, sample: Sample) -> None:
-        """Count a sample."""
+        """Count a sample whose fields are sizes."""
         self.samples += 1
         names = tuple(name for name in sample if not name.startswith("__"))
         self.layouts[names] += 1
         for name in names:
-            self.fields.setdefault(name, FieldStatistics()).add(len(sample[name]))
+            self.fields.setdefault(name, FieldStatistics()).add(sample[name])
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers."""
@@ -80,11 +80,20 @@ class Statistics:
         }
 
 
-def iter_members(url: str, allowed: Collection[str] = ()) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of every regular file in an archive, samples or not."""
+def iter_members(
+    url: str, allowed: Collection[str] = (), *, sizes: bool = False, reads_all: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield name and content of every regular file in an archive, samples or not.
+
+    Args:
+        url: The archive.
+        allowed: "shell" lets it be a command.
+        sizes: Whether to yield sizes instead of contents.
+        reads_all: Whether to read contents even then.
+    """
     opened = Opening(frozenset(allowed)).open(url)
-    parser = TarParser(opened.url, split=lambda name: (name, "content"))
-    reader = TarReader(opened.stream, parser, head=opened.head)
+    parser = TarParser(opened.url, split=lambda name: (name, "content"), sizes=sizes)
+    reader = TarReader(opened.stream, parser, head=opened.head, reads_all=reads_all)
     try:
         while (members := reader.next_block()) is not None:
             for member in members:
@@ -97,7 +106,7 @@ def count(urls: Collection[str], allow: Collection[str] = ()) -> Iterator[Statis
     """Yield what shards hold, one number more of them each time."""
     found = Statistics()
     for url in urls:
-        for sample in read_samples([url], allow=allow):
+        for sample in read_samples([url], allow=allow, sizes=True):
             found.add(sample)
         found.shards += 1
         yield found
@@ -125,7 +134,8 @@ class Verifier:
         known = Counter[str]()
         self._key, self._fields = None, set()
         try:
-            for name, content in iter_members(url, self._allow):
+            members = iter_members(url, self._allow, sizes=self._decoder is None, reads_all=True)
+            for name, content in members:
                 for kind, problem in self._problems(url, name, content):
                     known[kind] += 1
                     if known[kind] <= MAX_EXAMPLES:
@@ -137,7 +147,7 @@ class Verifier:
                 problems.append(f"{url}: {number - MAX_EXAMPLES} more of this kind: {kind}")
         return problems
 
-    def _problems(self, url: str, name: str, content: bytes) -> Iterator[tuple[str, str]]:
+    def _problems(self, url: str, name: str, content: Any) -> Iterator[tuple[str, str]]:
         if name.startswith("/") or ".." in name.split("/"):
             yield "unsafe name", f"{name!r} leads out of the folder it is unpacked to"
         parts = split_name(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energon.errors import ConfigError
@@ -97,9 +97,11 @@ def read_samples(
     *,
     allow: Collection[str] = (),
     handler: Handler = reraise_exception,
+    sizes: bool = False,
 ) -> Iterator[Sample]:
-    """Yield the samples of tar files, names as they are, in order."""
+    """Yield the samples of tar files, names as they are, in order; or `sizes` of their fields."""
     stage = TarSamples.configured(handler=handler, lowercase=False, allow=allow)
+    stage = replace(stage, sizes=sizes)
     shards = iter([{"url": url} for url in inputs])
     return stage.open(shards, Context(Place()))
 
