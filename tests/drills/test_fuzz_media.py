@@ -29,6 +29,7 @@ def test_damaged_media_give_a_result_or_an_error_of_ours(budget):
     process.join(budget.seconds + 200)
     assert process.exitcode == 0, f"seed {budget.seed}: ended with {process.exitcode}"
     count, bad, grown_mib = answers.get()
+    budget.done["cases"] += count
     assert not bad, (budget.seed, bad[:5])
     assert count >= CASES_AT_LEAST
     assert grown_mib < MOST_MIB

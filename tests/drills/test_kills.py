@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -302,6 +303,7 @@ def test_a_command_that_is_killed_leaves_what_one_run_leaves(budget, tmp_path, n
         for _ in range(rng.randint(1, MAX_KILLS)):
             code, pid, _ = call(case, folder, said, kill_after=rng.uniform(0, seconds))
             sessions.append(pid)
+            budget.done["kills"] += code == -signal.SIGKILL
             if rng.random() < 0.5:
                 wait_until(lambda pid=pid: not processes_of(pid))
         code, pid, took = call(case, folder, said)
