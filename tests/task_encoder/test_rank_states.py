@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import islice
 
 import pytest
 
@@ -107,7 +108,8 @@ def test_where_batches_differ_the_state_of_one_rank_is_not_enough(root, encoder,
     ranks = open_ranks(root, 2, encoder)
     steps(ranks, 40)
     states = [rank.state_dict() for rank in ranks for _ in range(2)]
-    (warning,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+    records = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+    (warning,) = (text for text in records if "state_dict()" in text)
     assert "lanes of that rank only, of 2 ranks" in warning
     assert "torch.distributed.checkpoint" in warning
     assert "save_state_global()" in warning
@@ -150,3 +152,27 @@ def test_a_mark_that_does_not_fit_is_none(root, damage):
     state["covers"] |= damage
     with pytest.raises(StateError, match=r"are missing; pass a global state or the states of all"):
         open_ranks(root, 1, state=state)
+
+
+def warnings_in(caplog):
+    return [r.getMessage() for r in caplog.records if "len(loader)" in r.getMessage()]
+
+
+def test_a_loop_that_passes_the_length_of_the_loader_says_so_once(root, caplog):
+    (loader,) = open_ranks(root, 1)
+    length = len(loader)
+    for _ in range(3):
+        assert len(list(islice(loader, length))) == length
+    assert not warnings_in(caplog)
+    for _ in range(2):
+        steps([loader], length + 1)
+    (warning,) = warnings_in(caplog)
+    assert f"the {length} batches of len(loader)" in warning
+    assert f"virtual_epoch_length={length} to get_train_dataset" in warning
+
+
+@pytest.mark.parametrize("settings", [{"virtual_epoch_length": 3}, {"repeat": False}])
+def test_loops_that_end_say_nothing(root, caplog, settings):
+    (loader,) = open_ranks(root, 1, **settings)
+    assert [len(list(loader)) for _ in range(3)] == [len(loader)] * 3
+    assert not warnings_in(caplog)

@@ -12,11 +12,13 @@ from energon.counting import counted
 from energon.errors import ConfigError, StateError
 from energon.loader.heap import keep_heap
 from energon.loader.local_workers import InlineWorker, ThreadWorker
+from energon.loader.log import log
 from energon.loader.options import LoaderOptions
 from energon.loader.pinning import pin_batches
 from energon.loader.pipeline import Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.loader.stream import LaneWorker, RankStream
+from energon.once import warn_once
 from energon.worker import WorkerConfig
 
 
@@ -103,6 +105,14 @@ class BasicDataLoader:
             "this loader has no length, because its data is repeated without end; set "
             "virtual_epoch_length to give a loop a length"
         )
+
+    def _endless_length(self) -> int:
+        """Return the length of a pass over data that have no end; -1 if loops end."""
+        lanes = self._rank_lanes()
+        if self.dataset.virtual_epoch_length or not isinstance(self.dataset, Sized):
+            return -1
+        ends = not lanes or self.dataset.num_batches(lanes[0], self._lanes) is not None
+        return -1 if ends else len(self.dataset)
 
     def stats(self) -> dict[str, Any]:
         """Return what happened so far: batches, samples, failures and deaths of workers."""
@@ -271,6 +281,8 @@ class _Loop(Iterator[Any]):
     def __init__(self, loader: BasicDataLoader) -> None:
         self._loader = loader
         self._over = False
+        self._count = 0
+        self._pass_length: int | None = None
 
     def __next__(self) -> Any:
         if self._over:
@@ -281,7 +293,24 @@ class _Loop(Iterator[Any]):
             self._over = True
             raise
         self._over = self._loader._epoch_batches == 0
+        self._count_batch()
         return batch
+
+    def _count_batch(self) -> None:
+        """Say once that the loop goes on, though it has had as many batches as it was told."""
+        self._count += 1
+        if self._pass_length is None:
+            self._pass_length = self._loader._endless_length()
+        if self._count == self._pass_length + 1:
+            warn_once(
+                log,
+                "loop behind len(loader)",
+                "a loop has taken the %d batches of len(loader), one pass over the data, and goes "
+                "on: training data start again without end. To end loops there, pass "
+                "virtual_epoch_length=%d to get_train_dataset",
+                self._pass_length,
+                self._pass_length,
+            )
 
 
 def _close_all(workers: list[LaneWorker]) -> None:
