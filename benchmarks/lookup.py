@@ -60,7 +60,7 @@ def write(folder: Path, samples: int) -> None:
 
 def measure_ours(folder: Path, names: Sequence[str]) -> None:
     """Measure this library."""
-    from energon.sources.file_store_webdataset import WebdatasetFileStore
+    from energon.sources.files.webdataset import WebdatasetFileStore
 
     start = time.perf_counter()
     store = WebdatasetFileStore(folder)

@@ -80,7 +80,7 @@ def main() -> None:
         found = measure(folder, contenders, arguments.rounds, copies)
         for results in found.values():
             if any(result["members"] != members for result in results):
-                raise RuntimeError(f"{folder}: wanted are {members} members, indexed {results}")
+                raise RuntimeError(f"{folder}: expected {members} members, indexed {results}")
         tables.append(_table(kind, members, found))
     tables.append(_memory_table(arguments.data / "prepare-memory", arguments.members))
     shutil.rmtree(copies)

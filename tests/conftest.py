@@ -11,7 +11,7 @@ from multiprocessing import forkserver
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from energon.loader import start
+from energon.loader import process_start as start
 from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names
     azurite_port,
@@ -41,7 +41,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 PRELOADED = [
     *("numpy", "PIL.Image", "hypothesis", "pytest"),
     *("tests.commands", "tests.datasets", "tests.servers.places"),
-    *("energon.prepare.index", "energon.prepare.media_surviving", "energon.inspect.lint_batch"),
+    *(
+        "energon.prepare.index.index",
+        "energon.prepare.media.crash_isolation",
+        "energon.inspect.lint_batch",
+    ),
 ]
 _preload = forkserver.set_forkserver_preload
 forkserver.set_forkserver_preload = lambda names: _preload([*PRELOADED, *names])

@@ -23,7 +23,7 @@ from energon import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon.formats import yaml
+from energon.formats.meta import yaml
 from tests.datasets import make_captions, make_crude, write_shard
 
 

@@ -38,11 +38,15 @@ REASONS = {
         "globals()[name]": TABLE,
         "import_module(_HOME[name])": TABLE,
     },
-    "energon/cache/codec.py": {"vars(torch).get(name)": "taken only if it is a dtype"},
+    "energon/cache/codec.py": {
+        "vars(torch).get(name)": "taken only if it is a dtype",
+    },
     "energon/cli/lazy_group.py": {
         "import_module(self._prefix + cmd_name.replace('-', '_'))": TABLE,
     },
-    "energon/cli/preview.py": {"getattr(sample, each.name)": FIELDS},
+    "energon/cli/preview.py": {
+        "getattr(sample, each.name)": FIELDS,
+    },
     "energon/compat/megatron/encoder.py": {
         "getattr(AugmentTaskEncoder, name)": HOOKS,
         "getattr(TaskEncoder, builder)": HOOKS,
@@ -75,13 +79,19 @@ REASONS = {
     "energon/decode/arrays.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=not trusted)": ALLOWED,
     },
-    "energon/decode/av_arrays.py": {"find_spec('torch')": TORCH},
-    "energon/decode/av_uniform.py": {"find_spec('torch')": TORCH},
+    "energon/decode/av.py": {
+        "find_spec('torch')": TORCH,
+    },
+    "energon/decode/av_uniform.py": {
+        "find_spec('torch')": TORCH,
+    },
     "energon/decode/sample_decoder.py": {
         "find_spec('torch')": TORCH,
         "pickle.loads(data)": ALLOWED,
     },
-    "energon/inspect/lint_batch.py": {"pickle.loads(leaf)": PROCESSES},
+    "energon/inspect/lint_batch.py": {
+        "pickle.loads(leaf)": PROCESSES,
+    },
     "energon/io/block_file.py": {
         "getattr(self, name)": FIELDS,
         "hasattr(self, name)": FIELDS,
@@ -90,40 +100,63 @@ REASONS = {
         "getattr(import_module(f'energon.io.{module}'), name)": TABLE,
         "import_module(f'energon.io.{module}')": TABLE,
     },
-    "energon/loader/cached.py": {"getattr(self.pipeline, name)": PROGRAM},
-    "energon/loader/columns.py": {
-        "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
+    "energon/loader/fork_server.py": {
+        "importlib.import_module(name)": TABLE,
     },
-    "energon/loader/fork_server.py": {"importlib.import_module(name)": TABLE},
-    "energon/loader/options.py": {"getattr(self, name)": FIELDS},
-    "energon/loader/pickling.py": {
-        "getattr(found, name)": PROCESSES,
-        "getattr(value, name)": FIELDS,
-        "hasattr(value, name)": FIELDS,
-        "pickle.loads(data, buffers=buffers)": PROCESSES,
-        "sys.modules[module]": PROCESSES,
+    "energon/loader/getters.py": {
+        "getattr(self.pipeline, name)": PROGRAM,
     },
-    "energon/loader/pinning.py": {"getattr(item, name, None)": FIELDS},
-    "energon/loader/remote_error.py": {"pickle.loads(pickled)": PROCESSES},
+    "energon/loader/options.py": {
+        "getattr(self, name)": FIELDS,
+    },
+    "energon/loader/pinning.py": {
+        "getattr(item, name, None)": FIELDS,
+    },
     "energon/loader/state.py": {
         "pickle.loads(self.state)": PROCESSES + ": states that are saved are JSON",
     },
     "energon/loader/state_files.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
     },
-    "energon/loader/unpicklable.py": {"getattr(value, name)": FIELDS},
+    "energon/loader/transport/columns.py": {
+        "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
+    },
+    "energon/loader/transport/pickling.py": {
+        "getattr(found, name)": PROCESSES,
+        "getattr(value, name)": FIELDS,
+        "hasattr(value, name)": FIELDS,
+        "pickle.loads(data, buffers=buffers)": PROCESSES,
+        "sys.modules[module]": PROCESSES,
+    },
+    "energon/loader/transport/remote_error.py": {
+        "pickle.loads(pickled)": PROCESSES,
+    },
+    "energon/loader/transport/unpicklable.py": {
+        "getattr(value, name)": FIELDS,
+    },
     "energon/loader/worker_main.py": {
         "pickle.loads(read_shared(description))": PROCESSES,
         "pickle.loads(read_shared(opening.descriptors[0]))": PROCESSES,
         "pickle.loads(self._pipeline_bytes)": PROCESSES,
     },
-    "energon/metadataset/grammar_v1.py": {"getattr(self, name)": FIELDS},
-    "energon/once.py": {"getattr(record, _ATTRIBUTE, None)": TABLE},
-    "energon/plan/blend.py": {"getattr(self, name)": FIELDS},
-    "energon/plan/line.py": {"getattr(self, name)": FIELDS},
-    "energon/plan/recipe.py": {"getattr(self, name)": FIELDS},
-    "energon/prepare/assistant_preview.py": {"getattr(about, name)": FIELDS},
-    "energon/prepare/packing/shuffle.py": {"pickle.load(file)": PROCESSES},
+    "energon/metadataset/grammar_v1.py": {
+        "getattr(self, name)": FIELDS,
+    },
+    "energon/plan/blend.py": {
+        "getattr(self, name)": FIELDS,
+    },
+    "energon/plan/line.py": {
+        "getattr(self, name)": FIELDS,
+    },
+    "energon/plan/recipe.py": {
+        "getattr(self, name)": FIELDS,
+    },
+    "energon/prepare/assistant/preview.py": {
+        "getattr(about, name)": FIELDS,
+    },
+    "energon/prepare/importers/shuffle.py": {
+        "pickle.load(file)": PROCESSES,
+    },
     "energon/samples/collate.py": {
         "getattr(batch, name)": FIELDS,
         "getattr(value, name)": FIELDS,
@@ -142,16 +175,11 @@ REASONS = {
         "getattr(import_module(module), attribute)": TABLE,
         "import_module(module)": TABLE,
     },
-    "energon/sources/rows.py": {
+    "energon/sources/shard_samples.py": {
         "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
     },
-    "energon/task_encoder/aux.py": {"getattr(cooker, f'need_{name}')": TABLE},
-    "energon/task_encoder/dataset_code.py": {
-        "compile(text, origin, 'exec')": ALLOWED,
-        "exec(compile(text, origin, 'exec'), module.__dict__)": ALLOWED,
-        "getattr(self._module, self.name)": ALLOWED,
-        "getattr(self._module, self.name, None)": ALLOWED,
-        "sys.modules[module.__name__]": ALLOWED,
+    "energon/task_encoder/aux.py": {
+        "getattr(cooker, f'need_{name}')": TABLE,
     },
     "energon/task_encoder/encoder.py": {
         "getattr(DefaultTaskEncoder, hook, None)": HOOKS,
@@ -160,31 +188,55 @@ REASONS = {
         "getattr(self, name)": HOOKS,
         "getattr(type(encoder), hook)": HOOKS,
     },
-    "energon/task_encoder/hook_maker.py": {"getattr(marked, name, None)": HOOKS},
+    "energon/task_encoder/hook_maker.py": {
+        "getattr(marked, name, None)": HOOKS,
+    },
+    "energon/task_encoder/user_dataset.py": {
+        "compile(text, origin, 'exec')": ALLOWED,
+        "exec(compile(text, origin, 'exec'), module.__dict__)": ALLOWED,
+        "getattr(self._module, self.name)": ALLOWED,
+        "getattr(self._module, self.name, None)": ALLOWED,
+        "sys.modules[module.__name__]": ALLOWED,
+    },
+    "energon/warn_once.py": {
+        "getattr(record, _ATTRIBUTE, None)": TABLE,
+    },
     "energon/webdataset/__init__.py": {
         "getattr(import_module(f'{__name__}.{_HOME[name]}'), name)": TABLE,
         "globals()[name]": TABLE,
         "import_module(f'{__name__}.{_HOME[name]}')": TABLE,
         "import_module(f'{__name__}.{name}')": TABLE,
     },
-    "energon/webdataset/dataset_spec.py": {"getattr(self, name)": FIELDS},
-    "energon/webdataset/pytorch.py": {"getattr(torch.utils.data, name)": PROGRAM},
+    "energon/webdataset/dataset_spec.py": {
+        "getattr(self, name)": FIELDS,
+    },
+    "energon/webdataset/pytorch.py": {
+        "getattr(torch.utils.data, name)": PROGRAM,
+    },
     "energon/webdataset/reexport.py": {
         "getattr(import_module(f'{package}.{home}'), original or name)": TABLE,
         "import_module(f'{package}.{home}')": TABLE,
     },
-    "energon/webdataset/stage.py": {"getattr(self, name)": FIELDS},
-    "energon/webdataset/tensors.py": {"find_spec('torch')": TORCH},
+    "energon/webdataset/running/tensors.py": {
+        "find_spec('torch')": TORCH,
+    },
+    "energon/webdataset/stages/base.py": {
+        "getattr(self, name)": FIELDS,
+    },
     "energon/webdataset/tools/process.py": {
         "getattr(import_module(module), attribute)": COMMAND_LINE,
         "import_module(module)": COMMAND_LINE,
     },
-    "energon/webdataset/tools/sort.py": {"pickle.load(file)": PROCESSES},
+    "energon/webdataset/tools/sort.py": {
+        "pickle.load(file)": PROCESSES,
+    },
     "energon/webdataset/utils.py": {
         "getattr(importlib.import_module(module), sym, None)": PROGRAM,
         "importlib.import_module(module)": PROGRAM,
     },
-    "megatron/energon/__init__.py": {"sys.modules[__name__]": TABLE},
+    "megatron/energon/__init__.py": {
+        "sys.modules[__name__]": TABLE,
+    },
 }
 
 

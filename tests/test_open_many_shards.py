@@ -11,9 +11,9 @@ from itertools import islice
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
-from energon.formats import yaml
-from energon.formats.info import DatasetInfo
-from energon.formats.split import Split
+from energon.formats.meta import yaml
+from energon.formats.meta.info import DatasetInfo
+from energon.formats.meta.split import Split
 from energon.sources.shards import default_max_open
 from energon.stages.lane import Lane
 from tests.datasets import make_crude

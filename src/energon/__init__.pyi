@@ -36,7 +36,7 @@ from energon.errors import (
     UnknownArgumentError as UnknownArgumentError,
     WorkerError as WorkerError,
 )
-from energon.formats.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
+from energon.formats.meta.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
 from energon.io.epath import EPath as EPath
 from energon.loader.getters import (
     get_loader as get_loader,
@@ -47,8 +47,8 @@ from energon.loader.savable import SavableDataLoader as SavableDataLoader
 from energon.metadataset.resolve import traverse_metadataset as traverse_metadataset
 from energon.packing.packer import Packer as Packer
 from energon.packing.selection import Selection as Selection
-from energon.prepare.shard_writer import ShardWriter as ShardWriter
-from energon.prepare.tar_writer import TarWriter as TarWriter
+from energon.prepare.writers.shard_writer import ShardWriter as ShardWriter
+from energon.prepare.writers.tar_writer import TarWriter as TarWriter
 from energon.samples.collate import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,
@@ -70,17 +70,17 @@ from energon.samples.types import (
     OCRSample as OCRSample,
     SimilarityInterleavedSample as SimilarityInterleavedSample,
     TextSample as TextSample,
-    VidQASample as VidQASample,
     VQAOCRSample as VQAOCRSample,
     VQASample as VQASample,
+    VidQASample as VidQASample,
 )
-from energon.sources.file_store import (
+from energon.sources.files.folder import SystemFileStore as SystemFileStore
+from energon.sources.files.store import (
     DecodeFileStore as DecodeFileStore,
     FileStore as FileStore,
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
-from energon.sources.file_store_folder import SystemFileStore as SystemFileStore
 from energon.stages.hook import (
     log_exception as log_exception,
     reraise_exception as reraise_exception,

@@ -20,6 +20,6 @@ def decode_utf8(data: bytes, *, origin: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise FormatError(
-            f"{origin}:{line}: found {data[error.start : error.end]!r}, wanted is text in UTF-8; "
+            f"{origin}:{line}: found {data[error.start : error.end]!r}, expected text in UTF-8; "
             "the file is damaged or of another encoding, restore it or save it as UTF-8"
         ) from error

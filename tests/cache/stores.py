@@ -6,7 +6,7 @@ import threading
 
 from energon.errors import NoSuchFileError
 from energon.samples.source_info import SourceInfo
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 
 
 class CountingStore(FileStore[bytes]):

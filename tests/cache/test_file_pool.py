@@ -18,12 +18,12 @@ from energon.cache.file_pool import FileStoreCachePool
 from energon.cache.folder import PREFIX
 from energon.cache.lazy import DirectLazy, MockLazy
 from energon.cache.pool import NoCachePool
-from energon.cache.task import Step
+from energon.cache.prefetch import Step
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
 from energon.samples.crude import CrudeSample
-from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
-from energon.sources.file_store_folder import SystemFileStore
+from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from tests.cache.stores import CountingStore
 from tests.small_disks import fill, small_disk
 from tests.waiting import wait_until

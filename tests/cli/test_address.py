@@ -8,8 +8,8 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.io.files import delete_file, list_files, write_text
-from energon.prepare.shard_writer import ShardWriter
-from energon.prepare.tar_writer import TarWriter
+from energon.prepare.writers.shard_writer import ShardWriter
+from energon.prepare.writers.tar_writer import TarWriter
 from energon.stages.quarantine import Quarantine
 from tests.commands import run
 from tests.datasets import jpeg, write_shard
@@ -142,8 +142,8 @@ def test_lists_of_what_fails_are_kept_on_this_machine(address, tmp_path, monkeyp
     run("prepare", address, *PREPARE)
     refused = run("lint", address, "--quarantine", f"{address}/bad.jsonl")
     assert refused.exit_code != 0
-    assert "wanted is a local path" in refused.output
-    with pytest.raises(ConfigError, match="wanted is a local path"):
+    assert "expected a local path" in refused.output
+    with pytest.raises(ConfigError, match="expected a local path"):
         Quarantine("s3://bucket/bad")
     assert not list(tmp_path.glob("s3*"))
 

@@ -9,7 +9,7 @@ import sys
 import pexpect
 import pytest
 
-from energon.formats import yaml
+from energon.formats.meta import yaml
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, make_captions, write_shard
 from tests.sources.distant import upload

@@ -12,8 +12,8 @@ from energon.decode.av import AVData, AVDecoder
 from energon.decode.av_uniform import get_clips_uniform, get_single_frames_uniform
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
-from energon.formats.media import AVMetadata
-from energon.sources.file_store_folder import SystemFileStore
+from energon.formats.meta.media import AVMetadata
+from energon.sources.files.folder import SystemFileStore
 from tests.decode.videos import KINDS, encode_video, plain_audio, plain_frames
 
 FRAMES = 45

@@ -10,7 +10,7 @@ import pytest
 from energon.decode.av import AVDecoder
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.file_store_open import open_file_store
+from energon.sources.files.open import open_file_store
 from tests.datasets import write_shard
 from tests.decode.videos import KINDS, encode_video, plain_frames
 from tests.sources.distant import upload

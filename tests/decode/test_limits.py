@@ -32,7 +32,7 @@ from energon.limits import LIMITS
 from energon.prepare.dataset import prepare_dataset
 from energon.webdataset import tenbin
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_loads, torch_video
-from energon.webdataset.opening import Opening
+from energon.webdataset.reading.opening import Opening
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.task_encoder.runs import config, val

@@ -23,7 +23,7 @@ import pytest
 from energon import Sample, WorkerConfig, edataclass, get_savable_loader, get_train_dataset
 from energon.cli.main import main
 from energon.errors import FormatError
-from energon.formats.part_table import PartTable
+from energon.formats.tables.part_table import PartTable
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from tests.datasets import jpeg, make_captions, write_shard
@@ -35,7 +35,7 @@ MAX_KILLS = 4
 """How often a command is killed before it may end."""
 MAX_SAID = 2000
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "energon.cli.main", "energon.prepare.pack"])
+_context.set_forkserver_preload([__name__, "energon.cli.main", "energon.prepare.writers.pack"])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.formats.braces import collapse_braces, escape_braces, expand_all, expand_braces
+from energon.formats.meta.braces import collapse_braces, escape_braces, expand_all, expand_braces
 
 names = st.builds(
     "{}{:0{}}{}".format,

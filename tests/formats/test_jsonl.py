@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
-from energon.formats import jsonl
-from energon.formats.jsonl import (
+from energon.formats.meta import jsonl
+from energon.formats.meta.jsonl import (
     JsonlSplit,
     load_jsonl_index,
     parse_jsonl_split,

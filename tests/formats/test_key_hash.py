@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.formats.key_hash import hash_keys
-from energon.formats.part_table import PartTable
+from energon.formats.tables.key_hash import hash_keys
+from energon.formats.tables.part_table import PartTable
 from energon.formats.tar_scan import scan_tar
 from tests.datasets import write_shard
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.sqlite_file import SqliteReader
-from energon.formats.sqlite_index import _TABLES, indexed_shards
+from energon.formats.tables.sqlite_file import SqliteReader
+from energon.formats.tables.sqlite_index import _TABLES, indexed_shards
 from tests.bounded import run_bounded
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
@@ -85,7 +85,7 @@ CIRCLES = """
 import os, sqlite3, struct, tempfile
 from pathlib import Path
 from energon.errors import FormatError
-from energon.formats.sqlite_file import SqliteReader
+from energon.formats.tables.sqlite_file import SqliteReader
 path = Path(tempfile.mkdtemp()) / "index.sqlite"
 connection = sqlite3.connect(path)
 connection.execute("PRAGMA page_size = 512")
@@ -140,7 +140,7 @@ def test_a_value_that_claims_a_gigabyte_takes_no_memory(tmp_path):
 import sys
 from pathlib import Path
 from energon.errors import FormatError
-from energon.formats.sqlite_file import SqliteReader
+from energon.formats.tables.sqlite_file import SqliteReader
 with SqliteReader(Path(sys.argv[1])) as reader:
     try:
         print(len(reader.first("SELECT a FROM t")[0]))

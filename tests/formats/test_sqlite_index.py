@@ -5,8 +5,8 @@ import sqlite3
 import pytest
 
 from energon.errors import DuplicateSampleKeyError
-from energon.formats.part_table import PartTable
-from energon.formats.sqlite_index import (
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.sqlite_index import (
     IndexedShard,
     Shard,
     extend_sqlite_index,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError
-from energon.formats import yaml
-from energon.formats.yaml import dump, load, plain, where
+from energon.formats.meta import yaml
+from energon.formats.meta.yaml import dump, load, plain, where
 from energon.limits import DOCUMENT_DEPTH
 
 

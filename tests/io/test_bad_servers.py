@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from energon.errors import EnergonError, RangesNotSupportedError, StorageError, StorageTimeoutError
-from energon.io.hugging_face import DEFAULT_ENDPOINT
+from energon.io.backends.hugging_face import DEFAULT_ENDPOINT
 from energon.io.range_file import RemoteFile
 from energon.io.registry import forget_stores, open_store
 from energon.io.settings import StorageSettings
@@ -130,7 +130,7 @@ def test_a_server_that_gives_a_byte_at_a_time_is_not_waited_for_without_end(monk
 
 
 def test_a_slow_reader_is_no_slow_server(monkeypatch):
-    monkeypatch.setattr("energon.io.object_backend.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("energon.io.backends.object_backend.CHUNK_BYTES", 10_000)
     with BadWebServer(CONTENT) as server:
         store, _ = open_store(server.url)
         data = b""

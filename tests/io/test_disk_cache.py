@@ -10,8 +10,8 @@ import pytest
 
 from energon.errors import ConfigError, FormatError, StorageError
 from energon.io import block_file
+from energon.io.backends.local import LocalBackend
 from energon.io.disk_cache import DiskCache, disk_cache
-from energon.io.local_backend import LocalBackend
 from energon.io.store import Store
 from tests.small_disks import fill, small_disk
 
@@ -187,7 +187,7 @@ def test_what_the_store_refuses_is_no_fault_of_the_disk(cache, caplog):
 PROGRAM = """
 import json, logging, resource, sys
 from energon.io.disk_cache import DiskCache
-from energon.io.local_backend import LocalBackend
+from energon.io.backends.local import LocalBackend
 from energon.io.store import Store
 
 folder, cached, size, limit, ranges = json.loads(sys.argv[1])

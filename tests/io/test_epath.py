@@ -108,5 +108,5 @@ def test_secrets_of_an_url_are_kept_and_not_shown():
 
 @pytest.mark.parametrize("mode", ["a", "r+", "x", "rw"])
 def test_other_modes_are_refused(tmp_path, mode):
-    with pytest.raises(ConfigError, match="wanted is 'r', 'rb', 'w' or 'wb'"):
+    with pytest.raises(ConfigError, match="expected 'r', 'rb', 'w' or 'wb'"):
         EPath(tmp_path / "x").open(mode)

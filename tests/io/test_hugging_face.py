@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from energon.errors import StorageAccessError, StorageError
+from energon.io.backends.hugging_face import find_token
 from energon.io.files import list_files
-from energon.io.hugging_face import find_token
 from energon.io.registry import forget_stores, open_store
 from tests.datasets import make_crude
 from tests.servers.hub import hub

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import TruncatedError
-from energon.io.local_backend import LocalBackend
+from energon.io.backends.local import LocalBackend
 from energon.io.ranges import (
     MAX_SPAN_BYTES,
     RemoteObject,

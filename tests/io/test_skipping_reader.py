@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.formats.tar_scan import scan_archive, scan_tar
-from energon.io.local_backend import LocalBackend
+from energon.io.backends.local import LocalBackend
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import RemoteObject
-from energon.io.skipping_reader import SkippingReader
+from energon.io.readers import SkippingReader
 from energon.io.store import Store
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy

@@ -14,8 +14,8 @@ from energon.errors import (
     StorageTimeoutError,
     TruncatedError,
 )
-from energon.io.backend import ObjectInfo, seconds_left
-from energon.io.library_backend import LibraryBackend
+from energon.io.backends.base import ObjectInfo, seconds_left
+from energon.io.backends.library_backend import LibraryBackend
 from energon.io.registry import open_store
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
@@ -118,7 +118,7 @@ def test_connections_are_used_again(proxy):
 
 
 def test_an_answer_that_drips_is_asked_for_again(server, monkeypatch):
-    monkeypatch.setattr("energon.io.object_backend.ANSWER_SECONDS", 1)
+    monkeypatch.setattr("energon.io.backends.object_backend.ANSWER_SECONDS", 1)
     with FaultProxy(server.port) as proxy:
         store = make_store(proxy)
         drips = Fault("drip", seconds=0.1)

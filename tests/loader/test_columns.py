@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.loader.columns import OUT_OF_BAND_BYTES, Columns, by_column
+from energon.loader.transport.columns import OUT_OF_BAND_BYTES, Columns, by_column
 from energon.samples.crude import CrudeSample
 
 values = st.one_of(

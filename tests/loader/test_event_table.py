@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.loader.event_table import EventLayout, EventTable, read_table
+from energon.loader.transport.slots import EventLayout, EventTable, read_table
 
 number = st.integers(0, 2**40)
 layouts = st.lists(

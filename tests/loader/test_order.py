@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.loader.order import DeliveryOrder
+from energon.loader.hosting import DeliveryOrder
 
 
 def delivered(order, count):

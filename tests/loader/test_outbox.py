@@ -3,14 +3,12 @@ import socket
 import numpy as np
 import pytest
 
-from energon.loader import outbox
-from energon.loader.event_table import read_table
 from energon.loader.hosting import Event
-from energon.loader.outbox import Outbox
-from energon.loader.pickling import load_batch
-from energon.loader.shared_memory import map_shared
-from energon.loader.slots import SlotPool
-from energon.loader.wire import receive
+from energon.loader.transport import outbox
+from energon.loader.transport.outbox import Outbox
+from energon.loader.transport.pickling import load_batch
+from energon.loader.transport.slots import SlotPool, map_shared, read_table
+from energon.loader.transport.wire import receive
 
 
 class Parent:

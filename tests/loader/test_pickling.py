@@ -11,7 +11,12 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from energon.loader.pickling import BatchPickler, dump_pipeline, load_batch, mentions_torch
+from energon.loader.transport.pickling import (
+    BatchPickler,
+    dump_pipeline,
+    load_batch,
+    mentions_torch,
+)
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,6 +1,6 @@
 import os
 
-from energon.loader.shared_memory import create_shared, map_shared, read_shared, share_bytes
+from energon.loader.transport.slots import create_shared, map_shared, read_shared, share_bytes
 
 
 def test_bytes_come_back():

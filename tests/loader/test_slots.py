@@ -2,7 +2,7 @@ from array import array
 
 import pytest
 
-from energon.loader.slots import LEASES, SMALLEST_SLOT, Slot, SlotPool
+from energon.loader.transport.slots import LEASES, SMALLEST_SLOT, Slot, SlotPool
 
 
 class Waited(Exception):

@@ -2,9 +2,9 @@ from contextlib import suppress
 
 import pytest
 
+from energon.loader.loader import RankStream, deal_lanes
 from energon.loader.local_workers import InlineWorker
 from energon.loader.state import LanePosition
-from energon.loader.stream import RankStream, deal_lanes
 from tests.loader.fake_pipeline import fake, in_order
 
 

@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 
-from energon.loader.pickling import BatchPickler, load_batch
+from energon.loader.transport.pickling import BatchPickler, load_batch
 
 torch = pytest.importorskip("torch")
 

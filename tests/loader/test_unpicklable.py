@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from energon import ConfigError, DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
-from energon.loader.pickling import dump_pipeline
+from energon.loader.transport.pickling import dump_pipeline
 from tests.datasets import make_crude
 
 

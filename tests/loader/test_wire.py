@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from energon.loader.wire import Kind, Message, receive, send
+from energon.loader.transport.wire import Kind, Message, receive, send
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_a_missing_file_names_the_next_step(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ["dataset.yaml: is empty; wanted is sample_type"]),
+        ("", ["dataset.yaml: is empty; expected sample_type"]),
         ("- 1", ["dataset.yaml: holds no mapping"]),
         (
             CAPTIONING + "subflavours: {}\n",

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from energon.errors import ConfigError
-from energon.formats import yaml
-from energon.formats.split import load_split
+from energon.formats.meta import yaml
+from energon.formats.meta.split import load_split
 from energon.metadataset import document
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.document import read_metadataset

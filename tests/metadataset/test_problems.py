@@ -70,7 +70,7 @@ def test_names_every_mistake_with_its_line(tmp_path):
         "20: splits.val.aux.a-b is 'a-b': becomes an argument of cookers",
         "21: splits.val.aux.d is 1, wanted text",
         "22: unknown key 'weight' in splits.val; it is for entries of a `blend`",
-        "23: splits.val.shuffle_over_epochs_multiplier is 0: wanted is a number of epochs",
+        "23: splits.val.shuffle_over_epochs_multiplier is 0: expected a number of epochs",
         f"24: splits.foo is 'bar', wanted a mapping with one of {kinds}",
         "26: splits.joined.join[1].nonmatch is 'skp', wanted 'error', 'skip' or 'none'; did you "
         "mean 'skip'?",
@@ -85,8 +85,8 @@ def test_names_every_mistake_with_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", " is empty; wanted is a metadataset"),
-        ("[1]", " holds a list; wanted is a metadataset"),
+        ("", " is empty; expected a metadataset"),
+        ("[1]", " holds a list; expected a metadataset"),
         ("splits:\n", "1: splits is empty, wanted a mapping"),
         ("# x\na: 1\n", "2: the document has no 'splits'"),
         ("splits: {1: {path: a}}", "1: splits[1] is 1, wanted text (in quotes"),
@@ -113,8 +113,8 @@ def test_says_what_is_wrong_with_a_document(tmp_path, text, expected):
         ("{path: a, subset: {range: [5, 1]}}", "splits.train.subset.range is [5, 1]: does not go"),
         ("{path: a, subset: {range: [end, 1]}}", "splits.train.subset.range is ['end', 1]: does"),
         ("{path: a, subset: {range: [-1, 1]}}", "splits.train.subset.range is [-1, 1]: does not"),
-        ("{path: a, subset: {range: [1]}}", "splits.train.subset.range is [1]: wanted is [start"),
-        ("{path: a, subset: {range: 1}}", "splits.train.subset.range is 1: wanted is [start"),
+        ("{path: a, subset: {range: [1]}}", "splits.train.subset.range is [1]: expected [start"),
+        ("{path: a, subset: {range: 1}}", "splits.train.subset.range is 1: expected [start"),
         ("{path: a, subset: {range: [0%, 101%]}}", "splits.train.subset.range is ['0%', '101%']:"),
         ("{path: a, subset: {range: [a, b]}}", "splits.train.subset.range is ['a', 'b']: subset"),
         ("{path: a, subflavors: [x]}", "splits.train.subflavors is ['x'], wanted a mapping"),
@@ -178,7 +178,7 @@ def test_names_whatever_is_wrong_at_once(tmp_path):
         "9: tokens only count for `weight: auto`",
         f"9: {tmp_path}/gone does not exist",
         "10: the first dataset decides which samples there are",
-        "11: wanted is a __module__, and a __class__",
+        "11: expected a __module__, and a __class__",
         "13: weights from sizes cannot be compared with the number in 13",
     ]
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts

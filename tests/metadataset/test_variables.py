@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from energon.errors import ConfigError, SecurityError
-from energon.formats.yaml import load
+from energon.formats.meta.yaml import load
 from energon.metadataset.document import read_mapping, read_metadataset
 from energon.metadataset.resolve import resolve
 from energon.metadataset.variables import substitute
@@ -99,7 +99,7 @@ splits:
         "7: ${rot} is neither in `vars` nor in the environment, did you mean 'root'? ${rot:-def",
         "8: ${map} is no text that could be put into other text",
         "9: ${map.b} is neither in `vars` nor",
-        "10: ${1 + 1} wanted is a name, like ${root} or ${env:HOME}",
+        "10: ${1 + 1} expected a name, like ${root} or ${env:HOME}",
         "11: ${",
     ]
     assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected

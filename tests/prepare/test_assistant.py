@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from energon.errors import ConfigError
-from energon.prepare.assistant_fields import check_field, known_ways, suggest
-from energon.prepare.assistant_loader import loader_template
-from energon.prepare.assistant_preview import describe, preview, printable, show_sample
-from energon.prepare.assistant_samples import first_samples, part_names
+from energon.prepare.assistant.fields import check_field, known_ways, suggest
+from energon.prepare.assistant.loader_template import loader_template
+from energon.prepare.assistant.preview import describe, preview, printable, show_sample
+from energon.prepare.assistant.samples import first_samples, part_names
 from energon.samples.types import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import TruncatedError
-from energon.prepare import checksums
-from energon.prepare.checksums import content_crc32
+from energon.prepare.index import checksums
+from energon.prepare.index.checksums import content_crc32
 
 
 @given(

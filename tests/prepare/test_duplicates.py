@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError
-from energon.formats.part_table import PartTable
-from energon.formats.part_table_file import part_table_path
-from energon.formats.split import load_split
+from energon.formats.meta.split import load_split
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar_header import END, encode_header, padded
 from energon.formats.tar_scan import scan_tar
 from energon.inspect.lint import lint_dataset
-from energon.prepare import duplicates
 from energon.prepare.dataset import Indexing, prepare_dataset
-from energon.prepare.duplicates import check_unique, shards_with_known_keys
 from energon.prepare.engines import Engine
-from energon.prepare.index import index_shard, summarize
-from energon.prepare.verify import verify_dataset
+from energon.prepare.index.index import index_shard, summarize
+from energon.prepare.verify import duplicates
+from energon.prepare.verify.duplicates import check_unique, shards_with_known_keys
+from energon.prepare.verify.verify import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 

@@ -99,7 +99,7 @@ def test_a_process_that_is_killed_is_replaced(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "spark"}, "wanted is one of local, dask, ray"),
+        ({"name": "spark"}, "expected one of local, dask, ray"),
         ({"address": "tcp://x"}, "has no address"),
         ({"num_workers": 0}, "at least 1"),
     ],

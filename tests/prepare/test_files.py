@@ -11,9 +11,9 @@ from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.files import list_files, stage_files, write_files
-from energon.prepare.leftovers import clear_leftovers
-from energon.prepare.shard_writer import ShardWriter
-from energon.prepare.verify import verify_dataset
+from energon.prepare.lock import clear_leftovers
+from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}

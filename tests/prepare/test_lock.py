@@ -8,12 +8,12 @@ import time
 import pytest
 
 from energon.errors import DatasetBusyError
-from energon.formats.info import load_info
+from energon.formats.meta.info import load_info
 from energon.prepare import lock
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.lock import dataset_lock
-from energon.prepare.verify import verify_dataset
+from energon.prepare.verify.verify import verify_dataset
 from tests.datasets import write_shard
 
 HOLD = "import sys\nfrom pathlib import Path\nfrom energon.prepare.lock import dataset_lock\n"

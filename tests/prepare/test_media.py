@@ -15,17 +15,17 @@ import soundfile
 from PIL import Image
 
 from energon.errors import ConfigError, FormatError, NoSuchFileError
-from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
-from energon.formats.media_table import copy_media
+from energon.formats.meta.media import AVMetadata, ImageMetadata, deserialize_media_metadata
+from energon.formats.tables.media_table import copy_media
 from energon.io.files import write_bytes
-from energon.prepare import media_surviving
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.media import WORK_NAME, prepare_media
-from energon.prepare.media_filter import MediaFilter
-from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
-from energon.sources.file_store_folder import SystemFileStore
-from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.prepare.media import crash_isolation as media_surviving
+from energon.prepare.media.filter import MediaFilter
+from energon.prepare.media.prepare import WORK_NAME, prepare_media
+from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
+from energon.sources.files.webdataset import WebdatasetFileStore
 from tests.commands import run
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
@@ -222,9 +222,9 @@ def test_damaged_metadata_are_an_error_that_says_so():
 
 _SLOW = """
 import sys, time
-from energon.prepare import media
+from energon.prepare.media import prepare as media
 from energon.prepare.engines import Engine
-from energon.prepare.media_filter import MediaFilter
+from energon.prepare.media.filter import MediaFilter
 def progress(done, total):
     if done == 6:
         print("six are done", flush=True)

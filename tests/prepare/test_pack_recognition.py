@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.split import load_split
+from energon.formats.meta.split import load_split
 from energon.io.files import write_bytes
-from energon.prepare.packing.selection import select, splits_by_name
+from energon.prepare.importers.selection import select, splits_by_name
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, write_shard

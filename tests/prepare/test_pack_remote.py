@@ -14,18 +14,18 @@ from click.testing import CliRunner
 
 from energon.cli.main import main
 from energon.errors import ConfigError, ObjectChangedError, StorageError
-from energon.formats.info import load_info
+from energon.formats.meta.info import load_info
 from energon.io.epath import EPath
 from energon.io.files import delete_file, list_files, read_bytes, write_bytes
 from energon.io.registry import forget_stores
-from energon.prepare.pack import PackOptions
-from energon.prepare.pack_remote import pack_remote
-from energon.prepare.packing.detect import find_source, open_source
-from energon.prepare.packing.fetch import MAX_IN_MEMORY_BYTES
-from energon.prepare.packing.folder import FolderSource
-from energon.prepare.packing.row import RowRules
-from energon.prepare.packing.selection import select
-from energon.prepare.verify_remote import verify_remote
+from energon.prepare.importers.detect import find_source, open_source
+from energon.prepare.importers.fetch import MAX_IN_MEMORY_BYTES
+from energon.prepare.importers.folder import FolderSource
+from energon.prepare.importers.row import RowRules
+from energon.prepare.importers.selection import select
+from energon.prepare.verify.remote import verify_remote
+from energon.prepare.writers.pack import PackOptions
+from energon.prepare.writers.pack_remote import pack_remote
 from tests.datasets import write_shard
 from tests.servers.places import open_place
 from tests.servers.proxy import Fault

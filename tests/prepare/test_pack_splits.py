@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.formats.info import load_info
-from energon.formats.split import load_split
-from energon.prepare.pack import PackOptions, pack_dataset
-from energon.prepare.packing import draw
-from energon.prepare.packing.draw import SplitDraw, open_draw
-from energon.prepare.packing.source import PackSource
+from energon.formats.meta.info import load_info
+from energon.formats.meta.split import load_split
+from energon.prepare.importers import draw
+from energon.prepare.importers.draw import SplitDraw, open_draw
+from energon.prepare.importers.source import PackSource
+from energon.prepare.writers.pack import PackOptions, pack_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import write_shard

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, MissingExtraError
-from energon.formats.info import load_info
-from energon.formats.part_table import PartTable
-from energon.formats.part_table_file import part_table_path
-from energon.formats.split import load_split
+from energon.formats.meta.info import load_info
+from energon.formats.meta.split import load_split
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.pack import PackOptions, pack_dataset
-from energon.prepare.packing import table
-from energon.prepare.packing.detect import find_source, open_source
-from energon.prepare.packing.row import RowRules
-from energon.prepare.verify import verify_dataset
+from energon.prepare.importers import table
+from energon.prepare.importers.detect import find_source, open_source
+from energon.prepare.importers.row import RowRules
+from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.writers.pack import PackOptions, pack_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, write_shard
 

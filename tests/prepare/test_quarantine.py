@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.braces import expand_braces
-from energon.formats.split import load_split
+from energon.formats.meta.braces import expand_braces
+from energon.formats.meta.split import load_split
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.quarantine import load_quarantine, write_quarantine
+from energon.prepare.verify.quarantine import load_quarantine, write_quarantine
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 

@@ -5,17 +5,17 @@ import shutil
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, StorageError
-from energon.formats.info import load_info
-from energon.formats.part_table import PartTable
+from energon.formats.meta.info import load_info
+from energon.formats.tables.part_table import PartTable
 from energon.io.address import join_address
 from energon.io.epath import EPath
 from energon.io.files import delete_file, read_bytes, write_bytes, write_text
 from energon.io.registry import forget_stores
 from energon.prepare.dataset import Indexing, prepare_dataset
-from energon.prepare.index import IndexOptions
+from energon.prepare.index.index import IndexOptions
 from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.remote import standing_in
-from energon.prepare.verify import verify_dataset
+from energon.prepare.verify.verify import verify_dataset
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault
 from tests.sources.distant import train, upload
@@ -192,5 +192,5 @@ def test_a_mirror_that_was_deleted_is_made_anew(s3, shards, tmp_path):
 
 @pytest.mark.parametrize("prepare_it", [prepare_dataset, prepare_jsonl, verify_dataset])
 def test_functions_for_local_datasets_do_not_take_a_url_for_a_folder(prepare_it):
-    with pytest.raises(ConfigError, match="s3://bucket/x: wanted is a local path"):
+    with pytest.raises(ConfigError, match="s3://bucket/x: expected a local path"):
         prepare_it("s3://bucket/x")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.formats.part_table import PartTable
+from energon.formats.tables.part_table import PartTable
 from energon.formats.tar_scan import scan_tar
-from energon.prepare.shard_writer import ShardWriter
+from energon.prepare.writers.shard_writer import ShardWriter
 
 
 def samples(count, *, size=20):
@@ -139,7 +139,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path, pattern, options, me
 def test_killing_it_at_any_moment_leaves_whole_shards_to_go_on_from(tmp_path):
     program = (
         "import itertools, sys\n"
-        "from energon.prepare.shard_writer import ShardWriter\n"
+        "from energon.prepare.writers.shard_writer import ShardWriter\n"
         "print('go', flush=True)\n"
         f"with ShardWriter({str(tmp_path / 'cut/%04d.tar')!r}, maxcount=50, resume=True) as w:\n"
         "    for n in range(w.num_samples, 4000):\n"

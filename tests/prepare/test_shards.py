@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError
-from energon.formats.part_table_file import part_table_path
-from energon.prepare import shards
+from energon.formats.tables.part_table_file import part_table_path
 from energon.prepare.engines import Engine
-from energon.prepare.index import IndexOptions
-from energon.prepare.shards import find_shards, index_shards
+from energon.prepare.index import shards
+from energon.prepare.index.index import IndexOptions
+from energon.prepare.index.shards import find_shards, index_shards
 from tests.datasets import write_shard
 
 

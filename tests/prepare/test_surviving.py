@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from energon.errors import WorkerError
-from energon.prepare import surviving
-from energon.prepare.surviving import Death, Job, note, run_surviving
+from energon.prepare import crash_isolation as surviving
+from energon.prepare.crash_isolation import Death, Job, note, run_surviving
 
 
 def look(deadly, noting, ordinals):

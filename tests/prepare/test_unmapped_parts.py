@@ -7,8 +7,8 @@ import pytest
 
 from energon import WorkerConfig, get_train_dataset, get_val_dataset
 from energon.errors import ConfigError
-from energon.prepare import pack
 from energon.prepare.dataset import prepare_dataset
+from energon.prepare.writers import pack
 from energon.sources import webdataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run

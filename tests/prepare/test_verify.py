@@ -9,14 +9,14 @@ from contextlib import closing
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError, DuplicateSampleKeyError
-from energon.formats import yaml
-from energon.formats.info import load_info
-from energon.formats.split import load_split
+from energon.formats.meta import yaml
+from energon.formats.meta.info import load_info
+from energon.formats.meta.split import load_split
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.repair import repair_dataset
-from energon.prepare.shard_writer import ShardWriter
-from energon.prepare.verify import verify_dataset
+from energon.prepare.verify.repair import repair_dataset
+from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.writers.shard_writer import ShardWriter
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 
@@ -327,7 +327,7 @@ def test_lost_shards_are_dropped_and_listed_where_that_is_wanted(dataset, tmp_pa
 
 
 def test_a_quarantine_file_of_damaged_samples_leaves_them_out(dataset, tmp_path):
-    from energon.prepare.repair import write_lost
+    from energon.prepare.verify.repair import write_lost
 
     location = WebdatasetSource(dataset).locate(25)
     flip(dataset / location.shard, location.offset + 512 + 3)

@@ -7,8 +7,8 @@ import pytest
 from energon.errors import DatasetNotFoundError
 from energon.prepare.dataset import Indexing
 from energon.prepare.jsonl import prepare_jsonl
-from energon.prepare.repair import repair_dataset
-from energon.prepare.verify import verify_dataset
+from energon.prepare.verify.repair import repair_dataset
+from energon.prepare.verify.verify import verify_dataset
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError, StorageError
-from energon.formats.info import load_info
+from energon.formats.meta.info import load_info
 from energon.io.epath import EPath
 from energon.io.files import delete_file, list_files, read_bytes, write_bytes
 from energon.io.registry import forget_stores
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
-from energon.prepare.repair import repair_dataset
-from energon.prepare.repair_remote import repair_remote
-from energon.prepare.shard_writer import ShardWriter
-from energon.prepare.verify import verify_dataset
-from energon.prepare.verify_remote import verify_remote
+from energon.prepare.verify.remote import verify_remote
+from energon.prepare.verify.repair import repair_dataset
+from energon.prepare.verify.repair_remote import repair_remote
+from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard
 from tests.servers.places import open_place
 from tests.servers.proxy import Fault
@@ -69,7 +69,7 @@ HARMS = {
     "content": lambda root: flip(root / "part/1.tar", 520),
     "header": lambda root: flip(root / "part/1.tar", 3),
     "cut off": lambda root: cut(root / "part/1.tar"),
-    "written anew": lambda root: write_anew(root / "part/1.tar"),
+    "rewritten": lambda root: write_anew(root / "part/1.tar"),
     "gone": lambda root: (root / "part/1.tar").unlink(),
     "no table": lambda root: (root / "part/1.tar.parts").unlink(),
     "damaged table": lambda root: flip(root / "part/1.tar.parts", 200),
@@ -192,8 +192,8 @@ def test_a_store_that_stays_away_is_an_error_and_no_problem_of_the_dataset(
 def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
     s3, dataset, tmp_path, monkeypatch
 ):
-    from energon.prepare import verify_remote as room
-    from energon.prepare.shard_file import RemoteShard
+    from energon.prepare.verify import remote as room
+    from energon.prepare.verify.shard_file import RemoteShard
 
     address = upload(dataset, s3.address)
     write_anew(tmp_path / "new.tar")
@@ -311,7 +311,7 @@ def test_a_folder_that_is_no_dataset_is_an_error(s3):
     for check in (verify_remote, repair):
         with pytest.raises(DatasetNotFoundError, match=f"{s3.address} .*energon prepare"):
             check(s3.address)
-    with pytest.raises(ConfigError, match="wanted is one of"):
+    with pytest.raises(ConfigError, match="expected one of"):
         verify_remote(s3.address, depth="deep")
 
 

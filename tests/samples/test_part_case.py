@@ -18,11 +18,11 @@ from energon import (
     stateless,
 )
 from energon.errors import ConfigError
-from energon.prepare.tar_writer import encode_sample
+from energon.prepare.writers.tar_writer import encode_sample
 from energon.samples.crude import CrudeSample, find_part
 from energon.samples.field_map import FieldMap
-from energon.sources.file_store_locate import open_locator
-from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.files.locate import open_locator
+from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run

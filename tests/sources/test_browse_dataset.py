@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.formats.info import DatasetInfo
-from energon.formats.part_table import PartTable
-from energon.formats.part_table_file import part_table_path
+from energon.formats.meta.info import DatasetInfo
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar import split_name
 from energon.formats.tar_scan import scan_tar
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.browse import BrowsedFile, find_path
-from energon.sources.browse_dataset import FlatFolder, SampleFolder
-from energon.sources.browse_samples import SqliteSamples, TableSamples, open_samples
+from energon.sources.browse.dataset import FlatFolder, SampleFolder
+from energon.sources.browse.samples import SqliteSamples, TableSamples, open_samples
+from energon.sources.browse.tree import BrowsedFile, find_path
 from energon.sources.shards import ShardPool
 
 FOLDERS = [FlatFolder, SampleFolder]

@@ -10,13 +10,13 @@ import pytest
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
-from energon.formats.part_table_file import part_table_path
-from energon.loader.remote_error import RemoteError
+from energon.formats.tables.part_table_file import part_table_path
+from energon.loader.transport.remote_error import RemoteError
 from energon.samples.crude import CrudeSample
-from energon.sources.file_store import DecodeFileStore, PrimaryFileStore
-from energon.sources.file_store_folder import SystemFileStore
-from energon.sources.file_store_open import open_file_store
-from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.open import open_file_store
+from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
+from energon.sources.files.webdataset import WebdatasetFileStore
 from tests.datasets import make_captions, write_shard
 
 EXPECTED = {

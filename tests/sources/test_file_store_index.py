@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.formats.part_table import PartTable
+from energon.formats.tables.part_table import PartTable
 from energon.formats.tar_scan import scan_tar
-from energon.sources.file_store_index import KeyIndex, hash_key, hash_keys
+from energon.sources.files.key_index import KeyIndex, hash_key, hash_keys
 
 KEYS = st.lists(
     st.text(st.characters(exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1),

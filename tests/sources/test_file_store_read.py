@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from energon.errors import StorageError
 from energon.io.local import FilePool
-from energon.sources.file_store_locate import FilePlace
-from energon.sources.file_store_read import read_places
+from energon.sources.files.locate import FilePlace
+from energon.sources.files.webdataset import read_places
 
 CONTENT = bytes(range(256)) * 400
 

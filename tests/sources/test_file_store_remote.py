@@ -5,12 +5,12 @@ import pickle
 import pytest
 
 from energon.errors import NoSuchFileError
-from energon.formats.part_table_file import part_table_path
+from energon.formats.tables.part_table_file import part_table_path
 from energon.io.files import write_bytes
-from energon.sources.file_store_folder import SystemFileStore
-from energon.sources.file_store_locate import SqliteLocator
-from energon.sources.file_store_open import open_file_store
-from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.locate import SqliteLocator
+from energon.sources.files.open import open_file_store
+from energon.sources.files.webdataset import WebdatasetFileStore
 from tests.datasets import make_crude
 from tests.servers.places import open_place
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from energon.errors import EmptyDatasetError
-from energon.formats.join_index import JoinIndex
+from energon.formats.tables.join_index import JoinIndex
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.join import JOINED, JoinedSource
-from energon.sources.join_keys import shard_keys
+from energon.sources.join import JOINED, JoinedSource, shard_keys
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.read import ReadDataset

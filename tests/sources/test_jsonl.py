@@ -20,10 +20,10 @@ from energon import (
     get_val_dataset,
 )
 from energon.errors import NoSuchFileError, ShardChangedError
-from energon.formats.jsonl import jsonl_split_path
+from energon.formats.meta.jsonl import jsonl_split_path
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
-from energon.sources.file_store_open import open_file_store
+from energon.sources.files.open import open_file_store
 from energon.sources.jsonl import JsonlFileStore, JsonlSource
 from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume

@@ -81,7 +81,7 @@ DRILLS = {
 @pytest.mark.parametrize("name", DRILLS)
 def test_a_bad_network_changes_nothing_but_statistics(s3, local, quick_retries, monkeypatch, name):
     faults = DRILLS[name]
-    monkeypatch.setattr("energon.io.object_backend.READ_SECONDS", 2)
+    monkeypatch.setattr("energon.io.backends.object_backend.READ_SECONDS", 2)
     expected, _, _ = train(local, batches=BATCHES)
     address = upload(local, s3.address)
     forget_stores()
@@ -200,7 +200,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_read_on_if_it_is_the_same(
         if same:
             assert found + [next(batches) for _ in range(BATCHES - 5)] == expected
         else:
-            with pytest.raises(ShardChangedError, match=r"\.tar: .*written anew.*energon index"):
+            with pytest.raises(ShardChangedError, match=r"\.tar: .*rewritten.*energon index"):
                 list(zip(range(BATCHES), batches, strict=False))
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.samples.crude import CrudeSample
-from energon.sources.rows import META, join_rows, slice_rows
+from energon.sources.shard_samples import META, join_rows, slice_rows
 
 NAMES = st.lists(st.text(min_size=1, max_size=12), max_size=5, unique=True)
 

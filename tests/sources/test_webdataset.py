@@ -21,7 +21,7 @@ from energon.errors import (
     ShardChangedError,
     TruncatedError,
 )
-from energon.formats import yaml
+from energon.formats.meta import yaml
 from energon.prepare.dataset import prepare_dataset
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.spans import MAX_SPAN_BYTES

@@ -301,7 +301,7 @@ def test_samples_made_by_the_selecting_hook_are_packed_under_the_row_of_their_wi
 
 @pytest.mark.parametrize("selected", [None, 3, [1, 2]])
 def test_a_selection_that_is_none_ends_the_run(selected):
-    with pytest.raises(FatalSampleError, match="wanted are lists of samples"):
+    with pytest.raises(FatalSampleError, match="expected lists of samples"):
         next(packed(numbers(20), select=lambda samples: selected).open(Lane(0, 1)))
 
 

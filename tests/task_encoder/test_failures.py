@@ -1,4 +1,4 @@
-"""What becomes of samples that hooks fail on: tolerated, counted, noted, left out from then on."""
+"""What happens to samples that hooks fail on: tolerated, counted, noted, left out from then on."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from energon import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon.formats import yaml
+from energon.formats.meta import yaml
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val

@@ -379,7 +379,7 @@ def test_validation_per_dataset_names_the_join(root):
 @pytest.mark.parametrize(
     ("joined", "extra", "kind", "message"),
     [
-        ("[]", "", ConfigError, r"join.yaml:9:5: joins no datasets; wanted is one or more"),
+        ("[]", "", ConfigError, r"join.yaml:9:5: joins no datasets; expected one or more"),
         ("[{path: captions, nonmatch: skip}, {path: texts}]", "", ConfigError, "the first dataset"),
         ("[{path: captions}, {path: inner.yaml}]", "", ConfigError, "inner.yaml is a metadataset"),
         ("[{path: captions}, {path: none}]", "", FileNotFoundError, r"join.yaml:9:31: .*none"),
@@ -421,7 +421,7 @@ def test_refuses_joins_that_make_no_sense(root, joined, extra, kind, message):
             "has no from_joined",
         ),
         ("{__module__: not_there_at_all, __function__: f}", ["code"], ConfigError, "cannot import"),
-        (f"{{__module__: {__name__}}}", [], ConfigError, "wanted is a __module__, and a __class__"),
+        (f"{{__module__: {__name__}}}", [], ConfigError, "expected a __module__, and a __class__"),
         (f"{{__module__: {__name__}, __function__: join_pair}}", [], SecurityError, "--allow code"),
         (f"{{__module__: {__name__}, __class__: Plain}}", [], SecurityError, "ENERGON_ALLOW=code"),
         ("{__module__: os, __function__: system}", [], SecurityError, "whose `from_joined` is"),

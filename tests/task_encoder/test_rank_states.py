@@ -15,8 +15,8 @@ from energon import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
-    once,
 )
+from energon import warn_once as once
 from tests.datasets import make_crude
 
 LANES = 12

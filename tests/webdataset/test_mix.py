@@ -8,7 +8,7 @@ import pytest
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, FormatError, SecurityError
-from energon.formats.yaml import load, plain
+from energon.formats.meta.yaml import load, plain
 from tests.webdataset.shards import keys, make_shards
 
 SPEC = """\
@@ -129,7 +129,7 @@ def test_mistakes_in_documents_are_named_with_their_lines(tmp_path):
             r"spec.yaml:1:28: .*shards\[1\] is 1, wanted",
         ),
         ("dataset: [{shards: 1}]\n", r"spec.yaml:1:12: dataset\[0\].shards is 1, wanted text"),
-        ("other: 1\n", "wanted is a list of sources"),
+        ("other: 1\n", "expected a list of sources"),
         ("a: [\n", "spec.yaml:2"),
     ):
         path.write_text(text)

@@ -28,7 +28,7 @@ from energon.errors import (
 from energon.io.files import write_bytes
 from energon.io.registry import forget_stores
 from energon.webdataset.gopen import Pipe, gopen, rewrite_url
-from energon.webdataset.urls import expand_urls
+from energon.webdataset.reading.urls import expand_urls
 from tests.servers.clouds import make_bucket, moto
 from tests.servers.places import s3_environment
 from tests.servers.web import web_server

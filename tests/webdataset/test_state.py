@@ -10,8 +10,8 @@ from energon.errors import StateError
 from energon.webdataset import filters
 from energon.webdataset.compat import WebDataset
 from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.shardlists import ResampledShards, SimpleShardList
-from energon.webdataset.tar_samples import TarSamples
 from tests.webdataset.shards import make_shards
 
 

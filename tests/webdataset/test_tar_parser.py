@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
 from energon.formats.tar import split_name
-from energon.webdataset import tar_parser, tar_reader
+from energon.webdataset import tar_parser
+from energon.webdataset.reading import tar_reader
+from energon.webdataset.reading.tar_reader import TarReader
 from energon.webdataset.tar_parser import TarParser
-from energon.webdataset.tar_reader import TarReader
 from tests.webdataset.shards import members_of, numbered, tar_bytes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

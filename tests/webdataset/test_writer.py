@@ -18,7 +18,7 @@ from PIL import Image
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.webdataset import lengths
+from energon.webdataset.reading import lengths
 
 
 def members(path):
@@ -113,7 +113,7 @@ def test_pickles_are_written_and_tensors_need_no_permission(tmp_path):
         ({"__key__": "a"}, "no parts"),
         ({"__key__": "a", "foo": 1.5}, "'foo'"),
         ({"__key__": "a", "cls": 1.5}, "whole number"),
-        ({"__key__": "a", "txt": 5}, "wanted is text"),
+        ({"__key__": "a", "txt": 5}, "expected text"),
         ({"__key__": "a", "png": np.full((2, 2, 3), 7.0)}, "between 0 and 1"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_stream_of_the_program_stays_open(tmp_path):
 def test_what_cannot_be_written_to_is_an_error(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no such folder"):
         wds.TarWriter(str(tmp_path / "no/x.tar"))
-    with pytest.raises(ConfigError, match="wanted is a path"):
+    with pytest.raises(ConfigError, match="expected a path"):
         wds.TarWriter(3)
     with pytest.raises(ConfigError, match="compress='rar'"):
         wds.TarWriter(str(tmp_path / "x.tar"), compress="rar")

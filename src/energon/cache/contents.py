@@ -22,7 +22,7 @@ from uuid import uuid4
 from energon.cache.catalog import CacheLimits, Catalog
 from energon.cache.folder import SharedFolder
 from energon.errors import EnergonError
-from energon.once import warn_once
+from energon.warn_once import warn_once
 
 logger = logging.getLogger("energon")
 

@@ -20,7 +20,7 @@ from energon.cache.pool import CachePool
 from energon.cache.prefetch import Prefetcher, Ticket
 from energon.errors import ConfigError
 from energon.samples.source_info import add_source_info
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 
 T = TypeVar("T")
 
@@ -74,9 +74,9 @@ class FileStoreCachePool(CachePool):
             if not value > 0:
                 raise ConfigError(f"{argument} must be above 0, got {value!r}")
         if method not in _FORMS:
-            raise ConfigError(f"method={method!r}: wanted is one of {', '.join(_FORMS)}")
+            raise ConfigError(f"method={method!r}: expected one of {', '.join(_FORMS)}")
         if name is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise ConfigError(f"name={name!r}: wanted is a word of letters, digits, _ and -")
+            raise ConfigError(f"name={name!r}: expected a word of letters, digits, _ and -")
         self.parent_cache_dir = parent_cache_dir
         self.num_workers = num_workers
         self.limits = CacheLimits(int(max_cache_size_gbytes * (1 << 30)), max_cache_count)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from energon.cache.codec import decode, encode
 from energon.samples.source_info import SourceInfo
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 
 Content = tuple[bytes, SourceInfo]
 """What is kept of a file, and where it came from."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from energon.cache.lazy import DirectLazy, Lazy, ValueLazy
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 
 T = TypeVar("T")
 

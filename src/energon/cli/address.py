@@ -57,7 +57,7 @@ def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] 
 
     What it changes there is uploaded if it succeeds. Media are not looked at.
     """
-    from energon.prepare.index import IndexOptions
+    from energon.prepare.index.index import IndexOptions
     from energon.prepare.remote import standing_in
 
     given = {**context.params, **{name: None for name in _MEDIA_OPTIONS if name in context.params}}

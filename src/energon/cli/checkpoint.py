@@ -21,7 +21,7 @@ def command() -> None:
     """Look at saved states of loaders, and deal them to other ranks.
 
     FILES are JSON or written by torch.save, with the state of a rank or of all, or folders of
-    them. States load on any world size that divides their lanes without being dealt anew; it is
+    them. States load on any world size that divides their lanes without being dealt again; it is
     for programs that give each rank a file.
 
     \b
@@ -50,7 +50,7 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
 @click.argument("folder", type=ADDRESS)
 @click.option("--new-world-size", type=click.IntRange(1), required=True, prompt="Number of ranks")
 def redist(files: tuple[AnyPath, ...], folder: AnyPath, new_world_size: int) -> None:
-    """Write the states of FILES anew, one for each rank of another number, into FOLDER.
+    """Deal the states of FILES to another number of ranks, one file each, into FOLDER.
 
     The new files are called and written like FILES, if these are numbered.
     """

@@ -18,7 +18,7 @@ def parse_field_map(text: str | None) -> dict[str, str] | None:
     try:
         mapping = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--field-map {text}: {error}; wanted is JSON") from error
+        raise ConfigError(f"--field-map {text}: {error}; expected JSON") from error
     if not isinstance(mapping, dict):
-        raise ConfigError(f'--field-map {text}: wanted is {{"FIELD": "PART"}}')
+        raise ConfigError(f'--field-map {text}: expected {{"FIELD": "PART"}}')
     return mapping

@@ -33,7 +33,7 @@ def command(context: click.Context, /, path: AnyPath, no_sqlite: bool, **indexin
       energon prepare ./coco --split-ratio 8,1,1 --no-sqlite
       energon index ./coco
     """
-    from energon.prepare.reindex import reindex_dataset
+    from energon.prepare.index.reindex import reindex_dataset
 
     if not isinstance(path, Path):
         run_on_stand_in(context, path)

@@ -17,7 +17,7 @@ from energon.counting import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from energon.formats.info import DatasetInfo
+    from energon.formats.meta.info import DatasetInfo
     from energon.prepare.dataset import Indexing
     from energon.prepare.engines import EngineName
 

@@ -24,7 +24,7 @@ COMMANDS = {
     "prepare": "Index a folder of tar shards and describe it.",
     "prepare-media": "Note sizes and durations of media files.",
     "preview": "Show samples as hooks get them.",
-    "repair": "Write anew what of an index is wrong.",
+    "repair": "Rewrite what is wrong in an index.",
     "tar": "Make, join, cut, sort, change and check plain tar files.",
     "verify": "Check a dataset: sizes, offsets, checksums.",
 }

@@ -12,9 +12,9 @@ from energon.counting import counted
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon.formats.media_table import Strategy
-    from energon.prepare.media import MediaReport
-    from energon.prepare.media_filter import MediaFilter
+    from energon.formats.tables.media_table import Strategy
+    from energon.prepare.media.filter import MediaFilter
+    from energon.prepare.media.prepare import MediaReport
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> Me
     Raises:
         ConfigError: If more than one does.
     """
-    from energon.prepare.media_filter import MediaFilter
+    from energon.prepare.media.filter import MediaFilter
 
     chosen: list[Strategy] = []
     if by_extension:

@@ -20,7 +20,7 @@ from energon.cli.indexing_options import logging_to_terminal
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon.sources.browse import Folder
+    from energon.sources.browse.tree import Folder
 
 POLL_SECONDS = 0.05
 END_SECONDS = 10
@@ -45,7 +45,7 @@ def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> 
     """
     from energon.cli.mount_fuse import serve
     from energon.io.address import redact
-    from energon.sources.browse_tree import TreeOpener
+    from energon.sources.browse.open import TreeOpener
 
     _check_mountpoint(mountpoint)
     mountpoint = mountpoint.absolute()
@@ -77,7 +77,7 @@ def _check_mountpoint(mountpoint: Path) -> None:
 
 def _check_shows(root: Folder, path: str) -> None:
     """Raise an error unless there is a file to show, and it can be opened."""
-    from energon.sources.browse import first_file
+    from energon.sources.browse.tree import first_file
 
     found = first_file(root)
     if found is None:

@@ -15,8 +15,8 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from energon.errors import EnergonError, MissingExtraError
-from energon.sources.browse import BrowsedFile, Entry, Folder, find_path
-from energon.sources.browse_names import MAX_BYTES
+from energon.sources.browse.names import MAX_BYTES
+from energon.sources.browse.tree import BrowsedFile, Entry, Folder, find_path
 
 try:
     import mfusepy

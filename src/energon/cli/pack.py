@@ -24,9 +24,9 @@ from energon.io.address import redact
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.pack import PackOptions
-    from energon.prepare.packing.row import RowRules
-    from energon.prepare.packing.source import PackSource
+    from energon.prepare.importers.row import RowRules
+    from energon.prepare.importers.source import PackSource
+    from energon.prepare.writers.pack import PackOptions
 
 MAX_SHOWN = 10
 _ORDER = re.compile(r"shuffle(?:[:(](?P<seed>\d+)\)?)?")
@@ -146,7 +146,7 @@ class Options:
 
     def rules(self) -> RowRules:
         """Return how rows become samples."""
-        from energon.prepare.packing.row import RowRules
+        from energon.prepare.importers.row import RowRules
 
         return RowRules(
             key_column=self.key_column,
@@ -159,8 +159,8 @@ class Options:
 
     def packing(self) -> PackOptions:
         """Return how samples become shards, and these a dataset."""
-        from energon.prepare.pack import PackOptions
         from energon.prepare.splits import parse_ratio
+        from energon.prepare.writers.pack import PackOptions
 
         return PackOptions(
             maxcount=self.maxcount,
@@ -204,8 +204,8 @@ def command(sources: tuple[str, ...], target: AnyPath, options: Options) -> None
       energon pack s3://bucket/old_shards s3://bucket/new_shards --maxcount 10000
     """
     from energon.prepare.dataset import Indexing
-    from energon.prepare.pack import pack_dataset
-    from energon.prepare.pack_remote import pack_remote
+    from energon.prepare.writers.pack import pack_dataset
+    from energon.prepare.writers.pack_remote import pack_remote
 
     packing = options.packing()
     with logging_to_terminal(logging.WARNING):
@@ -231,7 +231,7 @@ def _open(
     sources: Sequence[str], target: AnyPath, options: Options
 ) -> tuple[PackSource, dict[str, Any]]:
     """Return what is packed, and what tells it from anything else."""
-    from energon.prepare.packing.detect import complete_rules, find_source, open_source
+    from energon.prepare.importers.detect import complete_rules, find_source, open_source
 
     found = find_source(sources, kind="folder" if options.as_files else options.kind, target=target)
     rules, notes = complete_rules(found, options.rules())
@@ -255,7 +255,7 @@ def _open(
 
 
 def _show_splits(source: PackSource, packing: PackOptions) -> None:
-    """Say which splits the source has, and what becomes of them."""
+    """Say which splits the source has, and what happens to them."""
     names = source.split_names()
     if names == [""]:
         return

@@ -17,11 +17,11 @@ from energon.cli.prepare_choices import Options, choice_options, decide
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.counting import counted
 from energon.errors import ConfigError
-from energon.formats.info import META
+from energon.formats.meta.info import META
 from energon.io.epath import AnyPath, EPath
 
 if TYPE_CHECKING:
-    from energon.prepare.media_filter import MediaFilter
+    from energon.prepare.media.filter import MediaFilter
 
 
 @click.command("prepare")
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--exclude", metavar="REGEX", multiple=True, help="Leave out shards with this in their path."
 )
-@click.option(
-    "--fix-duplicates", is_flag=True, help="Write shards anew whose keys are there already."
-)
+@click.option("--fix-duplicates", is_flag=True, help="Rewrite shards that contain duplicate keys.")
 @click.option("--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later.")
 @click.option(
     "--tar-index-only", is_flag=True, help="Index the known shards again; see `energon index`."
@@ -102,7 +100,7 @@ def command(
     with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
         info = prepare_dataset(path, exclude=exclude, indexing=how, **arguments)
         if media is not None:
-            from energon.prepare.media import prepare_media
+            from energon.prepare.media.prepare import prepare_media
 
             show_report(prepare_media(path, media, engine=how.engine, progress=how.progress))
     show_size(info)
@@ -119,7 +117,7 @@ def _choose(
 ) -> dict[str, Any]:
     """Return the arguments of `prepare_dataset`, if the dataset is to be prepared at all."""
     from energon.prepare.dataset import without_shards
-    from energon.prepare.shards import find_shards
+    from energon.prepare.index.shards import find_shards
 
     shards = without_shards(find_shards(path), exclude)
     echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
@@ -146,7 +144,7 @@ def _media(
 
 
 def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> None:
-    from energon.prepare.media import prepare_remote_media
+    from energon.prepare.media.prepare import prepare_remote_media
 
     with open_indexing(doing="reading headers of media", **indexing) as how:
         report = prepare_remote_media(
@@ -165,7 +163,7 @@ def _prepare_metadataset(path: AnyPath) -> None:
 
 
 def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
-    from energon.prepare.reindex import reindex_dataset
+    from energon.prepare.index.reindex import reindex_dataset
 
     with open_indexing(sqlite=sqlite, **indexing) as how:
         show_size(reindex_dataset(path, how))

@@ -15,8 +15,8 @@ from energon.errors import ConfigError
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.assistant_choices import Choices
-    from energon.prepare.split_dataset import SplitRequest
+    from energon.prepare.assistant.choices import Choices
+    from energon.prepare.splits import SplitRequest
 
 
 _OPTIONS = (
@@ -98,8 +98,7 @@ class Options:
 
     def split(self) -> SplitRequest | None:
         """Return how the dataset is to be split, or None if no option says so."""
-        from energon.prepare.split_dataset import SplitRequest
-        from energon.prepare.splits import parse_ratio
+        from energon.prepare.splits import SplitRequest, parse_ratio
 
         if not (self.ratio or self.parts or self.by_folder):
             return None
@@ -140,7 +139,7 @@ def decide(
         ConfigError: If something is missing that has no usual value, or makes no sense.
         click.Abort: If the dataset is not to be prepared.
     """
-    from energon.prepare.assistant_choices import Choices
+    from energon.prepare.assistant.choices import Choices
 
     split = options.split()
     choices = Choices(
@@ -188,8 +187,8 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
     """Return the choices with what somebody at the terminal has answered."""
     from rich.console import Console
 
-    from energon.prepare.assistant import Assistant
-    from energon.prepare.assistant_prompt import Prompt
+    from energon.prepare.assistant.dialog import Assistant
+    from energon.prepare.assistant.prompt import Prompt
 
     if choices.is_complete:
         return choices
@@ -204,9 +203,9 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
 
 def _loader(path: Path, shards: Sequence[str], options: Options, source: AnyPath) -> str:
     """Return the code that makes samples: what is there, or a template."""
-    from energon.formats.info import META
-    from energon.prepare.assistant_loader import loader_template
-    from energon.prepare.assistant_samples import first_samples
+    from energon.formats.meta.info import META
+    from energon.prepare.assistant.loader_template import loader_template
+    from energon.prepare.assistant.samples import first_samples
     from energon.prepare.describe import CRUDE, LOADER_FILE
     from energon.samples.registry import resolve_class
 

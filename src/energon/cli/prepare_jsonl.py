@@ -19,8 +19,7 @@ def is_jsonl(path: AnyPath) -> bool:
 
 def prepare_jsonl_command(path: AnyPath, split_ratio: str | None) -> None:
     """Index a JSONL file, and say how many samples it has."""
-    from energon.prepare.jsonl import prepare_jsonl
-    from energon.prepare.remote_jsonl import prepare_remote_jsonl
+    from energon.prepare.jsonl import prepare_jsonl, prepare_remote_jsonl
     from energon.prepare.splits import parse_ratio
 
     ratios = parse_ratio(split_ratio) if split_ratio else None

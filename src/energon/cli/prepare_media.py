@@ -42,7 +42,7 @@ def command(
     Example:
       energon prepare-media ./videos --media-metadata-by-extension
     """
-    from energon.prepare.media import prepare_media, prepare_remote_media
+    from energon.prepare.media.prepare import prepare_media, prepare_remote_media
 
     chosen = media_filter(by_extension, by_header, by_glob)
     if chosen is None:

@@ -20,7 +20,7 @@ from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
-    from energon.prepare.repair import Repair
+    from energon.prepare.verify.repair import Repair
 
 
 @click.command("repair")
@@ -43,7 +43,7 @@ def command(
     as_json: bool,
     **indexing: Any,
 ) -> None:
-    """Write anew what of the index of the dataset at PATH is missing, damaged or out of date.
+    """Rewrite what is missing, damaged or out of date in the index of the dataset at PATH.
 
     Checks the dataset like `energon verify`. Indexes the shards again that have changed or
     whose index is wrong, and brings the list of shards and index.sqlite up to date. Shards and
@@ -89,10 +89,10 @@ def command(
 
 def _repair(path: AnyPath, *, indexing: Indexing, **what: Any) -> Repair:
     if isinstance(path, Path):
-        from energon.prepare.repair import repair_dataset
+        from energon.prepare.verify.repair import repair_dataset
 
         return repair_dataset(path, indexing=indexing, **what)
-    from energon.prepare.repair_remote import repair_remote
+    from energon.prepare.verify.repair_remote import repair_remote
 
     check_engine(path, indexing.engine)
     return repair_remote(path.url, indexing=indexing, **what)

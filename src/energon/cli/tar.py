@@ -37,7 +37,7 @@ class _TarGroup(LazyGroup):
             raise click.ClickException(f"{where}{error.strerror or error}") from error
 
 
-@click.group("tar", cls=_TarGroup, summaries=COMMANDS, prefix="energon.cli.tar_")
+@click.group("tar", cls=_TarGroup, summaries=COMMANDS, prefix="energon.cli.tar_commands.")
 def command() -> None:
     """Work with plain tar files of samples, on this machine or in object stores.
 

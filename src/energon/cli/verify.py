@@ -20,8 +20,8 @@ from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
-    from energon.prepare.verify import Report
-    from energon.prepare.verify_shard import Depth
+    from energon.prepare.verify.shard import Depth
+    from energon.prepare.verify.verify import Report
 
 MAX_SHOWN = 50
 
@@ -62,7 +62,7 @@ def command(
       energon verify ./coco --content --json | jq '.problems[].message'
       energon verify s3://bucket/coco --quick
     """
-    from energon.prepare.repair import write_lost
+    from energon.prepare.verify.repair import write_lost
 
     if quick and content:
         raise click.UsageError("choose one of --quick and --content")
@@ -83,12 +83,12 @@ def command(
 
 def _verify(path: AnyPath, depth: Depth, how: Indexing) -> Report:
     if not isinstance(path, Path):
-        from energon.prepare.verify_remote import verify_remote
+        from energon.prepare.verify.remote import verify_remote
 
         check_engine(path, how.engine)
         workers = how.engine.num_workers
         return verify_remote(path.url, depth=depth, num_workers=workers, progress=how.progress)
-    from energon.prepare.verify import verify_dataset
+    from energon.prepare.verify.verify import verify_dataset
 
     return verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
 
@@ -113,7 +113,7 @@ def show_report(report: Report) -> None:
     echo(f"{checked}: {problems}, {repairable} can be repaired")
     if repairable:
         echo(f"run `energon repair {report.dataset}`")
-    from energon.prepare.repair import LOST
+    from energon.prepare.verify.repair import LOST
 
     if any(problem.kind in LOST for problem in report.problems):
         echo(

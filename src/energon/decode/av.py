@@ -11,9 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import IO, Any, Literal, cast
 
-from energon.decode.av_arrays import as_frames, as_tensor
+import numpy as np
+
 from energon.decode.av_audio import AudioReader
 from energon.decode.av_container import (
     StreamView,
@@ -25,8 +27,30 @@ from energon.decode.av_container import (
 )
 from energon.decode.av_video import Clip, Size, VideoReader
 from energon.errors import ConfigError, DecodeError
-from energon.formats.media import AVMetadata
+from energon.formats.meta.media import AVMetadata
 from energon.formats.mp4 import Piece
+
+
+def as_frames(clip: Clip, size: Size | None = None) -> Any:
+    """Return the frames of a clip as (frames, channels, height, width).
+
+    Args:
+        clip: The clip.
+        size: Height and width, for clips without a frame.
+    """
+    frames = clip.frames
+    pixels = np.stack(frames) if frames else np.empty((0, *(size or (0, 0)), 3), np.uint8)
+    return as_tensor(pixels.transpose(0, 3, 1, 2))
+
+
+def as_tensor(array: Any) -> Any:
+    """Return an array as a tensor that shares its memory; without torch, as it is."""
+    if find_spec("torch") is None:
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
 
 logger = logging.getLogger("energon")
 
@@ -317,10 +341,10 @@ class AVDecoder:
 
 def _checked(value: str, known: tuple[str, ...], name: str) -> str:
     if value not in known:
-        raise ConfigError(f"{name}={value!r}: wanted is {' or '.join(map(repr, known))}")
+        raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, known))}")
     return value
 
 
 def _check_range(low: float, high: float) -> None:
     if not 0 <= low <= high:
-        raise DecodeError(f"a clip from {low} to {high}: wanted is a range that ascends from 0 on")
+        raise DecodeError(f"a clip from {low} to {high}: expected a range that ascends from 0 on")

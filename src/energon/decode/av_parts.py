@@ -1,17 +1,53 @@
-"""Decode parts with audio and video, for pipelines that call decoders with a name and bytes."""
+"""What parts with audio and video become: the names of decoders, and the decoder for pipelines."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from energon.decode.av_container import EXTENSIONS
-from energon.decode.av_spec import check_av_spec, decode_av
-from energon.decode.spec_names import AVDecoderType
+from energon.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon.decode.av import AVDecoder
+
+
+AV_SPECS = ("AVDecoder", "torch", "pyav")
+
+
+def check_av_spec(name: str) -> None:
+    """Raise ConfigError unless there is a specification of that name."""
+    if name not in AV_SPECS:
+        raise ConfigError(f"av_decode={name!r}: expected one of {', '.join(AV_SPECS)}")
+
+
+def decode_av(data: bytes, spec: str, *, with_audio: bool) -> Any:
+    """Return what the specification makes of a file.
+
+    Raises:
+        DecodeError: If "torch" or "pyav" is wanted, and the file is damaged.
+        MissingExtraError: If PyAV is not installed.
+    """
+    from energon.decode.av import AVDecoder
+    from energon.decode.av_container import check_claims, open_container
+
+    if spec == "pyav":
+        check_claims(io.BytesIO(data))
+        return open_container(io.BytesIO(data))
+    decoder = AVDecoder(io.BytesIO(data))
+    return decoder if spec == "AVDecoder" else decoder.get_frames(with_audio)
+
+
+AVDecoderType = Literal["torch", "AVDecoder", "pyav"]
+"""What audio and video may become."""
+
+ImageDecoderType = Literal[
+    "l8", "rgb8", "rgba8", "l", "rgb", "rgba",
+    "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch", "torchrgba",
+    "pill", "pil", "pilrgb", "pilrgba",
+]  # fmt: skip
+"""What images may become."""
 
 
 @dataclass(frozen=True)

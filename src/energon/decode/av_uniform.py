@@ -41,7 +41,7 @@ def get_clips_uniform(
         raise ConfigError("request_video and request_audio are both False: nothing to return")
     if num_clips < 1 or clip_duration_seconds < 0:
         raise ConfigError(
-            f"{num_clips} clips of {clip_duration_seconds} s: wanted is 1 or more, of 0 s or more"
+            f"{num_clips} clips of {clip_duration_seconds} s: expected 1 or more, of 0 s or more"
         )
     durations = []
     if request_video:

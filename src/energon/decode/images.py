@@ -74,7 +74,7 @@ def image_spec(name: str) -> ImageSpec:
     """
     if name not in IMAGE_SPECS:
         raise ConfigError(
-            f"image_decode={name!r}: wanted is one of {', '.join(sorted(IMAGE_SPECS))}"
+            f"image_decode={name!r}: expected one of {', '.join(sorted(IMAGE_SPECS))}"
         )
     return IMAGE_SPECS[name]
 

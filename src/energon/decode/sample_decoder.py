@@ -13,7 +13,7 @@ from typing import Any
 from energon.allow import is_allowed, refusal
 from energon.decode.arrays import decode_npy, decode_npz, decode_pth
 from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
-from energon.decode.av_spec import check_av_spec, decode_av
+from energon.decode.av_parts import check_av_spec, decode_av
 from energon.decode.bounds import check_limit
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
@@ -82,7 +82,7 @@ class SampleDecoder:
         for extension, decode in self.decoders.items():
             if not isinstance(extension, str) or not (decode is None or callable(decode)):
                 raise ConfigError(
-                    f"decoders={{{extension!r}: {decode!r}}}: wanted is a function that takes "
+                    f"decoders={{{extension!r}: {decode!r}}}: expected a function that takes "
                     "bytes, or None, for each extension"
                 )
         known = {name.lower().removeprefix("."): own for name, own in self.decoders.items()}

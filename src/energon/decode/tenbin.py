@@ -103,7 +103,7 @@ def _parts(array: NDArray[Any], info: str) -> tuple[bytes, bytes]:
     if code not in _DTYPES or array.ndim >= MAX_DIMENSIONS:
         raise ValueError(f"tenbin has no arrays of {array.dtype} with {array.ndim} dimensions")
     if not info.isascii() or len(info) > _INFO_BYTES:
-        raise ValueError(f"{info!r}: wanted is a text of up to {_INFO_BYTES} ASCII letters")
+        raise ValueError(f"{info!r}: expected a text of up to {_INFO_BYTES} ASCII letters")
     header = code.encode().ljust(8, b"\0") + info.encode().ljust(_INFO_BYTES, b"\0")
     header += struct.pack(f"<{array.ndim + 1}q", array.ndim, *array.shape)
     return header, np.ascontiguousarray(array).astype(_DTYPES[code], copy=False).tobytes()

@@ -8,11 +8,12 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from energon.errors import ConfigError, EmptyDatasetError, EnergonError
+from energon.errors import ConfigError, EmptyDatasetError, EnergonError, SecurityError
 from energon.inspect.leaves import FoundLeaves, find_leaves
 from energon.inspect.lint_batch import (
     BatchReport,
@@ -24,17 +25,76 @@ from energon.inspect.lint_batch import (
 )
 from energon.inspect.lint_folder import SPLIT, folder_jobs, lint_files, report_file_death
 from energon.inspect.lint_groups import Group, group_findings
-from energon.inspect.lint_mix import mix_problems
 from energon.io.address import is_remote, local_path, redact
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
+from energon.prepare.crash_isolation import Death, Job, run_surviving
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.quarantine import write_quarantine
-from energon.prepare.surviving import Death, Job, run_surviving
-from energon.sources.file_store_open import folder_of
+from energon.prepare.verify.quarantine import write_quarantine
+from energon.sources.files.open import folder_of
 from energon.sources.kinds import Source, kind_of
+from energon.sources.shards import ShardPool
 from energon.stages.quarantine import quarantine_file
-from energon.task_encoder.leaves import open_leaves
+from energon.task_encoder.leaves import open_leaves, open_members
+from energon.task_encoder.open_join import check_join, find_joiner
+
+NOT_TRAINED = ("val", "test")
+"""Splits whose weights say nothing, as nobody trains from them."""
+
+
+def mix_problems(
+    path: str | os.PathLike[str],
+    found: FoundLeaves,
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    allow: Sequence[str] = (),
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the split, the dataset and what is wrong, for weights and joins of a metadataset.
+
+    Args:
+        path: The metadataset; nothing is wrong with anything else.
+        found: What it consists of.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: The same for splits; None for split.yaml.
+        allow: What the user allows.
+    """
+    if found.kind != "metadataset":
+        return
+    trained = [split for split in found.splits if split not in NOT_TRAINED]
+    if trained:
+        weighted = find_leaves(
+            path,
+            splits=trained,
+            dataset_config=dataset_config,
+            split_config=split_config,
+            training=True,
+            allow=allow,
+        )
+        for split, problem in weighted.problems:
+            yield split, os.fspath(path), problem
+    for split, mix in found.mixes.items():
+        for leaf in mix.leaves:
+            for problem in _join_problems(leaf, allow):
+                yield split, leaf.path, problem
+
+
+def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
+    if leaf.joiner is None:
+        return
+    try:
+        find_joiner(leaf.joiner, allow)
+    except SecurityError:
+        pass  # it may not be looked at here, so nothing is known about it
+    except EnergonError as error:
+        yield str(error)
+    try:
+        members = open_members(leaf, ShardPool(), allow)
+        with TemporaryDirectory(prefix="energon-lint-") as folder:
+            check_join(leaf, members, Path(folder))
+    except EnergonError as error:
+        yield f"{leaf.origin}: {error}"
+
 
 MAX_BATCH_SAMPLES = 256
 BATCH_BYTES = 64 << 20

@@ -15,7 +15,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError, SecurityError
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaf import choose_slice_samples
-from energon.prepare.surviving import note
+from energon.prepare.crash_isolation import note
 from energon.sources.kinds import Source
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves

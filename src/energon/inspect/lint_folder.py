@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EmptyDatasetError, EnergonError, SecurityError
-from energon.formats.info import META
+from energon.formats.meta.info import META
 from energon.inspect.lint_batch import DIED, BatchReport, Finding, decode_wholly, spread
 from energon.io.address import redact
 from energon.io.files import list_files
-from energon.prepare.surviving import Job, note
-from energon.sources.file_store_folder import SystemFileStore
+from energon.prepare.crash_isolation import Job, note
+from energon.sources.files.folder import SystemFileStore
 
 SPLIT = "files"
 """Stands for the split where there is none."""

@@ -70,7 +70,7 @@ def local_path(address: str | os.PathLike[str]) -> str:
         return _dss_path(text)
     parts = urlsplit(text)
     if scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"{redact(text)}: wanted is a local path, or file:///PATH")
+        raise ConfigError(f"{redact(text)}: expected a local path, or file:///PATH")
     return unquote(parts.path)
 
 
@@ -95,7 +95,7 @@ def split_address(address: str) -> Address:
         raise ConfigError(f"{redact(address)}: no bucket or host after {scheme}://")
     if len(parts) < count or not all(parts[:count]):
         raise ConfigError(
-            f"{redact(address)}: wanted is hf://datasets/USER/NAME/PATH, or hf://USER/NAME/PATH "
+            f"{redact(address)}: expected hf://datasets/USER/NAME/PATH, or hf://USER/NAME/PATH "
             "for a repository of a model"
         )
     if scheme in _QUERY_SCHEMES:
@@ -127,7 +127,7 @@ def join_address(folder: str | os.PathLike[str], path: str) -> str:
     joined = posixpath.normpath(posixpath.join("/" + rest, path)).lstrip("/")
     if f"{posixpath.normpath(posixpath.join(rest, path))}/".startswith("../"):
         raise ConfigError(
-            f"{path!r} leads out of {redact(root)}; wanted is a path below it, or a URL"
+            f"{path!r} leads out of {redact(root)}; expected a path below it, or a URL"
         )
     return f"{root}/{joined}".rstrip("/") + query
 
@@ -167,7 +167,7 @@ def _dss_path(address: str) -> str:
     name, at, version = dataset.partition("@")
     cache = os.environ.get("NVDATASET_CACHE_DIR")
     if not (name and at and version):
-        raise ConfigError(f"{address}: wanted is dss://DATASET@VERSION/PATH")
+        raise ConfigError(f"{address}: expected dss://DATASET@VERSION/PATH")
     if not cache:
         raise ConfigError(f"{address}: set NVDATASET_CACHE_DIR to the folder of dss datasets")
     return os.path.join(cache, name, version, rest)

@@ -11,9 +11,33 @@ import fcntl
 import os
 import stat
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
+
+
+class ClosesOrAborts(ABC):
+    """At the end of a `with` block, `close` is called; after an exception, `abort`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Complete what was written."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Leave nothing of what is not complete."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
 
 _SUFFIX = "._partial"
 

@@ -29,7 +29,7 @@ from energon.io.atomic import write_atomic
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
-from energon.once import warn_once
+from energon.warn_once import warn_once
 
 logger = logging.getLogger("energon")
 

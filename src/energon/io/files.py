@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from energon.errors import DatasetNotFoundError
 from energon.io.address import is_remote, local_path, redact
-from energon.io.backend import ObjectInfo
+from energon.io.backends.base import ObjectInfo
 from energon.io.registry import open_store
 from energon.utf8 import decode_utf8
 

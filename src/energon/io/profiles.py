@@ -16,11 +16,11 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import Address
-from energon.io.backend import Backend
-from energon.io.local_backend import LocalBackend
-from energon.io.object_stores import azure, azure_options, gcs
-from energon.io.placed_backend import below_folder, by_bucket
-from energon.io.s3 import s3_backend
+from energon.io.backends.base import Backend
+from energon.io.backends.local import LocalBackend
+from energon.io.backends.object_stores import azure, azure_options, gcs
+from energon.io.backends.placed import below_folder, by_bucket
+from energon.io.backends.s3 import s3_backend
 
 FILE_SYSTEM = "__filesystem__"
 """The profile that is always there: the root of the file system."""
@@ -68,7 +68,7 @@ def profile(parts: Address) -> Backend:
     open_bucket = _opener(storage.get("type"), options, credentials)
     special = given.get("type") not in (None, "S3Credentials", "AzureCredentials")
     if open_bucket is None or special or "metadata_provider" in settings:
-        from energon.io.msc_backend import MscBackend
+        from energon.io.backends.multi_storage import MscBackend
 
         return MscBackend(parts.root, name)
     base = str(options.get("base_path") or "").strip("/")
@@ -178,7 +178,7 @@ def _read_msc(path: Path) -> Mapping[str, Any]:
         # What the parser says may quote a line with a key in it.
         raise ConfigError(f"{path}: is no YAML or JSON") from None
     if not isinstance(document, Mapping):
-        raise ConfigError(f"{path}: wanted is `profiles:` with a profile for each name")
+        raise ConfigError(f"{path}: expected `profiles:` with a profile for each name")
     expanded: Mapping[str, Any] = _expanded(document)
     return expanded
 

@@ -1,14 +1,16 @@
-"""Files whose ranges are read, here or elsewhere."""
+"""Files whose ranges are read, here or elsewhere, and ranges as files of their own."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from energon.io.address import redact
-from energon.io.backend import ObjectInfo
+from energon.io.backends.base import ObjectInfo
 from energon.io.local import cut_off
 from energon.io.ranges import RemoteObject, read_ranges
+from energon.io.readers import RawReader
 from energon.io.registry import open_store
 
 
@@ -68,3 +70,18 @@ class RemoteFile:
                 raise cut_off(self.path, end, offset, size)
         stops = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         return read_ranges(self.object, offsets, stops)
+
+
+LOCAL_BUFFER_BYTES = 128 << 10
+REMOTE_BUFFER_BYTES = 1 << 20
+"""What is fetched at a time; small reads are served from it."""
+
+
+def open_range(file: RangeFile, offset: int, size: int) -> io.BufferedReader:
+    """Return the bytes from `offset` on as a file of `size` bytes that can be read and sought."""
+    buffer_bytes = REMOTE_BUFFER_BYTES if file.is_remote else LOCAL_BUFFER_BYTES
+
+    def read(start: int, stop: int) -> bytes:
+        return file.pread(offset + start, stop - start)
+
+    return io.BufferedReader(RawReader(read, size, file.path), buffer_bytes)

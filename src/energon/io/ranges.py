@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import RangesNotSupportedError, TruncatedError
-from energon.io.backend import ObjectInfo
+from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
 from energon.io.store import Store
@@ -61,7 +61,7 @@ class RemoteObject:
                 self._copy = self._open_copy()
         if stop > self.info.size:
             raise TruncatedError(
-                f"{self.store.place(self.info.key)}: has {self.info.size} bytes, wanted are those "
+                f"{self.store.place(self.info.key)}: has {self.info.size} bytes, expected those "
                 f"up to {stop}; the object is cut off or changed since it was indexed, restore it "
                 "or run `energon prepare` again"
             )

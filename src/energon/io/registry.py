@@ -14,23 +14,23 @@ from threading import Lock
 
 from energon.errors import ConfigError
 from energon.io.address import Address, local_path, scheme_of, split_address
-from energon.io.backend import Backend
-from energon.io.local_backend import LocalBackend
+from energon.io.backends.base import Backend
+from energon.io.backends.local import LocalBackend
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 
 _MAKERS: Mapping[str, str] = {
-    "s3": "object_stores:s3",
-    "s3a": "object_stores:s3",
-    "gs": "object_stores:gcs",
-    "gcs": "object_stores:gcs",
-    "az": "object_stores:azure",
-    "abfs": "object_stores:azure",
-    "abfss": "object_stores:azure",
-    "http": "object_stores:web",
-    "https": "object_stores:web",
-    "hf": "hugging_face:hugging_face",
-    "ais": "aistore:aistore",
+    "s3": "backends.object_stores:s3",
+    "s3a": "backends.object_stores:s3",
+    "gs": "backends.object_stores:gcs",
+    "gcs": "backends.object_stores:gcs",
+    "az": "backends.object_stores:azure",
+    "abfs": "backends.object_stores:azure",
+    "abfss": "backends.object_stores:azure",
+    "http": "backends.object_stores:web",
+    "https": "backends.object_stores:web",
+    "hf": "backends.hugging_face:hugging_face",
+    "ais": "backends.aistore:aistore",
     "msc": "profiles:profile",
     "rclone": "profiles:profile",
 }
@@ -94,10 +94,10 @@ def _store(root: str, make: Callable[[], Backend]) -> Store:
 
 def _make(parts: Address) -> Backend:
     # Whoever opens no store need not wait for what stores need.
-    from energon.io.aistore import goes_to_aistore
+    from energon.io.backends.aistore import goes_to_aistore
 
     scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme
-    where = _MAKERS.get(scheme, "fsspec_backend:fsspec_backend")
+    where = _MAKERS.get(scheme, "backends.fsspec:fsspec_backend")
     module, _, name = where.partition(":")
     make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
     return make(parts)

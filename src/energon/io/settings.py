@@ -57,9 +57,9 @@ class StorageSettings:
     def __post_init__(self) -> None:
         hedge = self.hedge_after_seconds
         if self.attempts < 1 or self.parallel_requests < 1:
-            raise ConfigError(f"{self}: wanted are at least one attempt and one request")
+            raise ConfigError(f"{self}: expected at least one attempt and one request")
         if self.deadline_seconds <= 0 or (hedge is not None and hedge <= 0):
-            raise ConfigError(f"{self}: wanted are times above 0")
+            raise ConfigError(f"{self}: expected times above 0")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> StorageSettings:
@@ -85,7 +85,7 @@ def parse_bytes(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"{text!r}: wanted is a size, as 4096, 200GB or 1.5GiB")
+        raise ConfigError(f"{text!r}: expected a size, as 4096, 200GB or 1.5GiB")
     unit = found[2]
     return int(float(found[1]) * (_UNITS | _BINARY_UNITS).get(unit or "", 1))
 
@@ -100,4 +100,4 @@ def _parse(name: str, kind: str, text: str) -> Any:
             return int(text)
         return float(text) if kind.startswith("float") else text
     except ValueError as error:
-        raise ConfigError(f"{name}={text!r}: wanted is a number ({error})") from error
+        raise ConfigError(f"{name}={text!r}: expected a number ({error})") from error

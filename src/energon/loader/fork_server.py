@@ -26,8 +26,8 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from energon.loader.end import GRACE_SECONDS, leave_signals_to_parent
-from energon.loader.wire import is_readable
+from energon.loader.signals import GRACE_SECONDS, leave_signals_to_parent
+from energon.loader.transport.wire import is_readable
 
 START = 0
 IMPORT_TORCH = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from energon.loader.shared_memory import create_shared, map_shared
+from energon.loader.transport.slots import create_shared, map_shared
 
 NOWHERE = -1
 

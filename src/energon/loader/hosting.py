@@ -10,15 +10,50 @@ import pickle
 import traceback
 from collections import Counter
 from collections.abc import Mapping
+from heapq import heapify, heappop, heapreplace
 from typing import Any, NamedTuple, Protocol
 
 from energon.errors import WorkerError
-from energon.loader.order import DeliveryOrder
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
 from energon.stages.hook import describe_exit, is_of_program
 from energon.stages.lane import Lane, Present
+
+
+class DeliveryOrder:
+    """The order of some lanes of a run, as a position in it.
+
+    Args:
+        batches: For each lane, how many of its batches are done.
+        lanes: How many lanes the run has in all.
+
+    Example:
+        >>> order = DeliveryOrder({0: 1, 2: 0}, lanes=4)
+        >>> order.lane
+        2
+        >>> order.advance()
+        >>> order.lane
+        0
+    """
+
+    def __init__(self, batches: Mapping[int, int], lanes: int) -> None:
+        self._lanes = lanes
+        self._numbers = [done * lanes + lane for lane, done in batches.items()]
+        heapify(self._numbers)
+
+    @property
+    def lane(self) -> int | None:
+        """The lane whose batch is next; None when all lanes have ended."""
+        return self._numbers[0] % self._lanes if self._numbers else None
+
+    def advance(self) -> None:
+        """Count the batch that was next as done."""
+        heapreplace(self._numbers, self._numbers[0] + self._lanes)
+
+    def drop(self) -> None:
+        """Leave out the lane that was next: it has no more batches."""
+        heappop(self._numbers)
 
 
 class Event(NamedTuple):

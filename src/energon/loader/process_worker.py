@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from energon.counting import counted
 from energon.errors import WorkerError
-from energon.loader.deaths import Address, DeathRecord, Verdict
+from energon.loader.crash_isolation import Address, DeathRecord, Verdict
 from energon.loader.hosting import Event
 from energon.loader.link import POLL_SECONDS, ProcessLink
 from energon.loader.log import log
 from energon.loader.options import LoaderOptions
-from energon.loader.pickling import dump_pipeline
 from energon.loader.pipeline import DescribesRows, Pipeline
-from energon.loader.start import ForkServerError
+from energon.loader.process_start import ForkServerError
 from energon.loader.state import LanePosition
+from energon.loader.transport.pickling import dump_pipeline
 from energon.loader.worker_main import Opening, Setup
 from energon.plan.seeds import derive_seed
 

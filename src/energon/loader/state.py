@@ -374,7 +374,7 @@ def _check_header(state: Any, number: int) -> None:
         ):
             return
     raise StateError(
-        f"state {number}: wanted are lanes, a fingerprint and positions of lanes, found "
+        f"state {number}: expected lanes, a fingerprint and positions of lanes, found "
         f"{_shown([*state])} with {_shown(state.get('lanes'))} lanes; the state is damaged or was "
         "edited"
     )

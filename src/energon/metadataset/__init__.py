@@ -1,7 +1,7 @@
 """A YAML document becomes a flat list of leaves.
 
 `grammar.py` is what may be written (`grammar_v1.py` in version 1), `variables.py` replaces
-references, `document.py` reads a file, `checks.py` has the rules between values, and `problems.py`
+references, `document.py` reads a file, and `problems.py`
 words what is wrong, with file, line and column. `resolve.py` follows the references of one split to
 the leaves and goes on behind problems (`collected.py`), `inherit.py` says what each level hands
 down, and `tree.py` keeps how the leaves are mixed.

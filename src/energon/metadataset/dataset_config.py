@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
-from energon.formats.yaml import load, plain
+from energon.formats.meta.yaml import load, plain
 from energon.io.address import join_address, redact
 from energon.io.files import read_bytes
 from energon.metadataset.leaf import Subset
@@ -104,7 +104,7 @@ def _validate(raw: Any, path: str) -> DatasetDocument:
 
     if not isinstance(raw, Mapping):
         found = "is empty" if raw is None else "holds no mapping"
-        raise ConfigError(f"{path}: {found}; wanted is sample_type and field_map, or a __class__")
+        raise ConfigError(f"{path}: {found}; expected sample_type and field_map, or a __class__")
     try:
         document = DatasetDocument.model_validate(raw)
     except ValidationError as exc:
@@ -147,7 +147,7 @@ def _class_problem(document: DatasetDocument) -> str | None:
     close = get_close_matches(name, known, 1)
     proposal = f", did you mean {close[0]!r}?" if close else "."
     return (
-        f"no dataset class {document.module}.{name}{proposal} Wanted is one of megatron.energon: "
+        f"no dataset class {document.module}.{name}{proposal} Expected one of megatron.energon: "
         f"{', '.join(known[:2])}. Classes of your own go into sample_type"
     )
 

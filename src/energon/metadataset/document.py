@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
-from energon.formats.yaml import Map, Seq, load, marked_like, where
+from energon.formats.meta.yaml import Map, Seq, load, marked_like, where
 from energon.io.address import is_remote, parent_address, redact
 from energon.io.files import read_bytes
 from energon.metadataset.variables import substitute
@@ -163,7 +163,7 @@ def _parse(
 
     if not isinstance(raw, Map):
         raise ConfigError(
-            f"{origin}: {_description(raw)}; wanted is a metadataset, which has `splits:`"
+            f"{origin}: {_description(raw)}; expected a metadataset, which has `splits:`"
         )
     model = _version(raw)
     raw, unresolved = substitute(_without_extensions(raw), is_remote=from_afar, allow=allow)

@@ -15,13 +15,12 @@ Blends may be nested in place, which says the same as a reference to a document 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from energon.metadataset.checks import blend_problems, join_problems
 from energon.metadataset.grammar_nodes import (
     Inner,
     Joiner,
@@ -31,6 +30,69 @@ from energon.metadataset.grammar_nodes import (
     Weighted,
 )
 from energon.metadataset.grammar_values import Positive, Temperature
+
+_OF_THE_JOIN = ("shuffle_over_epochs_multiplier",)
+
+
+def blend_problems(node: Node, entries: Sequence[Weighted]) -> Iterator[str]:
+    """Yield what does not fit together in the weights of a blend."""
+    derived = [entry for entry in entries if entry.weight == "auto"]
+    given = [entry for entry in entries if entry.weight != "auto"]
+    if derived and given:
+        yield (
+            f"{derived[0].where('weight')}: weights from sizes cannot be compared with the number "
+            f"in {given[0].where('weight')}; write `weight: auto` in all entries, or in none. "
+            "Groups of both kinds can be nested"
+        )
+    if not derived and "temperature" in node.model_fields_set:
+        yield (
+            f"{node.where('temperature')}: a temperature is for weights that come from sizes; "
+            "write `weight: auto` in the entries, or drop it"
+        )
+    yield from _token_problems(entries, is_derived=bool(derived))
+
+
+def _token_problems(entries: Sequence[Weighted], *, is_derived: bool) -> Iterator[str]:
+    sized = [entry for entry in entries if entry.tokens is not None]
+    unsized = [entry for entry in entries if entry.tokens is None]
+    if sized and not is_derived:
+        yield (
+            f"{sized[0].where('tokens')}: tokens only count for `weight: auto`; write that, or "
+            "drop them"
+        )
+    elif sized and unsized:
+        yield (
+            f"{unsized[0].where()}: has no tokens, but {sized[0].where('tokens')} has; sizes are "
+            "compared in tokens or in samples, so give them for all entries or for none"
+        )
+
+
+def join_problems(node: Node, members: Sequence[JoinReference], joiner: Joiner) -> Iterator[str]:
+    """Yield why a join makes no sense."""
+    if not members:
+        yield f"{node.where('join')}: joins no datasets; expected one or more"
+    if (joiner.class_ is None) == (joiner.function is None):
+        yield (
+            f"{node.where('joiner')}: expected a __module__, and a __class__ (a sample type) or "
+            "a __function__"
+        )
+    if members and members[0].nonmatch != "error":
+        yield (
+            f"{members[0].where('nonmatch')}: the first dataset decides which samples there are, "
+            "so it misses none; drop `nonmatch` here"
+        )
+    for member in members:
+        yield from _member_problems(node, member)
+
+
+def _member_problems(node: Node, member: JoinReference) -> Iterator[str]:
+    for key in _OF_THE_JOIN:
+        if key in member.model_fields_set:
+            yield (
+                f"{member.where(key)}: the samples of a join have one order; set {key} beside "
+                f"`join` in {node.where()}"
+            )
+
 
 NODE_KINDS = ("path", "blend", "blend_epochized", "concat", "join")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
-from energon.formats.yaml import where
+from energon.formats.meta.yaml import where
 from energon.metadataset.grammar_values import AuxName, Multiplier, Path, Positive, Range, Weight
 
 

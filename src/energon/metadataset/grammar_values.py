@@ -27,7 +27,7 @@ _RAMP = re.compile(r"ramp\s+to\s+([0-9.][0-9._eE+-]*)")
 
 def _multiplier(value: int) -> int:
     if value < 1 and value != -1:
-        raise ValueError("wanted is a number of epochs, -1 (with replacement) or null (in order)")
+        raise ValueError("expected a number of epochs, -1 (with replacement) or null (in order)")
     return value
 
 
@@ -36,7 +36,7 @@ def _range(bounds: Any) -> Subset:
         not isinstance(bounds, list)
         or [type(bound) in (int, str) for bound in bounds] != [True] * 2
     ):
-        raise ValueError('wanted is [start, stop], like [0, 1000] or ["10%", "50%"]')
+        raise ValueError('expected [start, stop], like [0, 1000] or ["10%", "50%"]')
     start, stop = bounds
     numbers = [bound for bound in bounds if type(bound) is int]
     if start == "end" or numbers != sorted(numbers) or min(numbers, default=0) < 0:
@@ -63,7 +63,7 @@ def _temperature(value: float) -> float:
 def _schedule(raw: Mapping[Any, Any]) -> tuple[Point, ...]:
     points = sorted(_point(position, value) for position, value in raw.items())
     if not points or points[0].position != 0:
-        raise ValueError("wanted is what holds at the beginning, like {0: 5, 100_000: 2}")
+        raise ValueError("expected what holds at the beginning, like {0: 5, 100_000: 2}")
     if points[0].ramp:
         raise ValueError("nothing comes before 0 that could be ramped from; give 0 a number")
     if not points[-1].value and not any(point.value for point in points):
@@ -73,15 +73,15 @@ def _schedule(raw: Mapping[Any, Any]) -> tuple[Point, ...]:
 
 def _point(position: Any, value: Any) -> Point:
     if not _is_finite(position) or position < 0:
-        raise ValueError(f"{position!r} is no position; wanted is a number from 0, like 100_000")
+        raise ValueError(f"{position!r} is no position; expected a number from 0, like 100_000")
     if position != int(position):
         raise ValueError(f"position {position!r} is not a whole number")
     ramp = _RAMP.fullmatch(value.strip()) if isinstance(value, str) else None
     number: Any = _float(ramp[1]) if ramp else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ValueError(f'{value!r} at {position}; wanted is a number or "ramp to NUMBER"')
+        raise ValueError(f'{value!r} at {position}; expected a number or "ramp to NUMBER"')
     if not _is_finite(number) or number < 0:
-        raise ValueError(f"{value!r} at {position}; wanted is a finite number, at least 0")
+        raise ValueError(f"{value!r} at {position}; expected a finite number, at least 0")
     return Point(int(position), float(number), ramp is not None)
 
 

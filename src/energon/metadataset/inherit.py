@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from energon.errors import ConfigError
-from energon.formats.yaml import plain
+from energon.formats.meta.yaml import plain
 from energon.io.address import is_remote, join_address, local_path
 from energon.metadataset.leaf import Leaf, Subset
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from energon.formats.yaml import where
+from energon.formats.meta.yaml import where
 from energon.metadataset.grammar import NODE_KINDS
 from energon.metadataset.grammar_nodes import Misfit
 from energon.metadataset.variables import Unresolved

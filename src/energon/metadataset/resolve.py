@@ -13,6 +13,12 @@ Only the split that is asked for is followed; nothing of other splits has to exi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from energon.metadataset.leaf import Joiner, JoinMember, Leaf
+
+if TYPE_CHECKING:
+    from energon.metadataset.grammar import Join
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
-from energon.formats.split import find_split
+from energon.formats.meta.split import find_split
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.metadataset.collected import Problems
 from energon.metadataset.document import (
@@ -41,11 +47,8 @@ from energon.metadataset.inherit import (
     inherit,
     repeated,
 )
-from energon.metadataset.join import joined_leaf
 from energon.metadataset.kind import dataset_kind, kind_entry
 from energon.metadataset.leaf import (
-    JoinMember,
-    Leaf,
     LeafList,
     TraversedDatasetReference,
 )
@@ -55,15 +58,47 @@ from energon.metadataset.tree import (
     LineTree,
     Tree,
     Weighted,
+    check_line,
+    check_never_zero,
+    check_units,
     leaf_list,
     map_leaves,
+    weight_curve,
 )
-from energon.metadataset.weights import check_line, check_never_zero, check_units, weight_curve
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join
     from energon.metadataset.grammar_nodes import Node, Reference
     from energon.metadataset.grammar_nodes import Weighted as WeightedNode
+
+
+def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
+    """Return the leaf of a join.
+
+    Args:
+        node: What is written.
+        members: Its datasets; the first gives the leaf its path.
+        document: The local file that it is written in; None for another.
+    """
+    first = members[0].leaf
+    joiner = Joiner(
+        node.joiner.module,
+        node.joiner.class_ or str(node.joiner.function),
+        node.joiner.class_ is not None,
+        node.where("joiner"),
+        document,
+    )
+    return Leaf(
+        path=first.path,
+        split_part=first.split_part,
+        dataset_config=first.dataset_config,
+        split_config=first.split_config,
+        origin=node.where("join"),
+        kind=first.kind,
+        join=members,
+        joiner=joiner,
+    )
+
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
 

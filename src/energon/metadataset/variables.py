@@ -27,8 +27,8 @@ from typing import Any
 
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, SecurityError
-from energon.formats.yaml import Map, Seq, marked_like, where
-from energon.formats.yaml_scalars import scalar
+from energon.formats.meta.yaml import Map, Seq, marked_like, where
+from energon.formats.meta.yaml_scalars import scalar
 from energon.limits import DOCUMENT_DEPTH, EXPANDED_CHARACTERS, EXPANDED_VALUES
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^{}:]*)(?::-(?P<default>[^}]*))?\}")
@@ -161,7 +161,7 @@ class _Scope:
         name, default = match["name"], match["default"]
         self.spend(None)
         if not _NAME.fullmatch(name):
-            return self.complain(match, "wanted is a name, like ${root} or ${env:HOME}")
+            return self.complain(match, "expected a name, like ${root} or ${env:HOME}")
         if not match["env"]:
             found = self.variable(name)
             if found is not _ABSENT:

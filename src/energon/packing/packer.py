@@ -34,7 +34,7 @@ class Packer:
             every window.
         balance: Whether packs shall also have similar sums of squared lengths (of the first
             dimension), which is what attention costs. Only "fill" can.
-        too_long: What becomes of a sample that is longer than the context: "error" ends the
+        too_long: What happens to a sample that is longer than the context: "error" ends the
             run with its key, "leave_out" leaves it out (statistics count it).
 
     Example:
@@ -127,7 +127,7 @@ class Packer:
             found = np.asarray(length)
             if found.dtype.kind not in "iu" or found.size != dimensions or found.min() < 0:
                 raise FatalSampleError(
-                    f"the length of sample {_name(sample)} is {length!r}; wanted are "
+                    f"the length of sample {_name(sample)} is {length!r}; expected "
                     f"{dimensions} whole numbers, as context={self.context} has them"
                 )
 

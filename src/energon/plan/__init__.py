@@ -22,14 +22,14 @@ shuffle.
 
 Blends are stratified patterns of sources (`pattern.py`), which realise the weights almost exactly
 in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may change
-over a run (`curve.py`). Between two changes lies a stage (`stage.py`) with a pattern of its own
-(`mixtures.py`), and draws go on from one stage to the next without a gap (`blend_stages.py`), also
+over a run (`curve.py`). Between two changes lies a stage with a pattern of its own,
+and draws go on from one stage to the next without a gap (`blend_stages.py`), also
 where a source is used up or a run was restored with another mix. Epochized blends and validation
 lay leaves end to end as one line (`line.py`); a line may be a source of a blend. What a shuffle
 buffer would do is a permutation of rows in windows (`window.py`).
 
 All of it can be undone: when a sample is drawn is computed backwards (`find.py`).
 
-Subsets and excluded samples change what an ordinal means, not the order (`subset.py`,
-`excludes.py`). How good a shuffle is can be measured (`quality.py`).
+Subsets and excluded samples change what an ordinal means, not the order (`subset.py`).
+How good a shuffle is can be measured (`quality.py`).
 """

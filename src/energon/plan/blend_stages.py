@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,134 @@ from energon.plan.curve import Clock
 from energon.plan.leaf import Ints, LeafOrder
 from energon.plan.line import Line
 from energon.plan.mix import Mix
-from energon.plan.mixtures import Mixtures
-from energon.plan.pattern import Pattern
+from energon.plan.pattern import Pattern, make_pattern
 from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
-from energon.plan.stage import Stage, begin_stage
+
+Mixture = tuple[Pattern, NDArray[np.int32]]
+"""A pattern, and the source that each of its numbers stands for."""
+
+
+class Mixtures:
+    """Patterns by rows, each made once: a run may have thousands of lanes that ask for the same.
+
+    Args:
+        name: Returns the name of a source.
+        clock: Tells the rows of positions.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, name: Callable[[int], str], clock: Clock, seed: int) -> None:
+        self._name = name
+        self._clock = clock
+        self._seed = seed
+        self._known: dict[tuple[object, ...], Mixture | None] = {}
+
+    def of(self, mix: Mix, row: int, stop: int | None, used: Sequence[int]) -> Mixture | None:
+        """Return what is drawn over rows without a change; None if nothing is left to draw.
+
+        Args:
+            mix: Shares; kept by the caller for as long as this lives.
+            row: First row.
+            stop: Row behind the last; None for no end.
+            used: Sources that are used up.
+        """
+        key = (id(mix), row, stop, tuple(used))
+        if key not in self._known:
+            shares = mix.shares(row, stop, self._clock, used)
+            self._known[key] = None if shares is None else self._make(mix, shares)
+        return self._known[key]
+
+    def _make(self, mix: Mix, shares: Sequence[float]) -> Mixture:
+        # By name, so that the order of entries in a document has no say.
+        named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
+        pattern = make_pattern(tuple(share for *_, share in named), self._seed)
+        return pattern, np.array([source for _, source, _ in named], np.int32)
+
+
+class Stage(NamedTuple):
+    """Rows over which the shares of a lane do not change."""
+
+    start: int
+    stop: int | None
+    """None: it never ends."""
+    pattern: Pattern
+    entry: int
+    """Where in the repeated pattern, counted in rows, `start` lies."""
+    columns: NDArray[np.int32]
+    """The source that each number of the pattern stands for; below 0, one that is gone."""
+    base: Ints
+    """What to add to the count of each source within the pattern."""
+    drawn: Ints
+    """How often each source was drawn before."""
+    unit: int
+    """Consecutive rows that come from one source."""
+
+    def at(self, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """Return for each row the source, and how often it was drawn before."""
+        turn, within = np.divmod(rows - self.start + self.entry, self.unit)
+        rounds, place = np.divmod(turn, self.pattern.size)
+        number = self.pattern.number[place]
+        source = self.columns[number]
+        counted = rounds * self.pattern.counts[number] + self.pattern.rank[place]
+        # What is gone has no base: nobody can ask for its draws.
+        return source, counted * self.unit + within + self.base[np.maximum(source, 0)]
+
+    def drawn_until(self, row: int) -> Ints:
+        """Return how often each source was drawn before a row of the stage, or its end."""
+        return _count(self, self.entry + row - self.start) + self.base
+
+    def row_of(self, source: int, draw: int) -> int | None:
+        """Return with which row of the stage a draw is made; None if it draws no such source."""
+        (numbers,) = np.nonzero(self.columns == source)
+        if not len(numbers) or not self.pattern.counts[numbers[0]]:
+            return None
+        turn, within = divmod(draw - int(self.base[source]), self.unit)
+        place = self.pattern.place_of(int(numbers[0]), turn) * self.unit + within
+        return place - self.entry + self.start
+
+    def turn_at(self, row: int, pattern: Pattern) -> int:
+        """Return which entry of another pattern lies as far in it as `row` does in this one."""
+        turn = (self.entry + row - self.start) // self.unit % self.pattern.size
+        return turn * pattern.size // self.pattern.size
+
+    def first_end(self, quotas: Mapping[int, int], stop: int | None) -> int | None:
+        """Return where the stage ends: at the first draw that its source does not have.
+
+        Args:
+            quotas: How many draws there are of sources with a limit.
+            stop: Where it ends at last; None for nowhere.
+        """
+        for source, quota in quotas.items():
+            row = self.row_of(source, quota)
+            if row is not None:
+                stop = row if stop is None else min(stop, row)
+        return stop
+
+
+def begin_stage(
+    start: int,
+    pattern: Pattern,
+    entry: int,
+    columns: NDArray[np.int32],
+    drawn: Ints,
+    unit: int,
+) -> Stage:
+    """Return a stage, its end unknown, before which sources were `drawn` so often."""
+    stage = Stage(start, None, pattern, entry, columns, drawn, drawn, unit)
+    return stage._replace(base=drawn - _count(stage, entry))
+
+
+def _count(stage: Stage, place: int) -> Ints:
+    """Return how often each source comes in the repeated pattern before a place in rows."""
+    turn, within = divmod(place, stage.unit)
+    counts = stage.pattern.count_until(turn) * stage.unit
+    if within:
+        counts[stage.pattern.number[turn % stage.pattern.size]] += within
+    found = np.zeros(len(stage.drawn), np.int64)
+    present = stage.columns >= 0
+    found[stage.columns[present]] = counts[present]
+    return found
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _scheduled(num_leaves: int, stages: Sequence[tuple[int, Sequence[float]]]) -
             raise ConfigError(f"row {row} has {len(weights)} weights for {num_leaves} leaves")
         if not any(weights):
             raise ConfigError(
-                f"weights {list(weights)} at row {row}: wanted are numbers from 0, not all 0"
+                f"weights {list(weights)} at row {row}: expected numbers from 0, not all 0"
             )
     curves = (
         Curve(tuple(Point(row, weights[number]) for row, weights in stages), "rows")

@@ -79,7 +79,7 @@ class PlanLeaf:
         multiplier = self.shuffle_over_epochs
         if multiplier is not None and multiplier < 1 and multiplier != WITH_REPLACEMENT:
             raise ConfigError(
-                f"leaf {self.uid}: shuffle_over_epochs is {multiplier}; wanted is a number of "
+                f"leaf {self.uid}: shuffle_over_epochs is {multiplier}; expected a number of "
                 "epochs, -1 to draw with replacement, or None to keep the order"
             )
 

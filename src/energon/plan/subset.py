@@ -1,4 +1,4 @@
-"""Narrow a line of samples to a range, several times over."""
+"""Narrow a line of samples: to ranges, several times over, and by leaving samples out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,33 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from energon.errors import ConfigError
+
+Ints = NDArray[np.int64]
+
+
+def include_ordinals(ordinals: Ints, excluded: Ints) -> Ints:
+    """Return the raw indices of samples that are numbered with `excluded` left out.
+
+    Args:
+        ordinals: Numbers among the samples that are left.
+        excluded: Raw indices that are left out, ascending, each once.
+
+    Example:
+        >>> include_ordinals(np.arange(5), np.array([0, 3])).tolist()
+        [1, 2, 4, 5, 6]
+    """
+    before = excluded - np.arange(len(excluded))
+    return ordinals + np.searchsorted(before, ordinals, side="right")
+
+
+def exclude_indices(indices: Ints, excluded: Ints) -> Ints:
+    """Return the ordinals of raw `indices`, none of which is in `excluded`."""
+    return indices - np.searchsorted(excluded, indices)
+
 
 Bound = int | str
 """A number of samples, a percentage like "12.5%", or "end"."""
@@ -73,5 +99,5 @@ def _share(bound: Bound) -> Fraction:
         return Fraction(1)
     match = _PERCENT.fullmatch(str(bound).strip())
     if match is None:
-        raise ConfigError(f'subset bound {bound!r}: wanted is a percentage like "12.5%"')
+        raise ConfigError(f'subset bound {bound!r}: expected a percentage like "12.5%"')
     return Fraction(match[1]) / 100

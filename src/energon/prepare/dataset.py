@@ -11,32 +11,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from energon.errors import ConfigError
-from energon.formats import yaml
-from energon.formats.info import DatasetInfo
+from energon.formats.meta import yaml
+from energon.formats.meta.info import DatasetInfo
 from energon.io.address import local_path
-from energon.prepare.commit import commit_dataset
 from energon.prepare.describe import LOADER_FILE, describe_samples
-from energon.prepare.duplicates import check_unique
 from energon.prepare.engines import Engine
 from energon.prepare.files import temporary_file
-from energon.prepare.index import IndexedShard, IndexOptions, index_files
-from energon.prepare.leftovers import clear_leftovers
-from energon.prepare.lock import dataset_lock
-from energon.prepare.name_index import (
+from energon.prepare.index.commit import commit_dataset
+from energon.prepare.index.index import IndexedShard, IndexOptions, index_files
+from energon.prepare.index.name_index import (
     has_media,
     is_name_index_of,
     open_table,
     sqlite_path,
     write_name_index,
 )
-from energon.prepare.quarantine import quarantine_files
-from energon.prepare.shards import find_shards, index_shards
-from energon.prepare.split_dataset import (
+from energon.prepare.index.shards import find_shards, index_shards
+from energon.prepare.lock import clear_leftovers, dataset_lock
+from energon.prepare.splits import (
     SplitRequest,
     check_excluded,
     present_split,
     split_dataset,
 )
+from energon.prepare.verify.duplicates import check_unique
+from energon.prepare.verify.quarantine import quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
 
@@ -59,7 +58,7 @@ class Indexing:
         sqlite: Whether to write `index.sqlite`, too, which plain training does not need.
         checksum: Whether to read the contents and to keep a checksum of each.
         force: Whether to read shards that have not changed, too.
-        fix_duplicates: Whether to write shards anew that have keys which are there already.
+        fix_duplicates: Whether to rewrite shards that contain duplicate keys.
         wait: Whether to wait for another process that prepares the dataset.
         is_locked: Whether the caller holds the lock of the dataset already.
         after_kill: Whether the last process that held the lock was killed, see `dataset_lock`.
@@ -195,7 +194,7 @@ def index_dataset(
     """
     clear_leftovers(dataset, shards)
     if indexing.fix_duplicates:
-        from energon.prepare.fix_duplicates import fix_duplicates
+        from energon.prepare.verify.fix_duplicates import fix_duplicates
 
         options = IndexOptions(checksum=indexing.checksum)
         fix_duplicates(
@@ -206,8 +205,8 @@ def index_dataset(
     indexed = _collected(dataset, shards, indexing, found, parts)
     with temporary_file(sqlite_path(dataset)) as sqlite:
         wanted = indexing.sqlite or has_media(dataset)
-        anew = indexing.force or rewrite_sqlite
-        written = wanted and write_name_index(dataset, shards, indexed, sqlite, anew=anew)
+        rewrite = indexing.force or rewrite_sqlite
+        written = wanted and write_name_index(dataset, shards, indexed, sqlite, rewrite=rewrite)
         for _ in indexed:
             pass  # those that nobody has asked for
         changed = indexing.after_kill or any(shard.was_read for shard in found)

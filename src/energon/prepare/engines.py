@@ -58,7 +58,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         if self.name not in ENGINES:
-            raise ConfigError(f"engine {self.name!r}: wanted is one of {', '.join(ENGINES)}")
+            raise ConfigError(f"engine {self.name!r}: expected one of {', '.join(ENGINES)}")
         if self.name == "local" and self.address is not None:
             raise ConfigError(f"engine 'local' has no address, found {self.address!r}")
         if self.num_workers < 1:
@@ -170,7 +170,7 @@ def _local(engine: Engine) -> Iterator[Workers]:
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["energon.prepare.index"])
+    context.set_forkserver_preload(["energon.prepare.index.index"])
     pool = ProcessPoolExecutor(engine.num_local, mp_context=context, initializer=begin_worker)
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:

@@ -20,7 +20,7 @@ from energon.errors import (
     StorageAccessError,
     StorageError,
 )
-from energon.formats.info import META
+from energon.formats.meta.info import META
 from energon.metadataset.kind import advice
 
 MIN_FLUSH_TOGETHER = 8

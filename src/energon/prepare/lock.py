@@ -1,4 +1,4 @@
-"""Let one process at a time write a dataset."""
+"""Let one process at a time write a dataset, and clear away what killed ones have left."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from energon.errors import DatasetBusyError
-from energon.formats.info import META
+from energon.formats.meta.info import META
 from energon.prepare.files import reporting
 
 log = logging.getLogger("energon")
@@ -111,3 +112,37 @@ def _holder(descriptor: int) -> str:
         return f"process {about['pid']} on {about['host']}"
     except (ValueError, KeyError, TypeError):
         return "another process"
+
+
+# The names that files have until they are complete.
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}")
+_INDEX_SUFFIXES = (".tar.idx", ".tar.parts")
+
+
+def is_leftover(name: str) -> bool:
+    """Return whether a file has the name of one that is not complete yet."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bool]) -> list[str]:
+    """Delete the temporary files in a folder that would have got one of our names.
+
+    Call it only while nobody else writes these files.
+
+    Returns:
+        The names of what was deleted.
+    """
+    found = []
+    for name in os.listdir(folder):
+        match = _TEMPORARY.fullmatch(name)
+        if match and is_ours(match[1]):
+            os.unlink(os.path.join(folder, name))
+            found.append(name)
+    return found
+
+
+def clear_leftovers(dataset: Path, shards: Iterable[str]) -> None:
+    """Delete what killed preparations of a dataset have left. Hold its lock for that."""
+    for folder in {(dataset / shard).parent for shard in shards}:
+        remove_leftovers(folder, lambda name: name.endswith(_INDEX_SUFFIXES))
+    remove_leftovers(dataset / META, lambda name: True)

@@ -18,21 +18,21 @@ from hashlib import blake2b
 from pathlib import Path
 
 from energon.errors import ConfigError, EnergonError
-from energon.formats.info import META
-from energon.formats.part_table import PartTable
-from energon.formats.part_table_file import part_table_path
+from energon.formats.meta.info import META
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar_index import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import atomic_path, write_atomic
-from energon.io.backend import ObjectInfo
+from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
 from energon.io.files import delete_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.registry import open_store
 from energon.io.threads import WaitingThreads
-from energon.prepare.index import IndexOptions, known_table
-from energon.prepare.remote_scan import index_remote
-from energon.prepare.shards import COMPRESSED
+from energon.prepare.index.index import IndexOptions, known_table
+from energon.prepare.index.remote_scan import index_remote
+from energon.prepare.index.shards import COMPRESSED
 
 MAX_PARALLEL = 16
 """Shards that are read, and files that are copied, at the same time."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from energon.errors import DatasetNotFoundError
 from energon.io.address import redact
 from energon.io.files import list_files
-from energon.prepare.index import IndexOptions
+from energon.prepare.index.index import IndexOptions
+from energon.prepare.index.shards import COMPRESSED
 from energon.prepare.mirror import Mirror, Progress
-from energon.prepare.shards import COMPRESSED
 
 
 @contextmanager

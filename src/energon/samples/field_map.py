@@ -199,13 +199,13 @@ def _holds(value: Any) -> str:
 
 def _parse(name: str, text: str) -> tuple[Access, ...]:
     if not isinstance(text, str):
-        raise ConfigError(f"field_map: {name!r} is mapped to {text!r}, wanted is a text")
+        raise ConfigError(f"field_map: {name!r} is mapped to {text!r}, expected a text")
     ways = []
     for way in text.split(","):
         match = _ACCESS.fullmatch(way.strip())
         if match is None:
             raise ConfigError(
-                f"field_map: {name!r} is mapped to {text!r}; wanted are a part like `jpg`, or "
+                f"field_map: {name!r} is mapped to {text!r}; expected a part like `jpg`, or "
                 "`json[key][0]`, or several separated by commas"
             )
         ways.append(Access(match["part"], tuple(_STEP.findall(match["steps"]))))

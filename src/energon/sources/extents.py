@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.formats.part_table import PartTable
+from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
 
 Ints = NDArray[np.int64]

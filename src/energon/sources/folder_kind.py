@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon.errors import ConfigError
-from energon.formats.info import META
+from energon.formats.meta.info import META
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.io.files import list_files
-from energon.sources.file_store import FileStore
-from energon.sources.file_store_folder import SystemFileStore
+from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind
 from energon.sources.media_statistics import media_statistics
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
-    from energon.sources.browse import Folder
+    from energon.sources.browse.tree import Folder
 
 
 def describe_folder(folder: str, parts: bool) -> dict[str, Any]:

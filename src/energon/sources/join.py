@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import EmptyDatasetError
-from energon.formats.join_index import MISSING, JoinIndex
+from energon.formats.tables.join_index import MISSING, JoinIndex
+from energon.formats.tables.part_table import PartTable
 from energon.io.epath import AnyPath
-from energon.plan.subset import resolve_range
+from energon.plan.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents
 from energon.sources.fingerprint import content_fingerprint
 from energon.sources.kinds import Location, Source
 from energon.sources.webdataset import WebdatasetSource
 
+Ints = NDArray[np.int64]
+
+
+class ShardKeys(NamedTuple):
+    """The samples of one shard that a source has."""
+
+    table: PartTable
+    indices: Ints
+    """Their numbers in the shard."""
+    ordinals: Ints
+    """Their numbers in the source."""
+
+
+def shard_keys(source: WebdatasetSource) -> list[Callable[[], ShardKeys]]:
+    """Return for each shard of a source what opens it and returns its samples."""
+    return [partial(_read, source, shard) for shard in range(len(source.shards))]
+
+
+def _read(source: WebdatasetSource, shard: int) -> ShardKeys:
+    low, high = source.bounds[shard : shard + 2].tolist()
+    raw = np.arange(low, high)
+    if len(source.excluded):
+        raw = raw[~np.isin(raw, source.excluded)]
+    ordinals = exclude_indices(raw, source.excluded) - source.start
+    chosen = (ordinals >= 0) & (ordinals < len(source))
+    indices = raw[chosen] - low + int(source.firsts[shard])
+    return ShardKeys(source.open_shard(shard).table, indices, ordinals[chosen])
+
+
 JOINED = "__joined__"
 """Part of a joined sample: a tuple of the samples that it is made of, None for what is missing."""
-
-Ints = NDArray[np.int64]
 
 
 class JoinedSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,41 +13,115 @@ from numpy.typing import NDArray
 
 from energon.errors import (
     ConfigError,
+    DatasetNotFoundError,
     EmptyDatasetError,
     NoSuchFileError,
+    ShardChangedError,
 )
-from energon.formats.jsonl import (
+from energon.formats.meta.jsonl import (
     PART,
     JsonlSplit,
     describe_unmatched_lines,
+    jsonl_index_path,
     jsonl_split_path,
+    load_jsonl_index,
     parse_jsonl_split,
 )
 from energon.io.address import address_name
+from energon.io.disk_cache import map_file
 from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile, RemoteFile
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.once import warn_once
-from energon.plan.excludes import include_ordinals
-from energon.plan.subset import resolve_range
+from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.source_info import SourceInfo
 from energon.sources.extents import Extents
-from energon.sources.file_store import FileStore
+from energon.sources.files.locate import local_copy
+from energon.sources.files.store import FileStore
 from energon.sources.fingerprint import content_fingerprint
-from energon.sources.jsonl_file import JsonlFile
 from energon.sources.kinds import DatasetKind, Location, Source
 from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
+from energon.sources.spans import read_spans
 from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
+from energon.warn_once import warn_once
 
 if TYPE_CHECKING:
-    from energon.sources.browse import Folder
+    from energon.sources.browse.tree import Folder
+
+
+Ints = NDArray[np.int64]
+
+
+class JsonlFile:
+    """The lines of an indexed JSONL file, opened with the first read. Copies open it anew.
+
+    Args:
+        path: The file, here or in an object store.
+
+    Raises:
+        DatasetNotFoundError: If it is missing, or not indexed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = any_path(path)
+        index = any_path(jsonl_index_path(os.fspath(self.path)))
+        for file, found in ((self.path, "does not exist"), (index, "is missing")):
+            if not file.is_file():
+                raise DatasetNotFoundError(f"{file} {found}; run `energon prepare {self.path}`")
+        self._index = index
+
+    def __reduce__(self) -> tuple[type[JsonlFile], tuple[AnyPath]]:
+        return JsonlFile, (self.path,)
+
+    @cached_property
+    def file(self) -> RangeFile:
+        """The file, open."""
+        address = os.fspath(self.path)
+        return RemoteFile(address) if isinstance(self.path, EPath) else OpenFile(address)
+
+    @cached_property
+    def offsets(self) -> NDArray[np.uint64]:
+        """Where each sample begins, and the size of the file."""
+        size = self.path.stat().size if isinstance(self.path, EPath) else self.path.stat().st_size
+        copy = local_copy(self._index)
+        data = copy if isinstance(copy, bytes) else map_file(copy)
+        return load_jsonl_index(data, size=size, origin=str(self.path))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def read(self, numbers: Ints) -> list[bytes]:
+        """Return lines by number, without the space around them; numbers ascend.
+
+        Raises:
+            ShardChangedError: If there is something else where a line was indexed.
+        """
+        if not len(numbers):
+            return []
+        low, high = self.extents(numbers)
+        buffers, begin = read_spans(self.file, low, high)
+        bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
+        lines = [buffer[start:stop].strip() for buffer, start, stop in bounds]
+        for number, line in zip(numbers.tolist(), lines, strict=True):
+            if line[:1] != b"{":
+                raise ShardChangedError(
+                    f"{self.path}: sample {number} begins with {line[:20]!r}, not with an object; "
+                    f"the file was changed since it was indexed, run `energon prepare {self.path}` "
+                    "again"
+                )
+        return lines
+
+    def extents(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return where lines begin and end."""
+        return self.offsets[numbers].astype(np.int64), self.offsets[numbers + 1].astype(np.int64)
+
 
 log = logging.getLogger("energon")
-Ints = NDArray[np.int64]
 
 
 class JsonlSource:
@@ -296,7 +371,7 @@ class JsonlKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> Folder:
-        from energon.sources.browse_files import LinesFolder
+        from energon.sources.browse.files import LinesFolder
 
         return LinesFolder(JsonlFile(address))
 

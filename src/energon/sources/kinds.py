@@ -25,12 +25,12 @@ from energon.metadataset.leaf import Leaf
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
-    from energon.sources.browse import Folder
+    from energon.sources.browse.tree import Folder
 
 Ints = NDArray[np.int64]
 
@@ -136,7 +136,7 @@ class DatasetKind:
         return []
 
     def config(self, leaf: Leaf) -> DatasetConfig:
-        """Return what becomes of its samples: here, they are left to cookers."""
+        """Return what happens to its samples: here, they are left to cookers."""
         return DatasetConfig(origin=leaf.path)
 
     def open(

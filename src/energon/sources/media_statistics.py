@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon.formats.info import META
-from energon.formats.sqlite_file import SqliteReader
+from energon.formats.meta.info import META
+from energon.formats.tables.sqlite_file import SqliteReader
 from energon.io.epath import AnyPath
-from energon.sources.file_store_locate import local_copy
+from energon.sources.files.locate import local_copy
 
 _IMAGES = """
 SELECT count(*), min(width), avg(width), max(width), min(height), avg(height), max(height) FROM (

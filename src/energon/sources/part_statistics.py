@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.formats.part_table import PartTable
-from energon.formats.sqlite_file import SqliteFile, SqliteReader
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader
 from energon.samples.crude import find_part
 
 NUM_BUCKETS = 64

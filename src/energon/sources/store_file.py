@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import IO, Any, Protocol
 
-from energon.io.range_stream import LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES
+from energon.io.range_file import LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES
 
 
 class Opener(Protocol):

@@ -23,14 +23,12 @@ from energon.errors import (
     EnergonError,
     ObjectChangedError,
 )
-from energon.formats.info import load_info
-from energon.formats.split import load_split
+from energon.formats.meta.info import load_info
+from energon.formats.meta.split import load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
-from energon.once import warn_once
-from energon.plan.excludes import exclude_indices, include_ordinals
-from energon.plan.subset import resolve_range
+from energon.plan.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, wanted_extents
@@ -39,6 +37,7 @@ from energon.sources.kinds import Location, Source
 from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.shard_samples import read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
+from energon.warn_once import warn_once
 
 logger = logging.getLogger("energon")
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
-from energon.formats.info import META, load_info
-from energon.formats.split import load_split
+from energon.formats.meta.info import META, load_info
+from energon.formats.meta.split import load_split
 from energon.io.address import is_remote, join_address
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_info
@@ -15,9 +15,9 @@ from energon.io.registry import open_store
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap
-from energon.sources.file_store import FileStore
-from energon.sources.file_store_locate import local_copy
-from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.files.locate import local_copy
+from energon.sources.files.store import FileStore
+from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.kinds import DatasetKind
 from energon.sources.media_statistics import media_statistics
 from energon.sources.part_filter import PartFilter
@@ -26,7 +26,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
-    from energon.sources.browse import Folder
+    from energon.sources.browse.tree import Folder
 
 
 class WebdatasetKind(DatasetKind):
@@ -85,8 +85,8 @@ class WebdatasetKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> Folder:
-        from energon.sources.browse_dataset import FlatFolder, SampleFolder
-        from energon.sources.browse_samples import open_samples
+        from energon.sources.browse.dataset import FlatFolder, SampleFolder
+        from energon.sources.browse.samples import open_samples
 
         samples = open_samples(any_path(address), pool or ShardPool())
         return SampleFolder(samples) if sample_folders else FlatFolder(samples)
@@ -136,7 +136,7 @@ def _parts(
         statistics = index_statistics(local_copy(index), there)
         if statistics is not None:
             return statistics
-    from energon.sources.browse_samples import TableSamples
+    from energon.sources.browse.samples import TableSamples
 
     shards = TableSamples(root, ShardPool())
     statistics = PartStatistics()

@@ -15,7 +15,7 @@ from energon.errors import StateError
 from energon.plan.rows import Plan
 from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
 from energon.stages.lane import Lane
-from energon.stages.through import ThroughDataset, ThroughIterator
+from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)

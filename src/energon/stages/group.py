@@ -131,7 +131,7 @@ class _GroupIterator(BatchIterator):
 
     def _check(self, found: Any, item: Any) -> tuple[Hashable, int]:
         if not isinstance(found, tuple) or len(found) != 2:
-            raise self._error(item, f"{found!r}; wanted are a group and a batch size or None")
+            raise self._error(item, f"{found!r}; expected a group and a batch size or None")
         group, size = found
         try:
             hash(group)

@@ -12,7 +12,7 @@ from typing import Any
 
 from energon.stages.base import Dataset, DatasetIterator
 from energon.stages.lane import Lane
-from energon.stages.through import ThroughDataset, ThroughIterator
+from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 logger = logging.getLogger("energon")
 

@@ -9,8 +9,8 @@ from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator
 from energon.stages.lane import Lane, active
+from energon.stages.passthrough import ThroughDataset, ThroughIterator
 from energon.stages.random_state import seeded
-from energon.stages.through import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from energon.cache.pool import active_pool
 from energon.errors import ConfigError
 from energon.samples.source_info import add_source_info, get_source_info
-from energon.sources.file_store import (
+from energon.sources.files.store import (
     DecodeFileStore,
     FileStore,
     FileStoreDecoder,

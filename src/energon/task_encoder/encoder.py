@@ -1,4 +1,4 @@
-"""The hooks with which a user says what becomes of samples."""
+"""The hooks with which a user says what happens to samples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HookMethod:
 
 
 class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """What becomes of samples on their way to a batch. Subclass it and override hooks.
+    """What happens to samples on their way to a batch. Subclass it and override hooks.
 
     A sample passes `cook_crude_sample` (crude datasets only), `encode_sample`, `batch` and
     `encode_batch`, in this order. Where samples are packed it passes `preencode_sample` (or

@@ -16,8 +16,14 @@ from energon.stages.hook import Hook
 from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
-from energon.task_encoder.leaf_decoder import decoder_for
-from energon.task_encoder.load import LoadSample, OpenJoin, OpenLeaf, load_hooks, sources_of
+from energon.task_encoder.load import (
+    LoadSample,
+    OpenJoin,
+    OpenLeaf,
+    decoder_for,
+    load_hooks,
+    sources_of,
+)
 from energon.task_encoder.open_join import find_joiner
 
 

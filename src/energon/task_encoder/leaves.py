@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.info import META, check_inside
+from energon.formats.meta.info import META, check_inside
 from energon.io.address import address_name, redact
 from energon.io.epath import any_path
 from energon.metadataset.collected import Problems
@@ -16,20 +16,19 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import Joiner, Leaf
 from energon.plan.leaf import PlanLeaf
-from energon.prepare.quarantine import load_quarantine, quarantine_files
+from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
-from energon.sources.file_store import FileStore
-from energon.sources.file_store_open import open_aux
+from energon.sources.files.open import open_aux
+from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, Source, kind_named
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.quarantine import quarantine_name
-from energon.task_encoder.dataset_code import CodeFields, find_code
-from energon.task_encoder.leaf_decoder import leaf_decoder
-from energon.task_encoder.load import OpenJoin, OpenLeaf
+from energon.task_encoder.load import OpenJoin, OpenLeaf, leaf_decoder
 from energon.task_encoder.open_join import open_join
+from energon.task_encoder.user_dataset import CodeFields, find_code
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import ConfigError
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Joiner
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.source_info import SourceInfo
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 from energon.stages.hook import Hook
 from energon.task_encoder.aux import CookerArguments, cooker_arguments, note_sources
 from energon.task_encoder.cooker import Cooker, find_cooker
-from energon.task_encoder.dataset_code import CodeFields
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
-from energon.task_encoder.leaf_decoder import Inherited, LeafDecoder, decoder_for
+from energon.task_encoder.user_dataset import CodeFields
+
+_MODULES = ("energon", "megatron.energon")
+_SETTINGS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+"""What data may decide. That code may be run, or what runs, is the program's business."""
+
+
+class Inherited(Enum):
+    """Stands for the decoder of the task encoder."""
+
+    DECODER = "that of the task encoder"
+
+
+LeafDecoder = SampleDecoder | None | Inherited
+
+
+def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
+    """Return the decoder that a `dataset.yaml` names; None if it wants none.
+
+    Raises:
+        ConfigError: If it is no `SampleDecoder`, or has settings that make no sense.
+    """
+    if "decoder" not in config.given:
+        return Inherited.DECODER
+    if config.decoder is None:
+        return None
+    settings = dict(config.decoder)
+    named = settings.pop("__module__", _MODULES[0]), settings.pop("__class__", "SampleDecoder")
+    if named not in {(module, "SampleDecoder") for module in _MODULES}:
+        raise ConfigError(
+            f"{config.origin}: decoder {'.'.join(map(str, named))} is not known; expected a "
+            "SampleDecoder. Set another one as `decoder` of the task encoder"
+        )
+    for name in settings:
+        if name not in _SETTINGS:
+            raise ConfigError(
+                f"{config.origin}: decoder has no setting {name!r} here, only "
+                f"{', '.join(_SETTINGS)}; set others in the `decoder` of the task encoder"
+            )
+    try:
+        return SampleDecoder(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"{config.origin}: decoder: {error}") from error
+
+
+def decoder_for(own: LeafDecoder, encoder: Any) -> SampleDecoder | None:
+    """Return what decodes the parts of a dataset whose own decoder is `own`."""
+    decoder: SampleDecoder | None = encoder.decoder if isinstance(own, Inherited) else own
+    return decoder
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, FormatError, SecurityError
-from energon.formats.info import META
-from energon.formats.join_index import JoinIndex
+from energon.formats.meta.info import META
+from energon.formats.tables.join_index import JoinIndex
 from energon.io.address import join_address, redact
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
 from energon.metadataset.leaf import Joiner, JoinMember, Leaf
-from energon.prepare.join_index import KeyBlock, KeyColumn, build_join_index
-from energon.prepare.join_lock import waiting_lock
+from energon.prepare.index.join_index import KeyBlock, KeyColumn, build_join_index
+from energon.prepare.index.join_lock import waiting_lock
 from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
-from energon.sources.join import JoinedSource
-from energon.sources.join_keys import shard_keys
+from energon.sources.join import JoinedSource, shard_keys
 from energon.sources.webdataset import WebdatasetSource
 
 log = logging.getLogger("energon")

@@ -51,7 +51,7 @@ class MergeTransform:
         if hasattr(x, "shape") and hasattr(x, "new_tensor"):
             return self._apply_to_tensor(x, *self._merge(np.array(tuple(x.shape[-2:]))))
         raise ConfigError(
-            f"cannot transform {type(x).__name__}; wanted is an image of Pillow or a tensor "
+            f"cannot transform {type(x).__name__}; expected an image of Pillow or a tensor "
             "(channels, height, width)"
         )
 

@@ -84,7 +84,7 @@ _NAMES = {
         "warn_and_continue",
         "warn_and_stop",
     ],
-    "hot_folder": ["DirectoryShardList"],
+    "reading.directory_shards": ["DirectoryShardList"],
     "legacy": [
         "FakeLength",
         "Processor",
@@ -103,8 +103,8 @@ _NAMES = {
         "jsonl_to_samples",
         "msgpacks_to_samples",
     ],
-    "shard_sets": ["MultiShardSample"],
-    "shard_sources": ["shardspec"],
+    "reading.shard_sets": ["MultiShardSample"],
+    "reading.shard_sources": ["shardspec"],
     "shardlists": [
         "ResampledShardList",
         "ResampledShards",
@@ -115,7 +115,7 @@ _NAMES = {
         "split_by_node",
         "split_by_worker",
     ],
-    "stages": ["PipelineStage"],
+    "stages.make": ["PipelineStage"],
     "tariterators": [
         "base_plus_ext",
         "group_by_keys",
@@ -126,7 +126,7 @@ _NAMES = {
         "url_opener",
         "valid_sample",
     ],
-    "urls": ["expand_urls"],
+    "reading.urls": ["expand_urls"],
     "utils": ["repeatedly"],
     "web_loader": ["WebLoader"],
     "writer": ["ShardWriter", "TarWriter", "imageencoder", "numpy_dumps", "torch_dumps"],

@@ -14,7 +14,8 @@ from energon.decode.arrays import decode_pth
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, SecurityError
 from energon.webdataset import security
-from energon.webdataset.decoding_handlers import (
+from energon.webdataset.reexport import reexport
+from energon.webdataset.stages.decoding_handlers import (
     Continue,
     DecodingHandler,
     ImageHandler,
@@ -22,8 +23,7 @@ from energon.webdataset.decoding_handlers import (
     handle_extension,
     imagehandler,
 )
-from energon.webdataset.media_handlers import torch_audio, torch_video
-from energon.webdataset.reexport import reexport
+from energon.webdataset.stages.media_handlers import torch_audio, torch_video
 
 __all__ = [
     "BasicHandler",
@@ -136,7 +136,7 @@ class Decoder:
         for each in self.handlers:
             if not callable(each):
                 raise ConfigError(
-                    f"decode got {each!r}; wanted are functions of key and data, or names of what "
+                    f"decode got {each!r}; expected functions of key and data, or names of what "
                     'images become, like "rgb" or "torchrgb"'
                 )
         self.only = only if only is None else frozenset(_words(only))
@@ -283,4 +283,4 @@ unpickle_loads = decoders["pickle"]
 default_pre_handlers = [gzfilter]
 default_post_handlers = [basichandlers]
 
-__getattr__ = reexport(__name__, {"IMAGE_EXTENSIONS": "decoding_handlers"})
+__getattr__ = reexport(__name__, {"IMAGE_EXTENSIONS": "stages.decoding_handlers"})

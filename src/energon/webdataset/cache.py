@@ -11,10 +11,10 @@ from energon.errors import ConfigError
 from energon.formats.tar import BLOCK
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.opening import Opening
+from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.shard_cache import ShardCache, cache_of, url_to_cache_name
+from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.reexport import reexport
-from energon.webdataset.shard_cache import ShardCache, cache_of, url_to_cache_name
-from energon.webdataset.tar_samples import TarSamples
 from energon.webdataset.tariterators import url_opener
 
 __all__ = [
@@ -193,4 +193,4 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     return head[257:262] == b"ustar"
 
 
-__getattr__ = reexport(__name__, {"islocal": "urls:is_local", "obsolete": "utils"})
+__getattr__ = reexport(__name__, {"islocal": "reading.urls:is_local", "obsolete": "utils"})

@@ -7,16 +7,16 @@ from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.webdataset import filters
-from energon.webdataset.batching import Collation, default_collation_fn
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.mapping import Apply
 from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.reading.tar_samples import NonEmpty, TarSamples
 from energon.webdataset.reexport import reexport
 from energon.webdataset.shardlists import (
     DealShards,
     ShuffleShards,
 )
-from energon.webdataset.tar_samples import NonEmpty, TarSamples
+from energon.webdataset.stages.batching import Collation, default_collation_fn
+from energon.webdataset.stages.mapping import Apply
 
 
 class FluidInterface:
@@ -168,7 +168,7 @@ class WebDataset(DataPipeline, FluidInterface):
             mixture (see `mixture`), or a source of shards.
         handler: Decides about shards that cannot be opened or are damaged.
         mode: "resampled" is another way to say `resampled=True`; "unlink", "keep" and "resample"
-            say what becomes of the files of a folder that others fill, see `DirectoryShardList`.
+            say what happens to the files of a folder that others fill, see `DirectoryShardList`.
         resampled: Whether shards are drawn at random, without end: set an epoch with `with_epoch`.
         repeat: Whether loops go on without end.
         shardshuffle: Whether shards come in a new order in each epoch; any number but 0 says so.
@@ -209,7 +209,7 @@ class WebDataset(DataPipeline, FluidInterface):
         seed: int | None = None,
         allow: Collection[str] = (),
     ) -> None:
-        from energon.webdataset.shard_sources import shard_source
+        from energon.webdataset.reading.shard_sources import shard_source
 
         source = shard_source(urls, mode=mode, resampled=resampled, allow=allow)
         splitters = (nodesplitter, workersplitter)

@@ -29,13 +29,13 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from energon.errors import ConfigError
-from energon.formats.yaml import Map, load
+from energon.formats.meta.yaml import Map, load
 from energon.io.address import is_remote, join_address, parent_address, redact, scheme_of
 from energon.io.files import read_bytes
 from energon.limits import LISTED_SHARDS
 from energon.metadataset.grammar_nodes import Node
 from energon.metadataset.problems import explain
-from energon.webdataset.urls import check_variables, expand_urls
+from energon.webdataset.reading.urls import check_variables, expand_urls
 
 Names = Annotated[
     Annotated[list[str], Tag("<list>")] | Annotated[str, Tag("<text>")],
@@ -209,7 +209,7 @@ def load_spec(
 def _validate(raw: Any, origin: str) -> DatasetSpec | SelectionSpec:
     if not isinstance(raw, Mapping) or not {"dataset", "datasets"} & set(raw):
         found = f"has {', '.join(map(str, raw))}" if isinstance(raw, Mapping) else f"is {raw!r:.60}"
-        raise ConfigError(f"{origin}: {found}; wanted is a list of sources under `dataset:`")
+        raise ConfigError(f"{origin}: {found}; expected a list of sources under `dataset:`")
     model = DatasetSpec if "dataset" in raw else SelectionSpec
     try:
         return model.model_validate(raw)

@@ -7,7 +7,7 @@ from typing import Any
 
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reexport import reexport
-from energon.webdataset.stages import IterableStage
+from energon.webdataset.stages.make import IterableStage
 
 
 class _Repeated:
@@ -61,4 +61,4 @@ class with_length:
         return iter(self.dataset)
 
 
-__getattr__ = reexport(__name__, {"PipelineStage": "stages", "repeatedly": "utils"})
+__getattr__ = reexport(__name__, {"PipelineStage": "stages.make", "repeatedly": "utils"})

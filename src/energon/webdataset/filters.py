@@ -11,7 +11,10 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.webdataset.autodecode import Decoder
-from energon.webdataset.batching import (
+from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.reexport import reexport
+from energon.webdataset.stages.base import Stage
+from energon.webdataset.stages.batching import (
     Batched,
     Collation,
     FlatMap,
@@ -19,7 +22,7 @@ from energon.webdataset.batching import (
     unbatch,
     unlist,
 )
-from energon.webdataset.fields import (
+from energon.webdataset.stages.fields import (
     Associate,
     ExtractKeys,
     MapDict,
@@ -31,14 +34,11 @@ from energon.webdataset.fields import (
     alternatives,
     getfirst,
 )
-from energon.webdataset.filter_function import pipelinefilter
-from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.keeping import Cached, LMDBCached
-from energon.webdataset.looking import Info, LogKeys
-from energon.webdataset.mapping import Apply, Map, RandomSample, Select, Slice
-from energon.webdataset.reexport import reexport
-from energon.webdataset.shuffling import Shuffle
-from energon.webdataset.stage import Stage
+from energon.webdataset.stages.inspect_stages import Info, LogKeys
+from energon.webdataset.stages.item_cache import Cached, LMDBCached
+from energon.webdataset.stages.make import pipelinefilter
+from energon.webdataset.stages.mapping import Apply, Map, RandomSample, Select, Slice
+from energon.webdataset.stages.shuffling import Shuffle
 from energon.webdataset.utils import transform_with
 
 __all__ = [
@@ -287,10 +287,10 @@ _XDECODE_DEFAULTS = (("*.bin", _read_bytes), ("*.txt", _read_text))
 __getattr__ = reexport(
     __name__,
     {
-        "FilterFunction": "filter_function",
-        "PipelineStage": "stages",
-        "RestCurried": "filter_function",
-        "_shuffle": "shuffling:shuffled",
+        "FilterFunction": "stages.make",
+        "PipelineStage": "stages.make",
+        "RestCurried": "stages.make",
+        "_shuffle": "stages.shuffling:shuffled",
         "identity": "utils",
     },
 )

@@ -15,10 +15,10 @@ from typing import Any
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact, scheme_of
 from energon.webdataset import security
-from energon.webdataset.pipes import BROKEN_PIPE, Pipe
-from energon.webdataset.remote_stream import RemoteReader, RemoteWriter
-from energon.webdataset.rewriting import rewrite_url
-from energon.webdataset.urls import is_local, local_path
+from energon.webdataset.reading.pipes import BROKEN_PIPE, Pipe
+from energon.webdataset.reading.remote_stream import RemoteReader, RemoteWriter
+from energon.webdataset.reading.rewriting import rewrite_url
+from energon.webdataset.reading.urls import is_local, local_path
 from energon.webdataset.verbose import tell
 
 __all__ = ["Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
@@ -62,7 +62,7 @@ def open_url(
 ) -> Any:
     """Do what `gopen` does, with what was allowed before; see `security.resolve`."""
     if mode not in _MODES:
-        raise ConfigError(f"gopen(mode={mode!r}): wanted is rb or wb")
+        raise ConfigError(f"gopen(mode={mode!r}): expected rb or wb")
     url = rewrite_url(url)
     tell("GOPEN_VERBOSE", "opening %s (%s)", redact(url), mode)
     if url == "-":
@@ -106,7 +106,7 @@ def _buffering(mode: str) -> int:
     try:
         return int(wanted)
     except ValueError as error:
-        raise ConfigError(f"GOPEN_BUFFER={wanted!r}: wanted is a number of bytes") from error
+        raise ConfigError(f"GOPEN_BUFFER={wanted!r}: expected a number of bytes") from error
 
 
 class _Standard:

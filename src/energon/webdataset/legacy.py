@@ -8,8 +8,8 @@ from typing import Any
 
 from energon.webdataset.compat import FluidWrapper
 from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.running.dataset import with_length
 from energon.webdataset.shardlists import SimpleShardList
-from energon.webdataset.sized import with_length
 
 ShardList = SimpleShardList
 PytorchShardList = SimpleShardList

@@ -9,9 +9,8 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.webdataset.compat import FluidInterface
-from energon.webdataset.draws import Draws, make_draws
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.stage import (
+from energon.webdataset.stages.base import (
     Context,
     Stage,
     StageIterator,
@@ -20,7 +19,8 @@ from energon.webdataset.stage import (
     load_state,
     state_of,
 )
-from energon.webdataset.stages import as_stages
+from energon.webdataset.stages.draws import Draws, make_draws
+from energon.webdataset.stages.make import as_stages
 
 _END = object()
 
@@ -171,7 +171,7 @@ class RandomMix(DataPipeline, FluidInterface):
         weights = [1.0] * len(datasets) if probs is None else list(probs)
         if len(weights) != len(datasets) or min(weights, default=1) < 0 or not any(weights):
             raise ConfigError(
-                f"RandomMix of {len(datasets)} datasets got probs={probs}; wanted is a number of 0 "
+                f"RandomMix of {len(datasets)} datasets got probs={probs}; expected a number of 0 "
                 "or more for each, and one above 0"
             )
         super().__init__(RandomMixStage(datasets, weights, longest), seed=seed)

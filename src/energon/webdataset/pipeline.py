@@ -11,17 +11,13 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from energon.errors import ConfigError
-from energon.webdataset.epochs import EpochCounter
-from energon.webdataset.lookalike import TorchLookalike
-from energon.webdataset.loop import Loop
-from energon.webdataset.passes import Extent, Passes, Scope
-from energon.webdataset.place import Place, current_place
 from energon.webdataset.reexport import reexport
-from energon.webdataset.seeds import default_seed
-from energon.webdataset.sized import with_length
-from energon.webdataset.stage import Context, Stage, State, close, describe
-from energon.webdataset.stages import as_stages
-from energon.webdataset.worker_notes import WorkerNotes
+from energon.webdataset.running.dataset import TorchLookalike, with_length
+from energon.webdataset.running.loop import EpochCounter, Extent, Loop, Passes, Scope, WorkerNotes
+from energon.webdataset.running.place import Place, current_place
+from energon.webdataset.stages.base import Context, Stage, State, close, describe
+from energon.webdataset.stages.draws import default_seed
+from energon.webdataset.stages.make import as_stages
 
 
 class DataPipeline(TorchLookalike):
@@ -115,7 +111,7 @@ class DataPipeline(TorchLookalike):
         passes = None if nepochs in (None, -1) else nepochs
         items = None if nbatches in (None, -1) else nbatches
         if (passes is not None and passes < 1) or (items is not None and items < 1):
-            raise ConfigError(f"repeat({nepochs}, {nbatches}): wanted are numbers of 1 or more")
+            raise ConfigError(f"repeat({nepochs}, {nbatches}): expected numbers of 1 or more")
         return self._changed(extent=Extent(passes=passes, items=items, scope="worker"))
 
     def with_length(self, n: int | None = None, silent: bool = False) -> Self:
@@ -205,4 +201,4 @@ class DataPipeline(TorchLookalike):
         return copied
 
 
-__getattr__ = reexport(__name__, {"PipelineStage": "stages"})
+__getattr__ = reexport(__name__, {"PipelineStage": "stages.make"})

@@ -15,9 +15,9 @@ from energon.extra import needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.opening import Opening
-from energon.webdataset.shard_stream import ShardStream
-from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
+from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.shard_stream import ShardStream
+from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
 
 Records = Callable[[ShardStream], Iterator[Any]]
 """Yields the records of an open file."""

@@ -16,12 +16,11 @@ import numpy as np
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
-from energon.webdataset.draws import make_draws
-from energon.webdataset.place import Place, current_place
+from energon.webdataset.reading.urls import envlookup, expand_source, expand_urls
 from energon.webdataset.reexport import reexport
-from energon.webdataset.seeds import default_seed
-from energon.webdataset.stage import Context, Stage
-from energon.webdataset.urls import envlookup, expand_source, expand_urls
+from energon.webdataset.running.place import Place, current_place
+from energon.webdataset.stages.base import Context, Stage
+from energon.webdataset.stages.draws import default_seed, make_draws
 
 __all__ = [
     "DealShards",
@@ -254,11 +253,11 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
 __getattr__ = reexport(
     __name__,
     {
-        "DirectoryShardList": "hot_folder",
-        "MultiShardSample": "shard_sets",
+        "DirectoryShardList": "reading.directory_shards",
+        "MultiShardSample": "reading.shard_sets",
         "is_iterable": "utils",
         "obsolete": "utils",
         "pipelinefilter": "filters",
-        "shardspec": "shard_sources",
+        "shardspec": "reading.shard_sources",
     },
 )

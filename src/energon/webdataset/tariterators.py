@@ -9,10 +9,10 @@ from typing import Any
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.opening import Opening
+from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.tar_reader import TarReader
+from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.tar_parser import TarParser
-from energon.webdataset.tar_reader import TarReader
-from energon.webdataset.tar_samples import TarSamples
 
 Shard = dict[str, Any]
 Sample = dict[str, Any]

@@ -41,7 +41,7 @@ def decode_buffer(buf: bytes, infos: bool | Sequence[str] | None = False) -> Any
     if infos is True:
         return arrays, found
     if infos and list(infos) != found:
-        raise DecodeError(f"the texts of the arrays are {found}, wanted are {list(infos)}")
+        raise DecodeError(f"the texts of the arrays are {found}, expected {list(infos)}")
     return arrays
 
 
@@ -95,4 +95,4 @@ def _chunk(stream: BinaryIO) -> bytes:
 
 def _check(fname: str | os.PathLike[str], nocheck: bool) -> None:
     if not nocheck and not os.fspath(fname).endswith(".ten"):
-        raise ConfigError(f"{fname}: wanted is a name that ends in .ten, or nocheck=True")
+        raise ConfigError(f"{fname}: expected a name that ends in .ten, or nocheck=True")

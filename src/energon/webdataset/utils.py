@@ -13,10 +13,10 @@ from glob import glob
 from typing import Any, TypeVar
 
 from energon.errors import ConfigError
-from energon.formats.braces import expand_braces
+from energon.formats.meta.braces import expand_braces
 from energon.plan.seeds import derive_seed
-from energon.webdataset.place import current_place
 from energon.webdataset.reexport import reexport
+from energon.webdataset.running.place import current_place
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -172,4 +172,4 @@ def obsolete(arg: Any = None, *, reason: str | None = None) -> Any:
     return decorate(arg) if callable(arg) else decorate
 
 
-__getattr__ = reexport(__name__, {"PipelineStage": "stages"})
+__getattr__ = reexport(__name__, {"PipelineStage": "stages.make"})

@@ -9,16 +9,16 @@ from energon.errors import ConfigError, StateError
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.loader.state import LanePosition, merge_states
-from energon.webdataset.batching import Batched, default_collation_fn
 from energon.webdataset.compat import FluidInterface
-from energon.webdataset.lanes import LanePipeline
-from energon.webdataset.loop import Loop
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.place import current_place
-from energon.webdataset.rank_states import merge_rank_states
-from energon.webdataset.stage import Context, Stage, StageIterator, State, unpack
-from energon.webdataset.tensors import convert, has_torch, torch_or_none
-from energon.webdataset.worker_process import WorkerProcess
+from energon.webdataset.running.lanes import LanePipeline
+from energon.webdataset.running.loop import Loop
+from energon.webdataset.running.place import current_place
+from energon.webdataset.running.rank_states import merge_rank_states
+from energon.webdataset.running.tensors import convert, has_torch, torch_or_none
+from energon.webdataset.running.worker_process import WorkerProcess
+from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
+from energon.webdataset.stages.batching import Batched, default_collation_fn
 from energon.worker import WorkerConfig
 
 
@@ -116,7 +116,7 @@ class WebLoader(DataPipeline, FluidInterface):
         place = current_place()
         here = [place.rank, place.world_size, place.worker, place.num_workers]
         if not states:
-            raise StateError("the list of states is empty; wanted is one of every rank")
+            raise StateError("the list of states is empty; expected one of every rank")
         if len(states) == 1 and states[0]["place"] in (None, here):
             super().load_state_dict(states[0])
         else:

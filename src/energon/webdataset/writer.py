@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from energon.prepare.encode import Content
-from energon.webdataset.encoders import default_handlers, encode_field, table_encoder, to_image
-from energon.webdataset.shard_writer import ShardWriter
-from energon.webdataset.tar_writer import TarWriter
+from energon.prepare.writers.encode import Content
+from energon.webdataset.writing.encoders import (
+    default_handlers,
+    encode_field,
+    table_encoder,
+    to_image,
+)
+from energon.webdataset.writing.shard_writer import ShardWriter
+from energon.webdataset.writing.tar_writer import TarWriter
 
 __all__ = [
     "ShardWriter",

@@ -65,5 +65,5 @@ def test_descriptions_that_make_no_sense_are_refused(document, kind, message):
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path):
     (tmp_path / "x.yaml").write_text("- 1\n")
-    with pytest.raises(ConfigError, match="wanted is a mapping, found"):
+    with pytest.raises(ConfigError, match="expected a mapping, found"):
         load_config(tmp_path / "x.yaml", default_type=dict)

@@ -20,7 +20,7 @@ from energon.compat.megatron import names
 from energon.compat.megatron.names import HOMES, MODULES
 from energon.compat.megatron.stubs import stub_of, write_stubs
 
-# What Megatron-Energon 7 exports, and names of former days.
+# What Megatron-Energon 7 exports, and names of older versions.
 NAMES = re.findall(
     r"\w+",
     """

@@ -186,7 +186,7 @@ def test_a_program_that_is_misspelled_ends_with_the_cause(root):
 
 
 class OwnBlend(TextEncoder):
-    """A pipeline as programs of former days build it: without arguments that came later."""
+    """A pipeline as programs of older versions build it: without arguments that came later."""
 
     def build_train_datasets(
         self,

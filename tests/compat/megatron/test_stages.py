@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.compat.megatron.stages.blend import Blend
-from energon.compat.megatron.stages.concat import Concat
+from energon.compat.megatron.stages.blend import Blend, Concat
 from energon.compat.megatron.stages.iter_map import IterMap
 from energon.compat.megatron.stages.limit import Limit
 from energon.compat.megatron.stages.read_pass import ReadPass

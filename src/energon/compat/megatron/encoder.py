@@ -419,7 +419,7 @@ def _build(encoder: TaskEncoder[Any, Any, Any, Any], recipe: Recipe) -> Any:
     else:
         build = encoder.build_val_datasets
         arguments["limit"] = getattr(settings, "limit", None)
-    # Overrides of former days do not know all arguments; they get those that they name.
+    # Overrides of older versions do not know all arguments; they get those that they name.
     parameters = inspect.signature(build).parameters
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}

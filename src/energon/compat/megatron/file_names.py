@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energon.formats.info import META
+from energon.formats.meta.info import META
 
 MAIN_FOLDER_NAME = META
 INDEX_SQLITE_FILENAME = "index.sqlite"

@@ -11,7 +11,7 @@ from energon.compat.megatron.datasets import flavors
 from energon.compat.megatron.datasets import webdataset as factories
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.errors import ConfigError
-from energon.formats.yaml import load
+from energon.formats.meta.yaml import load
 from energon.io.files import read_text
 from energon.samples.registry import resolve_class
 from energon.samples.sample import Sample
@@ -43,7 +43,7 @@ def load_config(
     """
     document = path if isinstance(path, Mapping) else load(read_text(path), origin=str(path))
     if not isinstance(document, Mapping):
-        raise ConfigError(f"{path}: wanted is a mapping, found {type(document).__name__}")
+        raise ConfigError(f"{path}: expected a mapping, found {type(document).__name__}")
     given = {key: _value(value, allow) for key, value in document.items()}
     module, name = given.pop("__module__", None), given.pop("__class__", None)
     arguments = {**(default_kwargs or {}), **given}

@@ -45,6 +45,7 @@ HOMES: dict[str, str] = {
         MAIN_FOLDER_NAME SPLIT_YAML_FILENAME
     """,
     "compat.megatron.getters": "get_train_dataset get_val_dataset get_val_datasets",
+    "compat.megatron.load_config": "load_config",
     "compat.megatron.load_dataset": """
         DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList
         Metadataset=DatasetLoader MetadatasetV2=DatasetLoader load_dataset
@@ -55,21 +56,20 @@ HOMES: dict[str, str] = {
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
     """,
     "compat.megatron.wrappers.items": "FilterDataset IterMapDataset MapDataset",
+    "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "compat.megatron.wrappers.streams": """
         BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset
         ShuffleBufferDataset
     """,
-    "compat.megatron.wrappers.watching": "GcDataset LogSampleDataset WatchdogDataset",
     "decode.av": "AVData AVDecoder",
-    "decode.av_parts": "AVWebdatasetDecoder",
+    "decode.av_parts": "AVDecoderType AVWebdatasetDecoder ImageDecoderType",
     "decode.av_uniform": "get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
-    "decode.spec_names": "AVDecoderType ImageDecoderType",
     "errors": """
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
         SYSTEM_EXCEPTIONS SampleException=SampleError SkipSample
     """,
-    "formats.media": """
+    "formats.meta.media": """
         AVMetadata ImageMetadata MediaMetadataBase=MediaMetadata MediaMetadataType
         deserialize_media_metadata serialize_media_metadata
     """,
@@ -91,9 +91,9 @@ HOMES: dict[str, str] = {
         MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VQAOCRSample
         VQASample VidQASample
     """,
-    "sources.file_store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
-    "sources.file_store_folder": "SystemFileStore",
-    "sources.file_store_webdataset": "WebdatasetFileStore",
+    "sources.files.folder": "SystemFileStore",
+    "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
+    "sources.files.webdataset": "WebdatasetFileStore",
     "sources.jsonl": "JsonlFileStore",
     "stages.base": """
         SavableDataLoaderState=State SavableDatasetCheckpoint=State
@@ -103,7 +103,6 @@ HOMES: dict[str, str] = {
     "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",
     "task_encoder.dataset": "SavableDataset",
-    "compat.megatron.load_config": "load_config",
     "task_encoder.prepare_metadataset": "prepare_metadataset",
     "transforms.mappers": """
         CenterCropMapper CustomTransform RandomCropMapper RandomHorizontalFlipMapper

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.webdataset.place import Place
-from energon.webdataset.shuffling import Shuffle
-from energon.webdataset.stage import Context
+from energon.webdataset.running.place import Place
+from energon.webdataset.stages.base import Context
+from energon.webdataset.stages.shuffling import Shuffle
 
 Sample = dict[str, Any]
 
@@ -31,7 +31,7 @@ def parse_slice(text: str | None) -> slice:
         chosen = slice(*numbers)
         islice((), chosen.start, chosen.stop, chosen.step)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"slice {text!r}: wanted is START:STOP:STEP or a number") from error
+        raise ConfigError(f"slice {text!r}: expected START:STOP:STEP or a number") from error
     return chosen
 
 
@@ -53,7 +53,7 @@ def parse_fields(text: str | None) -> list[tuple[str, tuple[str, ...]]] | None:
         new, _, old = word.partition(":")
         names = tuple((old or new).split(","))
         if not new or not all(names):
-            raise ConfigError(f"fields {text!r}: wanted are words like NAME or NEW:OLD,OTHER")
+            raise ConfigError(f"fields {text!r}: expected words like NAME or NEW:OLD,OTHER")
         fields.append((new, names))
     if not fields:
         raise ConfigError("fields: there are none")
@@ -94,7 +94,7 @@ def with_keys(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
         _check_number_pattern(pattern)
     if not numbered and "{key}" not in pattern:
         raise ConfigError(
-            f"key {pattern!r} is the same for all samples; wanted is one with %06d or {{key}}"
+            f"key {pattern!r} is the same for all samples; expected one with %06d or {{key}}"
         )
     for number, sample in enumerate(samples):
         key = pattern % number if numbered else pattern
@@ -107,7 +107,7 @@ def _check_number_pattern(pattern: str) -> None:
     except (TypeError, ValueError):
         is_usable = False
     if not is_usable:
-        raise ConfigError(f"key {pattern!r}: wanted is one place for a number, like %06d")
+        raise ConfigError(f"key {pattern!r}: expected one place for a number, like %06d")
 
 
 def shuffled(samples: Iterable[Sample], size: int, seed: int) -> Iterator[Sample]:

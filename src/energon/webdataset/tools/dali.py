@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from energon.formats.part_table_file import open_part_table
+from energon.formats.tables.part_table_file import open_part_table
 from energon.io.atomic import write_atomic
 
 VERSION = "v1.2"

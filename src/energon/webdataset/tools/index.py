@@ -7,16 +7,16 @@ import tempfile
 from pathlib import Path
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.part_table import PartTable
-from energon.formats.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar_index import encode_tar_index
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
 from energon.io.files import is_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
-from energon.prepare.index import IndexOptions, index_shard
-from energon.prepare.remote_scan import index_remote
-from energon.webdataset.compression import HEAD_BYTES, unpacker_for
+from energon.prepare.index.index import IndexOptions, index_shard
+from energon.prepare.index.remote_scan import index_remote
 from energon.webdataset.gopen import open_url
+from energon.webdataset.reading.compression import HEAD_BYTES, unpacker_for
 
 
 def can_have_index(url: str) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 from energon.errors import EnergonError
 from energon.formats.tar import split_name
 from energon.webdataset.autodecode import Decoder
-from energon.webdataset.opening import Opening
+from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.tar_reader import TarReader
 from energon.webdataset.tar_parser import TarParser
-from energon.webdataset.tar_reader import TarReader
 from energon.webdataset.tools.streams import read_samples
 
 Sample = dict[str, Any]

@@ -26,7 +26,7 @@ PREFIX = "sample"
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the samples of a shard. Can be sent to other processes.
+    """What happens to the samples of a shard. Can be sent to other processes.
 
     Args:
         command: Run for each sample, in a folder that holds its fields as files
@@ -114,7 +114,7 @@ def load_function(name: str) -> Callable[[Any], Any]:
     try:
         function = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"function {name!r}: {error}; wanted is MODULE:NAME") from error
+        raise ConfigError(f"function {name!r}: {error}; expected MODULE:NAME") from error
     if not callable(function):
         raise ConfigError(f"function {name!r} is no function")
     return function  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from typing import Any
 from energon.errors import ConfigError, FormatError
 from energon.formats.tar import split_name
 from energon.webdataset.gopen import open_url
-from energon.webdataset.urls import local_path
+from energon.webdataset.reading.urls import local_path
 
 Sample = dict[str, Any]
 
@@ -44,7 +44,7 @@ def parse_recipe(lines: Iterable[str], *, origin: str) -> Iterator[tuple[str, st
             continue
         parts = text.split(maxsplit=1)
         if len(parts) < 2:
-            raise FormatError(f"{origin}:{number}: {text!r} has no source; wanted is NAME SOURCE")
+            raise FormatError(f"{origin}:{number}: {text!r} has no source; expected NAME SOURCE")
         yield parts[0], parts[1]
 
 
@@ -67,7 +67,7 @@ def read_recipe(
         parts = split_name(name)
         if parts is None:
             raise FormatError(
-                f"{name!r} is no name of a sample: wanted is KEY.FIELD, not hidden, and not below "
+                f"{name!r} is no name of a sample: expected KEY.FIELD, not hidden, and not below "
                 "a folder like __this__"
             )
         key, field = parts

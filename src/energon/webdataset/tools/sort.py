@@ -38,7 +38,7 @@ def sort_value(field: str, kind: Kind) -> Callable[[Sample], Any]:
         return lambda sample: sample["__key__"].encode("utf-8", "surrogateescape")
     convert: dict[str, Callable[[bytes], Any]] = {"text": bytes, "int": int, "float": float}
     if kind not in convert:
-        raise ConfigError(f"sort by {kind!r}: wanted is one of {', '.join(convert)}")
+        raise ConfigError(f"sort by {kind!r}: expected one of {', '.join(convert)}")
 
     def value(sample: Sample) -> Any:
         if field not in sample:

@@ -9,10 +9,10 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.place import Place
+from energon.webdataset.reading.tar_samples import TarSamples
+from energon.webdataset.running.place import Place
 from energon.webdataset.shardlists import SimpleShardList
-from energon.webdataset.stage import Context
-from energon.webdataset.tar_samples import TarSamples
+from energon.webdataset.stages.base import Context
 from energon.webdataset.writer import ShardWriter, TarWriter
 
 Sample = dict[str, Any]

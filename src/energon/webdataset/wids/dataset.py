@@ -190,7 +190,7 @@ def _transforms(spec: Any, allowed: frozenset[str]) -> list[Transform]:
             found.append(each)
         else:
             raise ConfigError(
-                f'transformations={each!r}: wanted is "PIL", "numpy", or a function of samples'
+                f'transformations={each!r}: expected "PIL", "numpy", or a function of samples'
             )
     return found
 

@@ -20,9 +20,9 @@ from energon.formats.json_text import parse_json
 from energon.io.address import is_remote, join_address, local_path, parent_address, redact
 from energon.io.files import file_size, read_bytes, write_text
 from energon.io.range_file import RemoteFile
-from energon.io.skipping_reader import SkippingReader
+from energon.io.readers import SkippingReader
 from energon.webdataset.gopen import open_url
-from energon.webdataset.lengths import shard_counts
+from energon.webdataset.reading.lengths import shard_counts
 
 KIND = "wids-shard-index-v1"
 VERSION = 1
@@ -166,10 +166,10 @@ def _md5(url: str) -> str:
 
 def _parse(document: Any, origin: str, base: str | None, folder: str, depth: int = 0) -> Descriptor:
     if not isinstance(document, Mapping) or not {"shardlist", "datasets"} & set(document):
-        raise FormatError(f"{origin}: no list of shards; wanted is JSON with a `shardlist`")
+        raise FormatError(f"{origin}: no list of shards; expected JSON with a `shardlist`")
     if document.get("wids_version") != VERSION and depth == 0:
         raise FormatError(
-            f"{origin}: wids_version is {document.get('wids_version')!r}, wanted is {VERSION}"
+            f"{origin}: wids_version is {document.get('wids_version')!r}, expected {VERSION}"
         )
     start = base or document.get("base") or folder
     name = document.get("name")
@@ -202,7 +202,7 @@ def _shard(entry: Any, origin: str, start: str, name: str | None) -> ShardInfo:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(
-            f"{origin}: {entry!r:.100} is no shard: wanted are url and nsamples"
+            f"{origin}: {entry!r:.100} is no shard: expected url and nsamples"
         ) from error
 
 

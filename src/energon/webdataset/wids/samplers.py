@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError
 from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
-from energon.webdataset.place import current_place
+from energon.webdataset.running.place import current_place
 
 
 class ShardListSampler:
@@ -96,7 +96,7 @@ class ChunkedSampler:
         if not 0 <= self.start <= self.stop <= size:
             raise ConfigError(f"num_samples={num_samples}: the dataset has {size} samples")
         if chunksize < 1:
-            raise ConfigError(f"chunksize={chunksize}: wanted is 1 or more")
+            raise ConfigError(f"chunksize={chunksize}: expected 1 or more")
         self.chunksize = chunksize
         self.seed = seed
         self.shuffle = shuffle

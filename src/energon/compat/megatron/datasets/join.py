@@ -114,7 +114,7 @@ def _members(
     for dataset in datasets:
         if not isinstance(dataset, WebdatasetFactory):
             raise ConfigError(
-                f"cannot join {type(dataset).__name__}; wanted are prepared datasets of shards, "
+                f"cannot join {type(dataset).__name__}; expected prepared datasets of shards, "
                 "like CrudeWebdataset(path, ...)"
             )
     return names, datasets

@@ -16,7 +16,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.plan.build import blend_plan, concat_plan
 from energon.plan.leaf import Ints, PlanLeaf, choose_slice_samples
 from energon.plan.rows import Plan, Rows
-from energon.sources.file_store import FileStore
+from energon.sources.files.store import FileStore
 from energon.sources.kinds import Source
 from energon.stages.base import Dataset
 from energon.stages.map import MapDataset as MapStage

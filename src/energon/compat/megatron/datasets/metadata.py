@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
-from energon.formats.info import load_info
-from energon.formats.split import load_split
+from energon.formats.meta.info import load_info
+from energon.formats.meta.split import load_split
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Prepare datasets of shards from programs, under the names of former days."""
+"""Prepare datasets of shards from programs, under their former names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.braces import expand_braces
-from energon.formats.part_table_file import open_part_table
+from energon.formats.meta.braces import expand_braces
+from energon.formats.tables.part_table_file import open_part_table
 from energon.formats.tar import iter_members, split_name
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.media import prepare_media
-from energon.prepare.media_filter import MediaFilter
-from energon.prepare.shards import find_shards
+from energon.prepare.index.shards import find_shards
+from energon.prepare.media.filter import MediaFilter
+from energon.prepare.media.prepare import prepare_media
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
 """Hands on what it gets, and shows how far that is; also called with the number of all."""
@@ -57,7 +57,7 @@ class PreparesShards:
             workers: Processes that read shards.
             tar_index_only: Only False: a dataset is prepared as a whole.
             media_filter: Which files to note the sizes and durations of; None for none.
-            fix_duplicates: Whether to write shards anew that have keys which are there already.
+            fix_duplicates: Whether to rewrite shards that contain duplicate keys.
             index_sqlite_tmp_path: Has no effect: indexes are written where they belong.
 
         Returns:

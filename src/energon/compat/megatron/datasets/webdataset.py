@@ -1,4 +1,4 @@
-"""Datasets described in a program instead of a `dataset.yaml`, under the names of former days.
+"""Datasets described in a program instead of a `dataset.yaml`, under their former names.
 
 A factory opens the prepared dataset at a path; `build()` returns its samples, to be wrapped.
 """
@@ -16,12 +16,12 @@ from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.sources.file_store_webdataset import WebdatasetFileStore
+from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.dataset_code import CodeFields
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf
+from energon.task_encoder.user_dataset import CodeFields
 from energon.worker import WorkerConfig
 
 

@@ -1,21 +1,118 @@
-"""Blend datasets by weight, item by item.
-
-Items are drawn from the dataset that is furthest behind its share, so shares are exact but for
-one item at any time. Lanes begin at different points of the pattern, so that not all of them
-draw from the same dataset at the same time.
-"""
+"""Draw items from several datasets: by weight, or one dataset after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from energon.compat.megatron.stages.branch import Branches, open_branches, total_items
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
-from energon.stages.base import DatasetIterator, Kind, Place, State, unpack
+from energon.samples.restore_key import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
 from energon.stages.lane import Lane
+
+
+@dataclass(frozen=True)
+class Branches(Dataset[Any]):
+    """A stage each item of which comes from one of `datasets`."""
+
+    datasets: tuple[Dataset[Any], ...]
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return total_items(self.datasets, lane, lanes)
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        check_places(places, number_at=0, stop=len(self.datasets))
+        items: list[Any] = [None] * len(places)
+        for number, dataset in enumerate(self.datasets):
+            wanted = [index for index, (branch, _) in enumerate(places) if branch == number]
+            found = dataset.read_again(
+                lane.branch(number, len(self.datasets)), [places[index][1] for index in wanted]
+            )
+            for index, item in zip(wanted, found, strict=True):
+                items[index] = item
+        return items
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        # Keys name the leaf, so at most one dataset has it.
+        reasons = []
+        for number, dataset in enumerate(self.datasets):
+            try:
+                return dataset.restore(lane.branch(number, len(self.datasets)), key)
+            except StateError as error:
+                reasons.append(str(error))
+        raise StateError(f"no dataset has {key}: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def open_branches(datasets: Sequence[Dataset[Any]], lane: Lane) -> list[DatasetIterator[Any]]:
+    """Open each of `datasets` in a branch of `lane`."""
+    count = len(datasets)
+    return [dataset.open(lane.branch(number, count)) for number, dataset in enumerate(datasets)]
+
+
+def total_items(datasets: Iterable[Dataset[Any]], lane: int, lanes: int) -> int | None:
+    """Return how many items all of `datasets` have in a lane; None if one has no end."""
+    total = 0
+    for dataset in datasets:
+        items = dataset.num_items(lane, lanes)
+        if items is None:
+            return None
+        total += items
+    return total
+
+
+@dataclass(frozen=True)
+class Concat(Branches):
+    """Yield the items of `datasets` in their order; the next one where the one before ends."""
+
+    def __post_init__(self) -> None:
+        if not self.datasets:
+            raise ConfigError("there is no dataset to concatenate; name at least one")
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _ConcatIterator(self, lane)
+
+
+class _ConcatIterator(DatasetIterator[Any]):
+    saves: ClassVar[Mapping[str, Kind]] = {"present": int, "inner": dict}
+
+    def __init__(self, stage: Concat, lane: Lane) -> None:
+        self.branches = open_branches(stage.datasets, lane)
+        self.present = 0
+
+    @property
+    def row(self) -> int:
+        return self.branches[self.present].row * len(self.branches) + self.present
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (self.present, *self.branches[self.present].address)
+
+    @property
+    def place(self) -> Place:
+        return [self.present, self.branches[self.present].place]
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                return next(self.branches[self.present])
+            except StopIteration:
+                if self.present + 1 == len(self.branches):
+                    raise
+                self.present += 1
+
+    def state_dict(self) -> State:
+        return {"present": self.present, "inner": self.branches[self.present].state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.present, inner = unpack(state, self.saves)
+        if self.present >= len(self.branches):
+            raise StateError(
+                f"saved state is in dataset {self.present}, there are {len(self.branches)}; was it "
+                "saved by another pipeline?"
+            )
+        self.branches[self.present].load_state_dict(inner)
 
 
 @dataclass(frozen=True)

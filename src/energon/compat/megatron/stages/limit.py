@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from energon.errors import ConfigError
 from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
 from energon.stages.lane import Lane
-from energon.stages.through import ThroughDataset, ThroughIterator
+from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from energon.plan.rows import Plan
 from energon.samples.restore_key import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.lane import Lane
+from energon.stages.passthrough import ThroughIterator
 from energon.stages.read import ReadDataset, Reader
-from energon.stages.through import ThroughIterator
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from energon.stages.lane import Lane, Reading
 
 @dataclass(frozen=True)
 class Repeat(Dataset[Any]):
-    """Yield the items of `dataset` several times; leaves are shuffled anew for each pass.
+    """Yield the items of `dataset` several times; leaves are shuffled again for each pass.
 
     Args:
         dataset: The items.

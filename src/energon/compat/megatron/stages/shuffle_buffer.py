@@ -15,7 +15,7 @@ from energon.plan.seeds import derive_seed
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
-from energon.stages.through import ThroughDataset, ThroughIterator
+from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from energon.compat.megatron.wrappers.batches import (
     PackingDataset,
 )
 from energon.compat.megatron.wrappers.items import FilterDataset, IterMapDataset, MapDataset
+from energon.compat.megatron.wrappers.monitoring import GcDataset, LogSampleDataset, WatchdogDataset
 from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
@@ -19,7 +20,6 @@ from energon.compat.megatron.wrappers.streams import (
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from energon.compat.megatron.wrappers.watching import GcDataset, LogSampleDataset, WatchdogDataset
 
 __all__ = [
     "BatchDataset",

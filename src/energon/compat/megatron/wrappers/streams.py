@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon.compat.megatron.stages.blend import Blend
-from energon.compat.megatron.stages.concat import Concat
+from energon.compat.megatron.stages.blend import Blend, Concat
 from energon.compat.megatron.stages.limit import Limit
 from energon.compat.megatron.stages.repeat import Repeat
 from energon.compat.megatron.stages.shuffle_buffer import ShuffleBuffer

@@ -1,0 +1,141 @@
+"""`energon tar proc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from energon.cli.tar_commands import options
+
+if TYPE_CHECKING:
+    from energon.prepare.engines import EngineName
+    from energon.webdataset.tools.process import OnError
+
+
+@click.command("proc")
+@options.inputs
+@click.option(
+    "-c",
+    "--command",
+    "shell_command",
+    metavar="COMMAND",
+    help="Run for each sample, in a folder with its fields as files sample.FIELD; the files "
+    "sample.* that it leaves are the new sample.",
+)
+@click.option(
+    "-m",
+    "--multi",
+    metavar="COMMAND",
+    help="The same for commands that make several samples: sample-000000.FIELD, ...",
+)
+@click.option(
+    "--function",
+    metavar="MODULE:NAME",
+    help="Function that takes a sample (dict of bytes), and returns one, several, or None.",
+)
+@click.option("-f", "--fields", help="Fields to keep before: words of NAME, or NEW:OLD,OTHER.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FOLDER",
+    help="Folder or address for the new shards, which have the names of the old ones.",
+)
+@click.option(
+    "--on-error",
+    default="stop",
+    show_default=True,
+    type=click.Choice(["stop", "skip", "keep"]),
+    help="About samples that fail: stop, leave them out, or keep them as they were.",
+)
+@click.option(
+    "-j",
+    "--jobs",
+    default=1,
+    type=options.POSITIVE,
+    show_default=True,
+    help="Commands at the same time.",
+)
+@click.option(
+    *("--workers", "--num-workers", "num_workers"),
+    default=1,
+    type=options.POSITIVE,
+    show_default=True,
+    help="Shards at the same time.",
+)
+@click.option(
+    "--engine",
+    default="local",
+    show_default=True,
+    type=click.Choice(["local", "dask", "ray"]),
+    help="Where to run.",
+)
+@click.option("--address", help="Address of the scheduler of Dask, or of the head of Ray.")
+@click.option("--overwrite", is_flag=True, help="Rewrite shards that exist.")
+@click.option("--index/--no-index", default=False, help="Write indexes beside local shards.")
+@options.allow
+@options.progress
+def command(
+    inputs: tuple[str, ...],
+    shell_command: str | None,
+    multi: str | None,
+    function: str | None,
+    fields: str | None,
+    output: str,
+    on_error: OnError,
+    jobs: int,
+    num_workers: int,
+    engine: EngineName,
+    address: str | None,
+    overwrite: bool,
+    index: bool,
+    allow: tuple[str, ...],
+    progress: bool,
+) -> None:
+    """Change every sample with a command or a function of Python, shard by shard.
+
+    Run again after an interruption, it goes on: shards that are there are complete.
+
+    \b
+    Example:
+      energon tar proc 'train-*.tar' -o small -c 'mogrify -resize 256x256 sample.jpg' -j 8
+      energon tar proc 's3://b/in-{000..127}.tar' -o s3://b/out --function my_tools:augment
+    """
+    import os
+
+    from energon.errors import ConfigError
+    from energon.io.address import address_name, is_remote, join_address
+    from energon.prepare.engines import Engine
+    from energon.webdataset.tools.process import Change
+    from energon.webdataset.tools.streams import expand_inputs
+    from energon.webdataset.writing.offline import map_shards
+
+    if sum(each is not None for each in (shell_command, multi, function)) != 1:
+        raise ConfigError("give one of --command, --multi and --function")
+    urls = expand_inputs(inputs)
+    if not is_remote(output):
+        os.makedirs(output, exist_ok=True)
+    change = Change(
+        command=shell_command or multi,
+        function=function,
+        many=multi is not None,
+        on_error=on_error,
+        threads=jobs,
+        fields=fields,
+        index=index,
+        allow=allow,
+    )
+    targets = [join_address(output, address_name(url)) for url in urls]
+    with options.progress_bar(progress, "processing", "shards") as advance:
+        made = map_shards(
+            change,
+            urls,
+            targets,
+            engine=Engine(engine, address, num_workers),
+            overwrite=overwrite,
+            progress=advance,
+        )
+    options.report(
+        f"{options.amount(len(made), 'shard')} made, {len(urls) - len(made)} already there"
+    )

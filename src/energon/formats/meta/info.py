@@ -1,0 +1,143 @@
+"""`.nv-meta/.info.json`: the shards of a dataset and how many samples each has.
+
+The order of the shards counts: their places are the `tar_file_id`s of `index.sqlite`.
+Datasets prepared by early releases have `.info.yaml` with the same content.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon.allow import is_allowed, refusal
+from energon.errors import DatasetNotFoundError, FormatError
+from energon.formats.json_text import parse_json
+from energon.formats.meta import yaml
+from energon.utf8 import decode_utf8
+
+META = ".nv-meta"
+_ELSEWHERE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://|pipe:")
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What was found when a dataset was prepared.
+
+    Args:
+        shard_counts: Number of samples by path of the shard below the dataset folder.
+        energon_version: The release that prepared it; None if unknown.
+    """
+
+    shard_counts: Mapping[str, int]
+    energon_version: str | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all shards."""
+        return sum(self.shard_counts.values())
+
+    def to_json(self) -> str:
+        """Return the content of `.info.json`."""
+        document = {
+            "energon_version": self.energon_version,
+            "shard_counts": dict(self.shard_counts),
+        }
+        return json.dumps(document, indent=2)
+
+
+def load_info(dataset: str | os.PathLike[str], allow: Collection[str] = ()) -> DatasetInfo:
+    """Read `.info.json`, or the older `.info.yaml`, of a dataset.
+
+    Args:
+        dataset: Its folder.
+        allow: "outside" lets it have shards that are not in its folder.
+
+    Raises:
+        DatasetNotFoundError: If the folder is not a prepared dataset.
+        FormatError: If the file is damaged.
+        SecurityError: If it has shards elsewhere, and that is not allowed.
+    """
+    root = as_path(dataset)
+    folder = root / META
+    for name, parse in ((".info.json", _parse), (".info.yaml", yaml.load)):
+        path = folder / name
+        text = read_if_present(path)
+        if text is not None:
+            info = _check(parse(text, origin=str(path)), str(path))
+            check_inside(info.shard_counts, origin=str(path), allow=allow)
+            return info
+    if root.is_file():
+        raise DatasetNotFoundError(f"{root}: is a file; expected the folder of a prepared dataset")
+    problem = "is not a prepared dataset" if root.is_dir() else "does not exist"
+    raise DatasetNotFoundError(
+        f"{root} {problem}: there is no {META}/.info.json; run `energon prepare {root}`"
+    )
+
+
+def _parse(text: str, *, origin: str) -> Any:
+    return parse_json(text, origin=origin, hint="run `energon prepare` again")
+
+
+def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = ()) -> None:
+    """Raise SecurityError unless names of files stay in the folder of their dataset.
+
+    Links may lead anywhere: they are the doing of whoever owns the folder.
+
+    Args:
+        names: Relative to the folder.
+        origin: The document that has them.
+        allow: "outside" lets them lead anywhere.
+    """
+    for name in names:
+        if "\0" in name:
+            raise FormatError(f"{origin}: {name!r} is no name of a file")
+        # Most names have none of these, and there may be a million of them.
+        if (name[:1] == "/" or ":" in name or ".." in name) and _leads_out(name):
+            if is_allowed("outside", allow):
+                return
+            raise refusal(
+                "outside", f"{origin}: {name!r} is not in the folder of the dataset; move it there"
+            )
+
+
+def _leads_out(name: str) -> bool:
+    within = posixpath.normpath(name)
+    return bool(_ELSEWHERE.match(name)) or within == ".." or within.startswith("../")
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path of the standard library, or what has its methods as it is."""
+    return path if hasattr(path, "read_text") else Path(path)  # type: ignore[return-value]
+
+
+def read_if_present(path: Path) -> str | None:
+    """Return the text of a file; None if there is none.
+
+    Raises:
+        FormatError: If it is no text in UTF-8, or a folder.
+    """
+    try:
+        return decode_utf8(path.read_bytes(), origin=str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except IsADirectoryError as error:
+        raise FormatError(f"{path}: is a folder, expected a file") from error
+
+
+def _check(document: Any, origin: str) -> DatasetInfo:
+    counts = document.get("shard_counts") if isinstance(document, dict) else None
+    if not isinstance(counts, dict) or not all(
+        isinstance(shard, str) and isinstance(count, int) and count >= 0
+        for shard, count in counts.items()
+    ):
+        raise FormatError(
+            f"{origin}: expected `shard_counts` with a number of samples for each shard; run "
+            "`energon prepare` again"
+        )
+    return DatasetInfo(dict(counts), document.get("energon_version"))

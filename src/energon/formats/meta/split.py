@@ -1,0 +1,227 @@
+"""`.nv-meta/split.yaml`: which shards make up train, val and test, and what is left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.formats.json_text import parse_json
+from energon.formats.meta import yaml
+from energon.formats.meta.braces import collapse_braces, expand_all
+from energon.formats.meta.info import META, as_path, check_inside, read_if_present
+
+VALIDATION = ("val", "validation", "valid", "dev")
+"""Names of splits that mean the same."""
+MAX_COMPARED = 10_000
+"""Names of shards among which the one is looked for that was meant."""
+MAX_PROPOSED = 5
+_ENDINGS = (".tar/", ".tgz/")
+
+
+@dataclass(frozen=True)
+class Split:
+    """The splits of a dataset.
+
+    Args:
+        split_parts: Paths of shards, or patterns with braces, by name of the split.
+        exclude: What is left out: shards by path, samples as `shard/key`; braces allowed.
+        origin: The file, for messages.
+        sample_ranges: By split and shard, which samples of the shard belong to the split: those
+            from the first number up to, but not including, the second. Of other shards, all do.
+        allow: "outside" lets shards lie outside of the folder of the dataset.
+    """
+
+    split_parts: Mapping[str, Sequence[str]]
+    exclude: Sequence[str] = ()
+    origin: str = "split.yaml"
+    sample_ranges: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    allow: Collection[str] = ()
+
+    def shards(self, split_part: str) -> list[str]:
+        """Return the shards of a split, in order, without those that are excluded.
+
+        Raises:
+            ConfigError: If there is no such split.
+            SecurityError: If one is outside of the dataset, and that is not allowed.
+        """
+        name = find_split(split_part, self.split_parts)
+        if name is None:
+            near = get_close_matches(split_part, self.split_parts, 1)
+            more = "; name one with split_part, or make others with `energon prepare --split-ratio`"
+            hint = f"; did you mean {near[0]!r}?" if near else more
+            raise ConfigError(
+                f"{self.origin}: there is no split {split_part!r}, only "
+                f"{', '.join(map(repr, self.split_parts)) or 'none at all'}{hint}"
+            )
+        excluded = set(expand_all(self.exclude))
+        listed = expand_all(self.split_parts[name])
+        check_inside(listed, origin=self.origin, allow=self.allow)
+        return [shard for shard in listed if shard not in excluded]
+
+    def sample_range(self, split_part: str, shard: str, num_samples: int) -> tuple[int, int]:
+        """Return which samples of a shard belong to a split, of all that the shard has.
+
+        Raises:
+            ConfigError: If the shard has fewer than the range needs.
+        """
+        name = find_split(split_part, self.split_parts) or split_part
+        start, stop = self.sample_ranges.get(name, {}).get(shard, (0, num_samples))
+        if stop > num_samples:
+            raise ConfigError(
+                f"{self.origin}: split {split_part!r} has samples {start} to {stop} of {shard}, "
+                f"which has only {num_samples}; split the dataset again with `energon prepare`"
+            )
+        return start, stop
+
+    @property
+    def excluded_samples(self) -> list[tuple[str, str]]:
+        """Pairs of shard and sample key that are left out.
+
+        An entry is such a pair if the name of a shard of any split begins it; keys may contain
+        slashes.
+        """
+        pairs = []
+        for entry in expand_all(self.exclude):
+            shard = _shard_of(entry)
+            if shard is not None:
+                pairs.append((shard, entry[len(shard) + 1 :]))
+        return pairs
+
+    def unmatched(self, shards: Collection[str]) -> list[str]:
+        """Return in words which entries of `exclude` match none of some shards."""
+        return describe_unmatched(self.exclude, shards)
+
+    def to_yaml(self) -> str:
+        """Return the content of `split.yaml`, with runs of shards written as patterns."""
+        parts = {name: collapse_braces(list(shards)) for name, shards in self.split_parts.items()}
+        document: dict[str, Any] = {"split_parts": parts, "exclude": list(self.exclude)}
+        if self.sample_ranges:
+            document["sample_ranges"] = {
+                name: {shard: list(numbers) for shard, numbers in ranges.items()}
+                for name, ranges in self.sample_ranges.items()
+            }
+        return yaml.dump(document)
+
+
+def find_split(wanted: str, names: Iterable[str]) -> str | None:
+    """Return the split of a name, or the only one of that meaning; None if there is none.
+
+    Example:
+        >>> find_split("val", ["train", "validation"]), find_split("val", ["dev", "validation"])
+        ('validation', None)
+    """
+    known = list(names)
+    if wanted in known or wanted not in VALIDATION:
+        return wanted if wanted in known else None
+    same = [name for name in known if name.lower() in VALIDATION]
+    return same[0] if len(same) == 1 else None
+
+
+def excludes_any(entry: str, shards: Collection[str]) -> bool:
+    """Return whether an entry of `exclude` is one of some shards, or a sample in one.
+
+    Example:
+        >>> [excludes_any(entry, {"0.tar"}) for entry in ("0.tar", "{0,1}.tar/key", "2.tar")]
+        [True, True, False]
+    """
+    return any(name in shards or _shard_of(name) in shards for name in expand_all((entry,)))
+
+
+def describe_unmatched(entries: Sequence[str], shards: Collection[str]) -> list[str]:
+    """Return in words which of the entries of an `exclude` list match none of some shards."""
+    unmatched = [entry for entry in entries if not excludes_any(entry, shards)]
+    candidates = list(islice(shards, MAX_COMPARED))
+    lines = []
+    for place, entry in enumerate(unmatched):
+        name = _shard_of(entry) or entry
+        near = get_close_matches(name, candidates, 1) if place < MAX_PROPOSED else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        lines.append(f"{entry!r} is excluded, but matches no shard{hint}")
+    return lines
+
+
+def _shard_of(entry: str) -> str | None:
+    """Return the shard that an entry for a sample names; None for other entries."""
+    for ending in _ENDINGS:
+        shard, found, key = entry.partition(ending)
+        if found and key:
+            return shard + ending[:-1]
+    return None
+
+
+def load_split(
+    dataset: str | os.PathLike[str], name: str = "split.yaml", allow: Collection[str] = ()
+) -> Split:
+    """Read the splits of a dataset.
+
+    Args:
+        dataset: Its folder.
+        name: File below `.nv-meta`; `split.yaml` may also be there as `split.json`.
+        allow: "outside" lets shards lie outside of the folder.
+
+    Raises:
+        ConfigError: If there is no such file, or it has unknown keys.
+        FormatError: If it is no YAML or JSON.
+    """
+    root = as_path(dataset)
+    for wanted in (name, "split.json") if name == "split.yaml" else (name,):
+        path = root / META / wanted
+        text = read_if_present(path)
+        if text is not None:
+            return replace(_check(_parse(text, path), str(path)), allow=allow)
+    raise ConfigError(
+        f"{root / META / name}: no such file; run `energon prepare {root}`, or name another with "
+        "split_config"
+    )
+
+
+def _parse(text: str, path: Path) -> Any:
+    if path.name.endswith(".json"):
+        return parse_json(text, origin=str(path))
+    return yaml.load(text, origin=str(path))
+
+
+def _check(document: Any, origin: str) -> Split:
+    if not isinstance(document, dict) or "split_parts" not in document:
+        raise ConfigError(f"{origin}: expected `split_parts` with lists of shards by split")
+    unknown = set(document) - {"split_parts", "exclude", "sample_ranges"}
+    if unknown:
+        raise ConfigError(
+            f"{origin}: unknown keys {sorted(unknown)}; allowed are split_parts, exclude and "
+            "sample_ranges"
+        )
+    parts = document["split_parts"] or {}
+    exclude = document.get("exclude") or []
+    lists = [*parts.values(), exclude] if isinstance(parts, dict) else [None]
+    for entries in lists:
+        if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+            raise ConfigError(f"{origin}: expected lists of paths, found {entries!r}")
+    ranges = _check_ranges(document.get("sample_ranges") or {}, parts, origin)
+    splits = {name: list(shards) for name, shards in parts.items()}
+    return Split(splits, list(exclude), origin, ranges)
+
+
+def _check_ranges(
+    document: Any, parts: Mapping[str, Any], origin: str
+) -> dict[str, dict[str, tuple[int, int]]]:
+    wanted = f"{origin}: expected `sample_ranges` with SPLIT: {{SHARD: [START, STOP]}}"
+    if not isinstance(document, dict) or not all(isinstance(v, dict) for v in document.values()):
+        raise ConfigError(f"{wanted}, found {document!r}")
+    ranges: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, shards in document.items():
+        if name not in parts:
+            raise ConfigError(f"{origin}: sample_ranges has {name!r}, which is no split")
+        ranges[name] = {}
+        for shard, numbers in shards.items():
+            match numbers:
+                case [int(start), int(stop)] if 0 <= start < stop:
+                    ranges[name][shard] = (start, stop)
+                case _:
+                    raise ConfigError(f"{wanted}, found {shard}: {numbers!r}")
+    return ranges

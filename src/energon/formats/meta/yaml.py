@@ -1,0 +1,329 @@
+"""YAML with places: read documents so that every later complaint can name file, line and column.
+
+What scalars mean is said in `yaml_scalars.py`. Anchors, aliases and merge keys (`<<`) work.
+Refused, because they hide mistakes or do harm: duplicate keys, explicit tags, keys that are not
+scalars, aliases inside of what they refer to, more than one document, very deep nesting and
+aliases that multiply.
+
+PyYAML (libyaml, where it was built with it) parses to events; what they mean is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from energon.errors import FormatError
+from energon.formats.meta.yaml_scalars import scalar, scalar_text
+from energon.limits import ALIASED_VALUES, DOCUMENT_BYTES, DOCUMENT_DEPTH
+
+
+def dump(data: Any) -> str:
+    """Return `data` as YAML that this reader, Energon's and every YAML 1.1 reader agree on.
+
+    Block style, keys in their order, no anchors. `data` is made of mappings, lists, tuples,
+    text, numbers, booleans and None.
+
+    Raises:
+        TypeError: If it holds anything else.
+        FormatError: If it holds text that UTF-8 cannot express.
+    """
+    return "\n".join(_lines(data)) + "\n"
+
+
+def _lines(data: Any) -> Iterator[str]:
+    if not _is_block(data):
+        yield _flow(data)
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _attach(f"{scalar_text(key)}:", value)
+    else:
+        for value in data:
+            yield from _item(value)
+
+
+def _attach(head: str, value: Any) -> Iterator[str]:
+    if _is_block(value):
+        yield head
+        yield from (f"  {line}" for line in _lines(value))
+    else:
+        yield f"{head} {_flow(value)}"
+
+
+def _item(value: Any) -> Iterator[str]:
+    if _is_block(value) and isinstance(value, Mapping):
+        for position, line in enumerate(_lines(value)):
+            yield f"  {line}" if position else f"- {line}"
+    else:
+        yield from _attach("-", value)
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) and len(value) > 0
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{}"
+    return "[]" if isinstance(value, list | tuple) else scalar_text(value)
+
+
+try:
+    from yaml._yaml import CParser as _Parser
+except ImportError:  # PyYAML was built without libyaml: the same events, ten times slower
+    from yaml import SafeLoader as _Parser  # type: ignore[assignment]
+
+__all__ = ["Map", "Mark", "Seq", "dump", "load", "marked_like", "plain", "where"]
+
+_HINTS = {
+    "mapping values are not allowed": "a value that contains ': ' needs quotes",
+    "cannot start any token": "indent with spaces, and quote values that start with @, ` or %",
+}
+
+
+class Mark(NamedTuple):
+    """A place in a file, both numbers counted from 1."""
+
+    line: int
+    column: int
+
+
+class Map(dict[Any, Any]):
+    """A mapping that knows where it was written: where it starts, and `marks[key]` of each key.
+
+    No mark means that it was not read from a file; then `origin` is its path in a document.
+    """
+
+    __slots__ = ("mark", "marks", "origin")
+    mark: Mark | None
+    marks: dict[Any, Mark]
+    origin: str
+
+
+class Seq(list[Any]):
+    """A sequence that knows where it was written: where it starts, and `marks` of each item."""
+
+    __slots__ = ("mark", "marks", "origin")
+    mark: Mark | None
+    marks: list[Mark]
+    origin: str
+
+
+def load(text: str | bytes, *, origin: str) -> Any:
+    """Return the document in `text`: `Map`, `Seq` or a scalar; None if there is none.
+
+    Values behind an alias are shared, not copied.
+
+    Args:
+        text: The document; bytes are UTF-8.
+        origin: Name of the file, for messages and `where`.
+
+    Raises:
+        FormatError: If it is not YAML, uses what is refused here, or is beyond the limits; starts
+            with `origin:line:column`.
+    """
+    if len(text) > DOCUMENT_BYTES.value:
+        raise FormatError(
+            f"{origin}: a document of {len(text):,} bytes is larger than any should be; "
+            f"{DOCUMENT_BYTES.hint}"
+        )
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return _Composer(_Parser(text.removeprefix("\ufeff")).get_event, origin).document()
+    except yaml.MarkedYAMLError as exc:
+        raise FormatError(_explain(exc, origin)) from exc
+    except yaml.reader.ReaderError as exc:
+        raise FormatError(f"{_find(chr(exc.character), text, origin)}: {exc.reason}") from exc
+    except UnicodeDecodeError as exc:
+        line = exc.object.count(b"\n", 0, exc.start) + 1
+        raise FormatError(f"{origin}:{line}: byte {exc.object[exc.start]:#x} is not UTF-8") from exc
+    except UnicodeEncodeError as exc:
+        raise FormatError(f"{origin}: {exc.object[exc.start]!a} is half a character") from exc
+
+
+def where(node: Any, key: Any = None) -> str:
+    """Return `file:line:column` of a loaded `node`, or of its item `key`, for use in messages."""
+    if not isinstance(node, Map | Seq):
+        return "document"
+    if node.mark is None:
+        return node.origin + ("" if key is None else f"[{key}]" if type(key) is int else f".{key}")
+    mark = node.mark
+    if isinstance(node, Map):
+        mark = node.marks.get(key, mark)
+    elif key is not None:
+        mark = node.marks[key]
+    return f"{node.origin}:{mark.line}:{mark.column}"
+
+
+def marked_like(content: Map | Seq, node: Map | Seq) -> Any:
+    """Return `content` with the marks of `node`, which it is a changed copy of."""
+    content.origin, content.mark = node.origin, node.mark
+    content.marks = node.marks
+    return content
+
+
+def plain(value: Any) -> Any:
+    """Return a copy of `value` in which all mappings are `dict` and all sequences `list`."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+class _Composer:
+    """Builds values from events, and knows the anchors met so far."""
+
+    def __init__(self, next_event: Callable[[], Any], origin: str) -> None:
+        self.next_event = next_event
+        self.origin = origin
+        self.anchors: dict[str, tuple[Any, int, int]] = {}  # value, nodes, height
+        self.open_anchors: set[str] = set()
+        self.nodes = 0
+        self.aliased_nodes = 0
+        self.deepest = 0
+        self.max_depth = DOCUMENT_DEPTH.value
+        self.max_aliased = ALIASED_VALUES.value
+
+    def document(self) -> Any:
+        self.next_event()  # start of the stream
+        if type(self.next_event()) is StreamEndEvent:
+            return None
+        value = self.node(self.next_event(), 0)
+        self.next_event()  # end of the document
+        event = self.next_event()
+        if type(event) is DocumentStartEvent:
+            self.refuse(event, "a second document starts here; a file holds one")
+        return value
+
+    def node(self, event: Any, depth: int) -> Any:
+        if type(event) is AliasEvent:
+            return self.alias(event, depth)
+        self.nodes += 1
+        if event.tag is not None:
+            self.refuse(event, f"tag {event.tag!r}; tags are not supported, quotes make text")
+        if event.anchor is None:
+            return self.content(event, depth)
+        return self.anchored(event, depth)
+
+    def content(self, event: Any, depth: int) -> Any:
+        kind = type(event)
+        if kind is ScalarEvent:
+            return scalar(event.value) if event.implicit[0] else event.value
+        if depth >= self.max_depth:
+            self.refuse_depth(event)
+        if depth >= self.deepest:
+            self.deepest = depth + 1
+        build = self.mapping if kind is MappingStartEvent else self.sequence
+        return build(event, depth)
+
+    def mapping(self, event: Any, depth: int) -> Map:
+        result, merges = Map(), []
+        result.origin, result.mark = self.origin, _mark(event)
+        marks = result.marks = {}
+        while type(key_event := self.next_event()) is not MappingEndEvent:
+            key = self.key(key_event, depth)
+            if key in marks:
+                self.refuse(key_event, f"duplicate key {key!r}, first in line {marks[key].line}")
+            marks[key] = _mark(key_event)
+            value = self.node(value_event := self.next_event(), depth + 1)
+            if key == "<<" and type(key_event) is ScalarEvent and key_event.implicit[0]:
+                merges += self.merge_sources(value, value_event)
+            else:
+                result[key] = value
+        for source in merges:
+            for key, value in source.items():
+                if key not in result:
+                    result[key], marks[key] = value, source.marks[key]
+        return result
+
+    def sequence(self, event: Any, depth: int) -> Seq:
+        result = Seq()
+        result.origin, result.mark = self.origin, _mark(event)
+        marks = result.marks = []
+        while type(item := self.next_event()) is not SequenceEndEvent:
+            marks.append(_mark(item))
+            result.append(self.node(item, depth + 1))
+        return result
+
+    def key(self, event: Any, depth: int) -> Any:
+        if type(event) in (MappingStartEvent, SequenceStartEvent):
+            self.refuse(event, "a key must be a scalar, not a mapping or sequence")
+        key = self.node(event, depth + 1)
+        if isinstance(key, Map | Seq):
+            self.refuse(event, "a key must be a scalar, not an alias of a mapping or sequence")
+        return key
+
+    def merge_sources(self, value: Any, event: Any) -> list[Map]:
+        sources = value if isinstance(value, Seq) else [value]
+        if not all(isinstance(source, Map) for source in sources):
+            self.refuse(event, "'<<' merges mappings: an alias of one, or a list of such")
+        return list(sources)
+
+    def anchored(self, event: Any, depth: int) -> Any:
+        nodes, deepest = self.nodes, self.deepest
+        self.deepest = depth
+        self.open_anchors.add(event.anchor)
+        value = self.content(event, depth)
+        self.open_anchors.discard(event.anchor)
+        height = self.deepest - depth
+        self.deepest = max(deepest, self.deepest)
+        self.anchors[event.anchor] = value, self.nodes - nodes + 1, height
+        return value
+
+    def alias(self, event: Any, depth: int) -> Any:
+        if event.anchor in self.open_anchors:
+            self.refuse(event, f"alias *{event.anchor} lies inside of what it refers to")
+        if event.anchor not in self.anchors:
+            self.refuse(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it")
+        value, nodes, height = self.anchors[event.anchor]
+        self.nodes += nodes
+        self.aliased_nodes += nodes
+        self.deepest = max(self.deepest, depth + height)
+        if self.deepest > self.max_depth:
+            self.refuse_depth(event)
+        if self.aliased_nodes > self.max_aliased:
+            self.refuse(
+                event,
+                f"aliases stand for more than {self.max_aliased:,} values; {ALIASED_VALUES.hint}",
+            )
+        return value
+
+    def refuse_depth(self, event: Any) -> NoReturn:
+        self.refuse(event, f"nested deeper than {self.max_depth} levels; {DOCUMENT_DEPTH.hint}")
+
+    def refuse(self, event: Any, problem: str) -> NoReturn:
+        mark = event.start_mark
+        raise FormatError(f"{self.origin}:{mark.line + 1}:{mark.column + 1}: {problem}")
+
+
+def _mark(event: Any) -> Mark:
+    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+
+
+def _explain(exc: yaml.MarkedYAMLError, origin: str) -> str:
+    mark, context = exc.problem_mark or exc.context_mark, exc.context_mark
+    place = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
+    message = f"{place}: {exc.problem}"
+    if context and mark and context.line != mark.line:
+        message += f", {exc.context} that starts in line {context.line + 1}"
+    hints = [hint for part, hint in _HINTS.items() if part in message]
+    return "; ".join([message, *hints])
+
+
+def _find(character: str, text: Any, origin: str) -> str:
+    before = text.partition(character)[0].split("\n")
+    return f"{origin}:{len(before)}:{len(before[-1]) + 1}"

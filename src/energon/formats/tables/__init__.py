@@ -1,0 +1,1 @@
+"""The tables of an index: part tables, `index.sqlite`, join indexes."""

@@ -1,0 +1,392 @@
+"""The part table of a shard: where each part of each sample lies.
+
+A file beside the shard, `x.tar.parts` for `x.tar`, with which readers take content without
+parsing a tar header. It is mapped into memory; `part_table_bytes` has its layout.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import lt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import DuplicateSampleKeyError
+from energon.formats.scan_builder import TarScan
+from energon.formats.tables.part_table_bytes import (
+    decode_part_table,
+    encode_part_table,
+    map_part_table,
+)
+from energon.formats.tar_window import BLOCK
+
+Column = NDArray[Any]
+
+
+def common_header(scan: TarScan) -> tuple[int, int] | None:
+    """Return how samples begin, if all begin the same way.
+
+    Returns:
+        Blocks before the content of the first part of each sample, and the block in which the
+        last one ends; None if samples differ.
+    """
+    if not scan.num_samples:
+        return None
+    begins = scan.sample_offset[:-1]
+    gaps = scan.part_offset[scan.first_part[:-1]] - begins
+    if (gaps != gaps[0]).any():
+        return None
+    return int(gaps[0]) // BLOCK, int(scan.sample_offset[-1]) // BLOCK
+
+
+def common_schema(scan: TarScan) -> tuple[int, ...] | None:
+    """Return the names of the parts that every sample has, in this order; None if they differ."""
+    count = len(scan.part_name) // max(1, scan.num_samples)
+    if not count or len(scan.part_name) != count * scan.num_samples:
+        return None
+    names = scan.part_name.reshape(-1, count)
+    regular = scan.first_part[:-1] == np.arange(0, len(scan.part_name), count)
+    if not regular.all() or not (names == names[0]).all():
+        return None
+    return tuple(names[0].tolist())
+
+
+def common_key_length(scan: TarScan) -> int | None:
+    """Return how many bytes every key has; None if they differ."""
+    lengths = np.diff(scan.key_start)
+    if not len(lengths) or (lengths != lengths[0]).any():
+        return None
+    return int(lengths[0])
+
+
+def key_order(scan: TarScan) -> tuple[NDArray[np.int64] | None, bool]:
+    """Return the samples in the order of their keys, and whether no key is there twice.
+
+    The order is None if they are in it.
+    """
+    edges = scan.key_start.tolist()
+    keys = [scan.key_bytes[start:stop] for start, stop in pairwise(edges)]
+    if all(map(lt, keys, keys[1:])):
+        return None, True
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    ascending = [keys[index] for index in order]
+    return np.array(order), all(map(lt, ascending, ascending[1:]))
+
+
+def smallest(column: Column) -> Column:
+    """Return unsigned numbers in as few bytes as they need, little-endian."""
+    dtype = np.min_scalar_type(int(column.max(initial=0)))
+    return column.astype(dtype.newbyteorder("<"))
+
+
+class RepeatedPart(NamedTuple):
+    """A part that a sample has twice. Two samples with one key, side by side, look like that."""
+
+    key: str
+    part: str
+    offset: int
+    """Where its content begins."""
+    again: int
+    """Where the content begins that claims to be the same part."""
+
+    def error(self, shard: object) -> DuplicateSampleKeyError:
+        """Return the error that says so of a shard."""
+        return DuplicateSampleKeyError(
+            f"{shard}: sample {self.key!r} has the part {self.part!r} twice, at bytes "
+            f"{self.offset} and {self.again}; if these are two samples, give them different keys; "
+            "`energon prepare --fix-duplicates` rewrites the shard so that each has its own"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PartTable:
+    """Where the parts of a shard lie. N samples, P parts."""
+
+    num_samples: int
+    num_parts: int
+    shard_size: int
+    """Bytes of the shard when it was indexed."""
+    shard_mtime_ns: int
+    """Its modification time then."""
+    part_names: tuple[str, ...]
+    columns: Mapping[str, Column] = field(repr=False)
+    """As they are stored."""
+    header: tuple[int, int] | None
+    """Blocks before the content of each sample, and where the last ends; None if they differ."""
+    schema: tuple[int, ...] | None
+    """Indices of the names that every sample has; None if samples differ."""
+    key_length: int | None
+    """Bytes of every key; None if they differ."""
+    unique: bool
+    """Whether no two samples have the same key."""
+    key_bytes: Any = field(repr=False)
+    """All keys in UTF-8, as a buffer."""
+
+    @property
+    def sample_offset(self) -> NDArray[np.uint64]:
+        """(N + 1,) where each sample begins, headers included, and where the last ends."""
+        if self.header is None:
+            return self.columns["sample_block"].astype(np.uint64) * BLOCK
+        begin, end = self.sample_extents(np.arange(self.num_samples))
+        return np.append(begin, end[-1]).astype(np.uint64)
+
+    @property
+    def part_offset(self) -> NDArray[np.uint64]:
+        """(P,) where the content of each part begins."""
+        return self.columns["part_block"].astype(np.uint64) * BLOCK
+
+    @property
+    def part_size(self) -> NDArray[np.uint64]:
+        """(P,) bytes of content."""
+        return self.columns["part_size"].astype(np.uint64)
+
+    @property
+    def first_part(self) -> Column:
+        """(N + 1,) number of the first part of each sample, and P."""
+        if self.schema is None:
+            return self.columns["first_part"]
+        return np.arange(0, self.num_parts + 1, len(self.schema))
+
+    @property
+    def part_name(self) -> Column:
+        """(P,) index into `part_names`."""
+        if self.schema is None:
+            return self.columns["part_name"]
+        return np.tile(np.array(self.schema), self.num_samples)
+
+    def extents(self, parts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the contents of some parts begin, and how many bytes they have.
+
+        Unlike the whole columns, which are made anew each time they are asked for, this costs
+        what is asked for.
+        """
+        begin = self.columns["part_block"][parts].astype(np.int64) * BLOCK
+        return begin, self.columns["part_size"][parts].astype(np.int64)
+
+    def sample_extent(self, index: int) -> tuple[int, int]:
+        """Return where one sample begins, headers included, and where it ends."""
+        (begin,), (end,) = self.sample_extents(np.array([index]))
+        return int(begin), int(end)
+
+    def sample_extents(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where samples begin, headers included, and where they end."""
+        if self.header is None:
+            blocks = self.columns["sample_block"]
+            begin, end = blocks[indices].astype(np.int64), blocks[indices + 1].astype(np.int64)
+            return begin * BLOCK, end * BLOCK
+        gap, last = self.header
+        following = self._first_parts(np.minimum(indices + 1, self.num_samples - 1))
+        begin = self.columns["part_block"][self._first_parts(indices)].astype(np.int64) - gap
+        end = self.columns["part_block"][following].astype(np.int64) - gap
+        end[indices + 1 == self.num_samples] = last
+        return begin * BLOCK, end * BLOCK
+
+    def sample_parts(self, index: int) -> list[tuple[str, int, int]]:
+        """Return the name, the offset and the size of each part of one sample."""
+        numbers = self.part_numbers(index)
+        if self.schema is None:
+            names = self.columns["part_name"][numbers.start : numbers.stop].tolist()
+        else:
+            names = self.schema
+        offsets, sizes = self.extents(np.array(numbers, np.int64))
+        called = [self.part_names[name] for name in names]
+        return list(zip(called, offsets.tolist(), sizes.tolist(), strict=True))
+
+    def part_numbers(self, index: int) -> range:
+        """Return the numbers of the parts of one sample."""
+        if self.schema is None:
+            return range(*self.columns["first_part"][index : index + 2].tolist())
+        return range(index * len(self.schema), (index + 1) * len(self.schema))
+
+    def repeated_parts(self, indices: NDArray[np.int64] | None = None) -> list[RepeatedPart]:
+        """Return the parts that a sample has more than once, each time but the first.
+
+        Nothing is compared where all samples have the same, different parts.
+
+        Args:
+            indices: The samples, ascending; None for all.
+        """
+        if self.schema is not None and len(set(self.schema)) == len(self.schema):
+            return []
+        indices = np.arange(self.num_samples) if indices is None else indices
+        first, stop = (self.first_part[indices + n].astype(np.int64) for n in (0, 1))
+        counts = stop - first
+        owners = np.repeat(np.arange(len(indices)), counts)
+        numbers = np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        if self.schema is None:
+            names = self.columns["part_name"][numbers].astype(np.int64)
+        else:
+            names = np.array(self.schema)[numbers % len(self.schema)]
+        order = np.lexsort((names, owners))
+        same = (np.diff(owners[order]) == 0) & (np.diff(names[order]) == 0)
+        again = np.flatnonzero(same) + 1
+        # The sort is stable: where a run of equal ones begins is the first of them.
+        begins = np.flatnonzero(np.append(True, ~same))
+        earlier = begins[np.searchsorted(begins, again, side="right") - 1]
+        (one, _), (other, _) = (self.extents(numbers[order[each]]) for each in (earlier, again))
+        keys = self.keys(indices[owners[order[again]]])
+        parts = [self.part_names[name] for name in names[order[again]].tolist()]
+        found = zip(keys, parts, one.tolist(), other.tolist(), strict=True)
+        return [RepeatedPart(*each) for each in found]
+
+    @property
+    def part_crc32(self) -> Column | None:
+        """(P,) CRC-32 of each content; None if they are not known."""
+        return self.columns.get("part_crc32")
+
+    @property
+    def common_parts(self) -> tuple[str, ...] | None:
+        """The parts that every sample has, in this order and no others; None if they differ."""
+        if self.schema is None:
+            return None
+        return tuple(self.part_names[name] for name in self.schema)
+
+    def keys(self, indices: NDArray[np.int64]) -> list[str]:
+        """Return the keys of samples, in the order of `indices`."""
+        starts, stops = (edges.tolist() for edges in self._key_edges(indices))
+        data = self.key_bytes
+        if len(starts) > 1 and stops[-1] - starts[0] < 64 * len(starts):
+            # Neighbours: decode once and cut the text, if characters are bytes.
+            low = min(starts)
+            text = bytes(data[low : max(stops)])
+            if text.isascii():
+                letters = text.decode()
+                return [letters[a - low : b - low] for a, b in zip(starts, stops, strict=True)]
+        return [
+            str(data[a:b], "utf-8", "surrogateescape") for a, b in zip(starts, stops, strict=True)
+        ]
+
+    def key_of(self, index: int) -> str:
+        """Return the key of one sample."""
+        return self.keys(np.array([index]))[0]
+
+    def index_of(self, key: str) -> int | None:
+        """Return which sample has this key, or None."""
+        wanted = key.encode("utf-8", "surrogateescape")
+        low, high = 0, self.num_samples
+        while low < high:
+            middle = (low + high) // 2
+            if self.key_at(middle) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        if low == self.num_samples or self.key_at(low) != wanted:
+            return None
+        order = self.columns.get("key_order")
+        return low if order is None else int(order[low])
+
+    def key_at(self, place: int) -> bytes:
+        """Return the key that has a place among all keys in ascending order."""
+        order = self.columns.get("key_order")
+        index = place if order is None else int(order[place])
+        if self.key_length is not None:
+            return bytes(self.key_bytes[index * self.key_length : (index + 1) * self.key_length])
+        start, stop = self.columns["key_start"][index : index + 2].tolist()
+        return bytes(self.key_bytes[start:stop])
+
+    def _first_parts(self, indices: NDArray[np.int64]) -> Column:
+        if self.schema is None:
+            return self.columns["first_part"][indices]
+        return indices * len(self.schema)
+
+    def _key_edges(self, indices: NDArray[np.int64]) -> tuple[Column, Column]:
+        if self.key_length is not None:
+            starts = np.asarray(indices) * self.key_length
+            return starts, starts + self.key_length
+        edges = self.columns["key_start"]
+        return edges[indices], edges[np.asarray(indices) + 1]
+
+    @classmethod
+    def from_scan(cls, scan: TarScan, *, shard_mtime_ns: int = 0) -> PartTable:
+        """Return the table of a shard that was just scanned."""
+        schema = common_schema(scan)
+        key_length = common_key_length(scan)
+        header = common_header(scan)
+        columns: dict[str, Column] = {
+            "part_block": scan.part_offset // BLOCK,
+            "part_size": scan.part_size,
+        }
+        if header is None:
+            columns["sample_block"] = scan.sample_offset // BLOCK
+        if schema is None:
+            columns |= {"first_part": scan.first_part, "part_name": scan.part_name}
+        if key_length is None:
+            columns["key_start"] = scan.key_start
+        order, unique = key_order(scan)
+        if order is not None:
+            columns["key_order"] = order
+        if scan.part_crc32 is not None:
+            columns["part_crc32"] = scan.part_crc32
+        return cls(
+            num_samples=scan.num_samples,
+            num_parts=len(scan.part_offset),
+            shard_size=scan.size,
+            shard_mtime_ns=shard_mtime_ns,
+            part_names=scan.part_names,
+            columns={name: smallest(column) for name, column in columns.items()},
+            header=header,
+            schema=schema,
+            key_length=key_length,
+            unique=unique,
+            key_bytes=scan.key_bytes,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the table as it is stored."""
+        names = [name.encode("utf-8", "surrogateescape").hex() for name in self.part_names]
+        about = {
+            "samples": self.num_samples,
+            "parts": self.num_parts,
+            "shard_size": self.shard_size,
+            "shard_mtime_ns": self.shard_mtime_ns,
+            "names": names,
+            "header": self.header,
+            "schema": self.schema,
+            "key_length": self.key_length,
+            "unique": self.unique,
+        }
+        return encode_part_table(about, self.columns, bytes(self.key_bytes))
+
+    @classmethod
+    def from_buffer(cls, data: Any, *, origin: str, verify: bool = False) -> PartTable:
+        """Return the table in `data`, without copying it.
+
+        Args:
+            data: A buffer with the whole file.
+            origin: What messages call it.
+            verify: Whether to check the CRC, which reads all of it.
+
+        Raises:
+            FormatError: If it is not a part table, or damaged.
+        """
+        about, columns, keys = decode_part_table(data, origin=origin, verify=verify)
+        return cls(
+            num_samples=about["samples"],
+            num_parts=about["parts"],
+            shard_size=about["shard_size"],
+            shard_mtime_ns=about["shard_mtime_ns"],
+            part_names=about["names"],
+            columns=columns,
+            header=tuple(about["header"]) if about["header"] else None,
+            schema=None if about["schema"] is None else tuple(about["schema"]),
+            key_length=about["key_length"],
+            unique=about["unique"],
+            key_bytes=keys,
+        )
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> PartTable:
+        """Map the table at `path` into memory.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            FormatError: If it is not a part table, or damaged.
+        """
+        return cls.from_buffer(map_part_table(path), origin=str(path), verify=verify)

@@ -1,0 +1,262 @@
+"""The bytes of a part table, which says where each part of each sample of a shard lies.
+
+A file beside the shard, `x.tar.parts` for `x.tar`, with which readers take content without
+parsing a tar header. It is mapped into memory, and what follows from the rest is left out, as
+the names of parts where all samples have the same. All numbers are little-endian.
+
+| bytes | content |
+|---|---|
+| 8 | magic `ENERGPT3`, whose last letter is the version of this layout |
+| 8 | bytes of the rest after this header (uint64) |
+| 4 | CRC-32 of that rest (uint32) |
+| 4 | bytes of the JSON (uint32) |
+| … | JSON, see below, spaces at its end |
+| … | columns, each beginning at a multiple of 8 |
+
+The JSON has `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, the `names` of parts in
+hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie,
+all of unsigned integers:
+
+| column | length | content | left out if there is |
+|---|---|---|---|
+| `sample_block` | N+1 | 512-byte block in which each sample begins, and the last ends | `header` |
+| `part_block` | P | block in which the content of each part begins | |
+| `part_size` | P | bytes of content | |
+| `first_part` | N+1 | number of the first part of each sample, and P | `schema` |
+| `part_name` | P | index of the name of each part | `schema` |
+| `key_start` | N+1 | where each key begins, and the length of all | `key_length` |
+| `key_order` | N | the samples in the order of their keys | ascending keys |
+| `part_crc32` | P | CRC-32 of each content | nothing read of contents |
+| `key_bytes` | | the keys, UTF-8 | |
+
+`header` are two numbers: how many blocks before the content of its first part every sample
+begins, and the block in which the last one ends. `schema` are the indices of the names that
+every sample has, in their order; `key_length` is the length of every key; `unique` says whether
+no key is there twice.
+
+Whatever else is read from or written to these bytes is another version. Tables of other versions
+are not read: they say nothing that the shard does not, which is indexed again.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import FormatError, TruncatedError
+from energon.formats.json_text import parse_json
+from energon.formats.tar_window import BLOCK
+
+MAGIC = b"ENERGPT3"
+_FAMILY = MAGIC[:-1]
+_FIELDS = frozenset(
+    [
+        "samples",
+        "parts",
+        "shard_size",
+        "shard_mtime_ns",
+        "names",
+        "header",
+        "schema",
+        "key_length",
+        "unique",
+    ]
+)
+SMALL_BYTES = 16 << 10
+"""Tables of fewer bytes are read: to map them would take longer."""
+AGAIN = "`energon index` on its dataset rewrites it"
+_HEADER = struct.Struct("<8sQII")
+_TYPES = frozenset(np.dtype(f"<u{size}").str for size in (1, 2, 4, 8))
+_MAX_NUMBER = (1 << 62) - 1
+_MAX_BLOCK = _MAX_NUMBER // BLOCK
+Column = NDArray[Any]
+
+
+def encode_part_table(
+    about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: bytes
+) -> bytes:
+    """Return the content of a part table.
+
+    Args:
+        about: What the JSON has, all but the list of columns.
+        columns: The columns by name.
+        key_bytes: All keys.
+    """
+    listed = [[name, column.dtype.str, len(column)] for name, column in columns.items()]
+    text = json.dumps({**about, "columns": listed}).encode()
+    text += b" " * (-(_HEADER.size + len(text)) % 8)
+    body = text + b"".join(_padded(column.tobytes()) for column in columns.values()) + key_bytes
+    return _HEADER.pack(MAGIC, len(body), zlib.crc32(body), len(text)) + body
+
+
+def decode_part_table(
+    data: Any, *, origin: str, verify: bool
+) -> tuple[dict[str, Any], dict[str, Column], memoryview]:
+    """Return what the JSON has, the columns and the keys, without copying them.
+
+    Args:
+        data: A buffer with the whole file.
+        origin: What messages call it.
+        verify: Whether to check the CRC and all numbers, which reads all of it.
+
+    Raises:
+        FormatError: If it is not a part table, or damaged.
+    """
+    if len(data) < _HEADER.size:
+        raise TruncatedError(f"{origin}: has {len(data)} bytes, no part table; {AGAIN}")
+    magic, length, checksum, text_length = _HEADER.unpack_from(data)
+    if has_other_version(data):
+        raise FormatError(
+            f"{origin}: is a part table of another version, {magic!r}, wanted {MAGIC!r}; {AGAIN}"
+        )
+    if magic != MAGIC:
+        raise FormatError(f"{origin}: begins with {magic!r}, wanted {MAGIC!r}; {AGAIN}")
+    if len(data) != _HEADER.size + length:
+        raise TruncatedError(
+            f"{origin}: has {len(data)} bytes, wanted {_HEADER.size + length}; {AGAIN}"
+        )
+    if verify and zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
+        raise FormatError(f"{origin}: checksum does not fit; {AGAIN}")
+    position = _HEADER.size + text_length
+    columns: dict[str, Column] = {}
+    try:
+        about: dict[str, Any] = parse_json(bytes(data[_HEADER.size : position]), origin="JSON")
+        for name, dtype, count in about["columns"]:
+            if dtype not in _TYPES or type(count) is not int or count < 0 or name in columns:
+                raise ValueError(f"a column {str((name, dtype, count))[:80]}")
+            columns[name] = np.frombuffer(data, dtype, count, position)
+            size = columns[name].nbytes
+            position += size + -size % 8
+        keys = memoryview(data)[position:]
+        _check(about, columns, len(keys))
+        names = [bytes.fromhex(name) for name in about["names"]]
+        if len(set(names)) != len(names):
+            raise ValueError("names of parts come twice")
+        if verify:
+            _check_contents(about, columns, len(keys))
+        about["names"] = tuple(name.decode("utf-8", "surrogateescape") for name in names)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(f"{origin}: is damaged: {error}; {AGAIN}") from error
+    return about, columns, keys
+
+
+def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
+    """Map the file of a part table into memory, or read it if it is small.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        TruncatedError: If it is empty.
+    """
+    with open(path, "rb", buffering=0) as file:
+        head = file.read(SMALL_BYTES)
+        if not head:
+            raise TruncatedError(f"{path}: is empty, no part table; {AGAIN}")
+        if len(head) < SMALL_BYTES:
+            return head
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def has_other_version(data: Any) -> bool:
+    """Return whether a buffer begins as part tables do that earlier or later releases write."""
+    magic = bytes(data[: len(MAGIC)])
+    return magic.startswith(_FAMILY) and magic != MAGIC
+
+
+def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: int) -> None:
+    """Raise ValueError unless all is there that the samples need, and as long as it has to be."""
+    if missing := _FIELDS - about.keys():
+        raise ValueError(f"{', '.join(sorted(missing))} missing")
+    samples, parts = (_number(about, name) for name in ("samples", "parts"))
+    _number(about, "shard_size")
+    if type(about["shard_mtime_ns"]) is not int or type(about["unique"]) is not bool:
+        raise ValueError("expected a date in nanoseconds, and whether keys are unique")
+    if samples > parts:
+        raise ValueError(f"{samples} samples of {parts} parts, expected one part of each at least")
+    wanted = {"part_block": parts, "part_size": parts}
+    if about["header"] is None:
+        wanted["sample_block"] = samples + 1
+    elif len(_numbers(about["header"], _MAX_BLOCK)) != 2:
+        raise ValueError(f"header {about['header']!r}, expected two numbers of blocks")
+    if about["schema"] is None:
+        wanted |= {"first_part": samples + 1, "part_name": parts}
+    elif len(_numbers(about["schema"], len(about["names"]) - 1)) * samples != parts:
+        raise ValueError(f"{parts} parts of {samples} samples with {len(about['schema'])} each")
+    if about["key_length"] is None:
+        wanted["key_start"] = samples + 1
+    elif _number(about, "key_length") * samples != key_bytes:
+        raise ValueError(f"{key_bytes} bytes of keys")
+    optional = {"key_order": samples, "part_crc32": parts}
+    wanted |= {name: length for name, length in optional.items() if name in columns}
+    for name, length in wanted.items():
+        column = columns.get(name)
+        if column is None or len(column) != length or column.dtype.kind != "u":
+            raise ValueError(f"expected a column {name!r} of {length} numbers")
+
+
+def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], keys: int) -> None:
+    """Raise ValueError if numbers in columns lead out of what they are numbers of."""
+    samples, parts, size = about["samples"], about["parts"], about["shard_size"]
+    block, sizes = columns["part_block"], columns["part_size"]
+    # Bounds first: sums of numbers below them do not overflow.
+    if _largest(block) > _MAX_BLOCK or _largest(sizes) > size:
+        raise ValueError("parts lie beyond the end of the shard")
+    ends = block.astype(np.int64) * BLOCK + sizes.astype(np.int64)
+    if _largest(ends) > size:
+        raise ValueError("parts lie beyond the end of the shard")
+    if about["header"] is None:
+        _check_edges("sample_block", columns, size // BLOCK, strict=True)
+    elif samples:
+        gap, last = about["header"]
+        if gap > int(block.min()) or last * BLOCK > size:
+            raise ValueError("samples lie beyond the edges of the shard")
+    if about["schema"] is None:
+        _check_edges("first_part", columns, parts, strict=True)
+        if columns["first_part"][0] != 0 or columns["first_part"][-1] != parts:
+            raise ValueError("there are parts of no sample")
+        if _largest(columns["part_name"]) >= max(1, len(about["names"])):
+            raise ValueError("parts have names that are not there")
+    if about["key_length"] is None:
+        _check_edges("key_start", columns, keys, strict=False)
+    order = columns.get("key_order")
+    if order is not None and (
+        _largest(order) >= samples or (np.bincount(order, minlength=samples) != 1).any()
+    ):
+        raise ValueError("key_order is no order of the samples")
+
+
+def _check_edges(name: str, columns: Mapping[str, Column], limit: int, *, strict: bool) -> None:
+    column = columns[name]
+    low, high = column[:-1], column[1:]
+    if _largest(column) > limit or not (high > low if strict else high >= low).all():
+        raise ValueError(f"numbers in {name!r} do not ascend to {limit} at most")
+
+
+def _largest(column: Column) -> int:
+    return int(column.max(initial=0))
+
+
+def _number(about: Mapping[str, Any], name: str) -> int:
+    (found,) = _numbers([about[name]], _MAX_NUMBER)
+    return found
+
+
+def _numbers(values: Any, largest: int) -> list[int]:
+    """Return values that are whole numbers from 0 to `largest`, or raise ValueError."""
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{str(values)[:80]!r} where a list of numbers should be")
+    for value in values:
+        if type(value) is not int or not 0 <= value <= largest:
+            raise ValueError(f"{str(value)[:80]!r} where a number up to {largest} should be")
+    return values
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)

@@ -1,0 +1,218 @@
+"""Object stores and web servers, through obstore: S3, Google Cloud Storage, Azure, HTTP.
+
+Every request is made once: retries are ours (`store.py`), so that they are the same for all
+places and are counted. Connections are kept open and reused by all threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from energon.errors import EnergonError
+from energon.extra import needs_extra
+from energon.io.backends.base import ObjectInfo, seconds_left
+from energon.io.backends.object_errors import changed, translate
+from energon.io.forking import check_process
+from energon.version import __version__
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult, ObjectMeta
+    from obstore.store import ObjectStore
+
+
+CONNECT_SECONDS = 10
+READ_SECONDS = 30
+"""How long a connection may keep silent."""
+ANSWER_SECONDS = 120
+"""How long the whole answer may take, where it is a range or less."""
+BODY_SECONDS = 24 * 3600
+"""How long it may take where it is a whole object."""
+CHUNK_BYTES = 1 << 20
+
+Connect = Callable[[float], "ObjectStore"]
+
+
+class ObjectBackend:
+    """Objects of a bucket.
+
+    Args:
+        origin: The root for messages, without secrets.
+        connect: Makes the library's store, of which an answer may take so many seconds. Called
+            when it is first needed, and again after credentials were refused, since they may
+            have been renewed meanwhile.
+        can_list: Whether it can say what it has.
+        multipart: Whether large objects may be uploaded in parts.
+    """
+
+    can_range = True
+
+    def __init__(
+        self,
+        origin: str,
+        connect: Connect,
+        *,
+        can_list: bool = True,
+        multipart: bool = True,
+    ) -> None:
+        self.origin = origin
+        self.can_list = can_list
+        self._connect = connect
+        self._multipart = None if multipart else False
+        self._stores: dict[float, ObjectStore] = {}
+
+    def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        if stop <= start:
+            return b""
+        options: GetOptions = {"range": (start, stop), **_only(version)}
+        try:
+            found = self._library().get(self._open(), key, options=options)
+            self._check(found, version, key)
+            return bytes(found.bytes())
+        except Exception as error:
+            if "status code: 416" in str(error):
+                return b""
+            raise self._translate(error, key) from None
+
+    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
+        options: GetOptions = _only(version)
+        if start:
+            options["range"] = {"offset": start}
+        try:
+            found = self._library().get(self._open_long(), key, options=options)
+            self._check(found, version, key)
+            for chunk in found.stream(CHUNK_BYTES):
+                yield bytes(chunk)
+        except Exception as error:
+            if start and "status code: 416" in str(error):
+                return
+            raise self._translate(error, key) from None
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return info_of(self._library().head(self._open(), key))
+        except Exception as error:
+            raise self._translate(error, key) from None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        try:
+            for page in self._library().list(self._open(), prefix or None):
+                for meta in page:
+                    if meta["path"]:
+                        yield info_of(meta)
+        except Exception as error:
+            raise self._translate(error, prefix) from None
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        source = content if isinstance(content, bytes) else Path(content)
+        try:
+            self._library().put(self._open_long(), key, source, use_multipart=self._multipart)
+        except Exception as error:
+            raise self._translate(error, key) from None
+
+    def delete(self, key: str) -> None:
+        try:
+            self._library().delete(self._open(), key)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise self._translate(error, key) from None
+
+    def renew(self) -> None:
+        """Connect anew, with the credentials that are valid now."""
+        self._stores = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
+
+    def _translate(self, error: Exception, key: str) -> EnergonError:
+        """Return our error for one of the library's."""
+        return translate(error, f"{self.origin}/{key}")
+
+    def _check(self, answer: GetResult, version: str | None, key: str) -> None:
+        """Refuse an answer of another version: not every server heeds what it is asked for."""
+        got = info_of(answer.meta).version
+        if version is not None and got is not None and got != version:
+            raise changed(f"{self.origin}/{key}")
+
+    def _open(self) -> ObjectStore:
+        return self._open_for(ANSWER_SECONDS)
+
+    def _open_long(self) -> ObjectStore:
+        return self._open_for(BODY_SECONDS)
+
+    def _open_for(self, longest: float) -> ObjectStore:
+        check_process(self.origin)
+        left = seconds_left(longest)
+        # Time limits belong to connections, so there are but few of them.
+        seconds = longest if left == longest else 2.0 ** math.floor(math.log2(max(1.0, left)))
+        stores = self._stores
+        if seconds not in stores:
+            stores[seconds] = self._connect(seconds)
+        return stores[seconds]
+
+    def _library(self) -> Any:
+        return object_library(self.origin)
+
+
+def object_library(origin: str) -> Any:
+    """Return obstore.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    with needs_extra("remote", f"{origin}: object stores and web servers need obstore"):
+        import obstore
+    return obstore
+
+
+def connection_settings(
+    seconds: float, endpoint: str, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the arguments of obstore's stores that say how connections are made.
+
+    Args:
+        seconds: How long an answer may take.
+        endpoint: Where they lead; "" for what the store knows itself.
+        headers: Sent with every request.
+    """
+    client = {
+        "allow_http": endpoint.startswith("http://"),
+        "connect_timeout": f"{min(CONNECT_SECONDS, round(seconds))}s",
+        "read_timeout": f"{min(READ_SECONDS, round(seconds))}s",
+        "timeout": f"{round(seconds * 1000)}ms",
+        "user_agent": f"energon/{__version__}",
+    }
+    if headers:
+        client["default_headers"] = dict(headers)
+    return {"client_options": client, "retry_config": {"max_retries": 0}}
+
+
+_WRITTEN_AT = "written at "
+
+
+def info_of(meta: ObjectMeta) -> ObjectInfo:
+    """Return what the library says of an object."""
+    seconds = int(meta["last_modified"].timestamp())
+    tag = meta["e_tag"]
+    if tag and not tag.startswith(('"', "W/")):
+        tag = f'"{tag}"'  # as in listings of Azure
+    # A weak tag is never equal to anything, so it cannot be asked for.
+    version = tag if tag and not tag.startswith("W/") else f"{_WRITTEN_AT}{seconds}"
+    return ObjectInfo(
+        meta["path"], meta["size"], version if tag or seconds else None, seconds * 1_000_000_000
+    )
+
+
+def _only(version: str | None) -> GetOptions:
+    """Return the options of a request that is to fail for any other version."""
+    if version is None:
+        return {}
+    if version.startswith(_WRITTEN_AT):
+        seconds = int(version.removeprefix(_WRITTEN_AT))
+        return {"if_unmodified_since": datetime.fromtimestamp(seconds, UTC)}
+    return {"if_match": version}

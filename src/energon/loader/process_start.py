@@ -1,0 +1,290 @@
+"""Start worker processes in one of three ways, and know how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+from energon.errors import WorkerError
+from energon.loader import fork_server
+from energon.loader.options import StartMethod
+from energon.loader.signals import undisturbed
+
+STOP_SECONDS = 30.0
+"""How long a fork server may take to end; on a quiet machine it takes half a second."""
+
+
+_NOT_FOR_WORKERS = ("energon.cli", "energon.inspect", "energon.prepare")
+"""Rooms of commands, which a program may use as well."""
+
+
+class WorkerProcess(Protocol):
+    """A process that was started."""
+
+    pid: int
+
+    def exit_code(self) -> int | None:
+        """Return how it has ended (negative: by which signal), or None while it runs."""
+
+
+def start_process(
+    method: StartMethod, descriptors: Sequence[int], *, imports_torch: bool = False
+) -> WorkerProcess:
+    """Start a process that runs `worker_main.main(*descriptors)`; they stay open here.
+
+    Args:
+        method: How to start it.
+        descriptors: Sockets that the process inherits.
+        imports_torch: Whether all workers of the fork server, which share its memory, had
+            better find torch imported already.
+    """
+    if method == "forkserver":
+        return _ServedProcess(descriptors, imports_torch=imports_torch)
+    if method == "spawn":
+        return _SpawnedProcess(descriptors)
+    return _ForkedProcess(descriptors)
+
+
+class ForkServerError(WorkerError):
+    """The fork server has ended before it could start a worker; `code` says how."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _ServedProcess:
+    """A child of the fork server."""
+
+    def __init__(self, descriptors: Sequence[int], *, imports_torch: bool) -> None:
+        self._server = _current_server()
+        if imports_torch:
+            self._server.import_torch()
+        self._code: int | None = None
+        self.pid = self._server.start(self, descriptors)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended."""
+        return self._code is not None
+
+    def exit_code(self) -> int | None:
+        if self._code is None:
+            try:
+                code = self._server.ask(self.pid)
+            except ForkServerError:
+                # The server is gone, and it does not go without its workers.
+                code = -signal.SIGKILL
+            self._code = None if code == fork_server.RUNNING else code
+        return self._code
+
+
+class _SpawnedProcess:
+    """A new interpreter."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        arguments = ", ".join(map(str, descriptors))
+        with undisturbed():
+            self._process = _python(
+                f"from energon.loader.worker_main import main; raise SystemExit(main({arguments}))",
+                descriptors,
+            )
+        self.pid = self._process.pid
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+
+class _ForkedProcess:
+    """A fork of this process."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._code: int | None = None
+        with undisturbed():
+            self.pid = fork_server.fork_worker(descriptors)
+
+    def exit_code(self) -> int | None:
+        if self._code is None:
+            code = fork_server.exit_code(self.pid)
+            self._code = None if code == fork_server.RUNNING else code
+        return self._code
+
+
+class _Server:
+    """A fork server of this process, seen from here.
+
+    After an interrupt within a request nobody knows what it is at, so it starts no more workers;
+    those that it has started go on.
+    """
+
+    def __init__(self) -> None:
+        # A loader may be collected, and so closed, by the thread that is within a request.
+        self._lock = threading.RLock()
+        self._number = 0
+        self._answers: dict[int, int] = {}
+        self._workers: weakref.WeakSet[_ServedProcess] = weakref.WeakSet()
+        self._has_torch = False
+        self._has_started = False
+        self._is_sound = True
+        self._channel, there = socket.socketpair()
+        with there:
+            self._process = _python(
+                "from energon.loader.fork_server import main; "
+                f"main({there.fileno()}, {os.getpid()}, {_own_modules()})",
+                [there.fileno()],
+            )
+
+    def ask(self, request: int, descriptors: Sequence[int] = ()) -> int:
+        """Return the answer to a request, see `fork_server`.
+
+        Raises:
+            ForkServerError: If the server has ended.
+        """
+        with self._lock:
+            self._number = number = self._number + 1
+            try:
+                fork_server.send_request(self._channel, number, request, descriptors)
+                while number not in self._answers:
+                    answered, answer = fork_server.receive_answer(self._channel)
+                    self._answers[answered] = answer
+                return self._answers.pop(number)
+            except OSError as error:
+                self._is_sound = False
+                raise ForkServerError(
+                    f"the process that starts workers has ended ({error}); see its last words on "
+                    "stderr, or use start_method='spawn'",
+                    self._exit_code(),
+                ) from error
+            except BaseException:
+                self._is_sound = False
+                raise
+
+    def import_torch(self) -> None:
+        """Import torch into the server, once."""
+        if not self._has_torch:
+            self.ask(fork_server.IMPORT_TORCH)
+            self._has_torch = True
+
+    def start(self, worker: _ServedProcess, descriptors: Sequence[int]) -> int:
+        """Start a worker with these descriptors; return its process id."""
+        self._has_started = True
+        pid = self.ask(fork_server.START, descriptors)
+        with self._lock:
+            self._workers.add(worker)
+        if pid < 0:
+            raise WorkerError(
+                f"the system cannot start another process ({os.strerror(-pid)}); use fewer "
+                "workers, or raise the limits of processes and memory (`ulimit -u`, cgroups)"
+            )
+        return pid
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can start workers."""
+        return self._is_sound and self._process.poll() is None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether workers may run that end when it ends."""
+        with self._lock:
+            return not all(worker.has_ended for worker in self._workers)
+
+    def forget(self) -> None:
+        """Close the channel in a forked child, where the server is not its own."""
+        self._channel.close()
+        self._process.returncode = 0
+
+    def stop(self) -> None:
+        """End the server and wait for it."""
+        self._is_sound = False
+        self._channel.close()
+        if self._has_started:
+            # It kills workers that are stuck, so it is not killed itself while it can do that.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=STOP_SECONDS)
+        self._process.kill()
+        self._process.wait()
+
+    def _exit_code(self) -> int:
+        """Return how the server ends, which has closed the channel: negative by which signal."""
+        try:
+            return self._process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+_servers: list[_Server] = []
+"""The last one starts workers, those before have some left that they have started."""
+_servers_lock = threading.Lock()
+
+
+def stop_fork_server() -> None:
+    """End the fork server of this process; the next worker starts another one."""
+    with _servers_lock:
+        while _servers:
+            _servers[-1].stop()
+            _servers.pop()
+
+
+def _current_server() -> _Server:
+    with _servers_lock:
+        for server in [each for each in _servers if not (each.is_usable or each.is_needed)]:
+            server.stop()
+            _servers.remove(server)
+        if not (_servers and _servers[-1].is_usable):
+            with undisturbed():
+                _servers.append(_Server())
+        return _servers[-1]
+
+
+def _forget_servers() -> None:
+    """Leave the fork servers to the parent, in a process that the user has forked."""
+    global _servers_lock
+    _servers_lock = threading.Lock()
+    while _servers:
+        _servers.pop().forget()
+
+
+def _own_modules() -> list[str]:
+    """Return the modules of energon that this process has imported, as far as workers need them.
+
+    Importing them does nothing else. Of those of the user, who knows: they may start threads,
+    which do not survive a fork.
+    """
+    return sorted(
+        name
+        for name in sys.modules
+        if name.startswith("energon.") and not name.startswith(_NOT_FOR_WORKERS)
+    )
+
+
+def _python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start an interpreter that finds the modules that this one finds."""
+    path = [entry or os.getcwd() for entry in sys.path]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            *_interpreter_flags(),
+            "-c",
+            f"import sys; sys.path[:] = {path!r}; {code}",
+        ],
+        stdin=subprocess.DEVNULL,
+        pass_fds=list(descriptors),
+    )
+
+
+def _interpreter_flags() -> list[str]:
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
+
+
+os.register_at_fork(after_in_child=_forget_servers)

@@ -1,0 +1,1 @@
+"""How batches cross from worker processes to the trainer."""

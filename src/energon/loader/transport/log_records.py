@@ -1,0 +1,110 @@
+"""Carry log records from a worker to the training process, whose loggers decide about them.
+
+What is logged in a worker, by this library or by hooks, appears where the training program has
+configured it to appear: in its files and formats, at its levels. Records travel as lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from typing import Any
+
+from energon.warn_once import is_repeated
+
+_MAX_READ = 1 << 16
+_MAX_TEXT = 1 << 16
+_FORMATTER = logging.Formatter()
+
+
+def explicit_levels() -> dict[str, int]:
+    """Return the levels that this process has given to loggers, by name; "" is the root's."""
+    levels = {"": logging.root.level}
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET:
+            levels[name] = logger.level
+    return levels
+
+
+class LogSender(logging.Handler):
+    """Sends the records of a worker to the other end of a socket.
+
+    A record that cannot be sent, or that a fork of the worker logs, goes to stderr.
+
+    Args:
+        channel: The socket.
+        process_name: What records say about the process that they come from.
+    """
+
+    def __init__(self, channel: socket.socket, *, process_name: str) -> None:
+        super().__init__()
+        self._channel = channel
+        self._process_name = process_name
+        self._pid = os.getpid()
+
+    def install(self, levels: dict[str, int]) -> None:
+        """Take the place of all handlers, and let loggers have the levels of the parent."""
+        for name, level in levels.items():
+            logging.getLogger(name or None).setLevel(level)
+        logging.root.handlers[:] = [self]
+        # A process that was forked from the training process has its handlers, too.
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger) and logger.handlers:
+                logger.handlers[:] = [] if logger.propagate else [self]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record."""
+        try:
+            line = self._line(record)
+        except Exception:
+            self.handleError(record)
+            return
+        try:
+            if os.getpid() != self._pid:
+                raise ConnectionError("the socket belongs to another process")
+            self._channel.sendall(line)
+        except OSError:
+            if logging.lastResort is not None:
+                logging.lastResort.handle(record)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        values: dict[str, Any] = {
+            name: value
+            for name, value in vars(record).items()
+            if value is None or isinstance(value, str | int | float)
+        }
+        values["msg"] = record.getMessage()[:_MAX_TEXT]
+        values["args"] = None
+        values["processName"] = self._process_name
+        if record.exc_info and not record.exc_text:
+            values["exc_text"] = _FORMATTER.formatException(record.exc_info)[:_MAX_TEXT]
+        values["exc_info"] = None
+        return json.dumps(values).encode() + b"\n"
+
+
+class LogReceiver:
+    """Hands the records that arrive at a socket to the loggers of this process."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._rest = b""
+
+    def drain(self) -> None:
+        """Treat the records that have arrived."""
+        while data := self._read():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                record = logging.makeLogRecord(json.loads(line))
+                logger = logging.getLogger(record.name)
+                if logger.isEnabledFor(record.levelno) and not is_repeated(record):
+                    logger.handle(record)
+
+    def _read(self) -> bytes:
+        """Return what there is; b"" if nothing, also once the other side is gone."""
+        try:
+            return self._channel.recv(_MAX_READ)
+        except OSError:
+            return b""

@@ -1,0 +1,157 @@
+"""Send events to the parent: pickled straight into shared memory, small ones together."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pickle import PickleBuffer
+from typing import Any
+
+from energon.errors import WorkerError
+from energon.loader.hosting import Event
+from energon.loader.transport.columns import by_column
+from energon.loader.transport.pickling import BatchPickler
+from energon.loader.transport.remote_error import RemoteError
+from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
+from energon.loader.transport.wire import Kind, Message, send
+
+ALIGNMENT = 64
+BUNDLE_BYTES = 1 << 18
+BUNDLE_EVENTS = 64
+BUNDLE_SECONDS = 0.001
+POLL_SECONDS = 0.0002
+"""Waking the parent costs as much as a hundred small samples. So while it has something to do,
+small events wait for each other, as long as they come quickly."""
+
+
+class Outbox:
+    """The way from worker to parent.
+
+    One thread puts events; another one calls `flush_idle` now and then, so that what is kept
+    does not wait for a sample that takes long.
+
+    Args:
+        channel: Socket to the parent.
+        slots: Shared memory to write to.
+        wait: Reads at least one message of the parent.
+        poll: Reads the messages of the parent that have come, if any.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        slots: SlotPool,
+        *,
+        wait: Callable[[], None],
+        poll: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._slots = slots
+        self._wait = wait
+        self._poll = poll
+        self._pickler = BatchPickler(self)
+        self._lock = threading.Lock()
+        self._slot: Slot | None = None
+        self._table = EventTable()
+        self._last_put = 0.0
+        self._last_poll = 0.0
+        self.generation = 0
+
+    def write(self, data: Any) -> int:
+        """Take bytes of a pickle; called by the pickler."""
+        slot = self._slot
+        if slot is None:
+            raise WorkerError("a pickle was written without a slot; this is a defect of energon")
+        return slot.write(data)
+
+    def put(self, event: Event) -> None:
+        """Send `event`, or keep it until more are together."""
+        with self._lock:
+            self._put(event)
+
+    def flush(self) -> None:
+        """Send what is kept."""
+        with self._lock:
+            self._flush()
+
+    def flush_idle(self) -> None:
+        """Send what is kept if nothing is being added; called by another thread."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._flush()
+            finally:
+                self._lock.release()
+
+    def drop(self) -> None:
+        """Forget what is kept."""
+        with self._lock:
+            if self._slot is not None:
+                self._slots.put_back(self._slot)
+                self._forget()
+
+    def _put(self, event: Event) -> None:
+        if self._slot is None:
+            self._slot = self._slots.take(self._wait)
+        slot = self._slot
+        mark = slot.position
+        try:
+            self._append(slot, _portable(event))
+        except Exception as error:
+            slot.position = mark
+            error.add_note(f"batch of lane {event.lane} cannot be sent to the training process")
+            self._append(slot, _portable(Event(event.lane, error=error)))
+        if not self._may_wait(slot):
+            self._flush()
+
+    def _flush(self) -> None:
+        slot = self._slot
+        if slot is None or not len(self._table):
+            return
+        slot.align(ALIGNMENT)
+        start = slot.position
+        slot.write(self._table.to_bytes())
+        message = Message(
+            Kind.EVENTS, slot.index, self.generation, start, slot.position, slot.announce()
+        )
+        send(self._channel, message)
+        self._slots.sent(slot)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._slot = None
+        self._table.clear()
+
+    def _append(self, slot: Slot, value: tuple[Any, ...]) -> None:
+        """Write the pickle of `value` and its buffers, and note where they are."""
+        start = slot.position
+        self._pickler.dump(value)
+        stop = slot.position
+        buffers = [_write_buffer(slot, buffer) for buffer in self._pickler.buffers]
+        self._pickler.buffers.clear()
+        self._table.append(EventLayout(value[0], start, stop, buffers))
+
+    def _may_wait(self, slot: Slot) -> bool:
+        now = time.monotonic()
+        is_quick = now - self._last_put < BUNDLE_SECONDS
+        self._last_put = now
+        if not is_quick or slot.position >= BUNDLE_BYTES or len(self._table) >= BUNDLE_EVENTS:
+            return False
+        if now - self._last_poll > POLL_SECONDS:
+            self._last_poll = now
+            self._poll()
+        return self._slots.num_sent > 0
+
+
+def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
+    slot.align(ALIGNMENT)
+    start = slot.position
+    slot.write(buffer.raw())
+    return start, slot.position
+
+
+def _portable(event: Event) -> tuple[Any, ...]:
+    """Return `event` as what is pickled."""
+    lane, batch, *rest, error = event
+    return (lane, by_column(batch), *rest, None if error is None else RemoteError.of(error))

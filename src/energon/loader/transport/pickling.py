@@ -1,0 +1,333 @@
+"""Pickle batches so that they are, in the parent, objects of the parent's own classes.
+
+A pipeline reaches its workers through cloudpickle, which takes classes of the main program and
+of functions along by value. When their instances come back, they have to be instances of the
+classes that the training program knows: cloudpickle gives each such class an id, by which it is
+found again; else it is looked up by name in the main program.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pickle import PickleBuffer
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import cloudpickle
+from cloudpickle import cloudpickle as tracking
+
+from energon.errors import ConfigError
+from energon.loader.transport.unpicklable import find_unpicklable
+from energon.worker import WorkerConfig
+
+WHOLE_STORAGE_RATIO = 2
+"""A tensor that shows less than 1/2 of its storage takes only its own elements along."""
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class TensorReducer:
+    """Reduces the tensors of one pickle; remembers which storages are in it already."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._parameter = torch.nn.Parameter
+        self._first_of: dict[int, Any] = {}
+
+    def clear(self) -> None:
+        """Forget the storages, before the next pickle."""
+        self._first_of.clear()
+
+    def reduce(self, tensor: Any) -> Any:
+        """Return what `reducer_override` has to return for `tensor`.
+
+        Subclasses, sparse and quantized tensors, and those with attributes of their own are
+        left to torch.
+        """
+        torch = self._torch
+        kind = type(tensor)
+        if kind is self._parameter:
+            return self._parameter, (tensor.data, tensor.requires_grad)
+        if kind is not torch.Tensor or tensor.layout is not torch.strided or tensor.__dict__:
+            return NotImplemented
+        if tensor.is_quantized or tensor.is_meta:
+            return NotImplemented
+        if not tensor.is_cpu:
+            return on_device, (tensor.detach().cpu(), str(tensor.device), tensor.requires_grad)
+        if tensor.requires_grad:
+            return with_gradient, (tensor.detach(),)
+        return self._reduce_plain(tensor.resolve_conj().resolve_neg())
+
+    def _reduce_plain(self, tensor: Any) -> Reduced:
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        first = self._first_of.get(address)
+        if first is not None and first is not tensor:
+            return self._view_of(first, tensor)
+        if size == tensor.nbytes and tensor.is_contiguous():
+            self._first_of[address] = tensor
+            return self._over_bytes(tensor)
+        if size > WHOLE_STORAGE_RATIO * tensor.nbytes:
+            return self._over_bytes(tensor.clone(memory_format=self._torch.contiguous_format))
+        whole = self._torch.empty(0, dtype=self._torch.uint8).set_(storage)
+        self._first_of[address] = whole
+        return self._view_of(whole, tensor)
+
+    def _over_bytes(self, tensor: Any) -> Reduced:
+        """Reduce a contiguous tensor that shows all of its storage."""
+        shape = tuple(tensor.shape)
+        if not tensor.nbytes:
+            return empty, (shape, tensor.dtype)
+        content = PickleBuffer(tensor.reshape(-1).view(self._torch.uint8).numpy())
+        return over_bytes, (content, tensor.dtype, shape)
+
+    def _view_of(self, first: Any, tensor: Any) -> Reduced:
+        """Reduce a tensor whose storage `first` shows."""
+        layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return view_of, (first, tensor.dtype, *layout)
+
+
+def over_bytes(content: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor that looks into `content`."""
+    tensor = sys.modules["torch"].frombuffer(content, dtype=dtype)
+    return tensor if len(shape) == 1 else tensor.view(shape)
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return a tensor without elements."""
+    return sys.modules["torch"].empty(shape, dtype=dtype)
+
+
+def view_of(
+    first: Any, dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Any:
+    """Return another tensor over the storage of `first`."""
+    torch = sys.modules["torch"]
+    return torch.empty(0, dtype=dtype).set_(first.untyped_storage(), offset, shape, stride)
+
+
+def with_gradient(tensor: Any) -> Any:
+    """Return `tensor` as a leaf that takes gradients."""
+    return tensor.requires_grad_()
+
+
+def on_device(tensor: Any, device: str, requires_grad: bool) -> Any:
+    """Return `tensor` on the device that it came from."""
+    return tensor.to(device).requires_grad_(requires_grad)
+
+
+PROTOCOL = 5
+OUT_OF_BAND_BYTES = 1 << 14
+"""Smaller buffers are copied with the rest, which is faster up to about this size."""
+
+_SEARCHED_BYTES = 1 << 20
+
+_MAIN = ("__main__", "__mp_main__")
+"""Names of the main program: the second one in processes that multiprocessing has spawned."""
+
+
+class BatchPickler(pickle.Pickler):
+    """Writes pickles to `file` and collects big buffers aside, in `buffers`."""
+
+    def __init__(self, file: Any) -> None:
+        self.buffers: list[pickle.PickleBuffer] = []
+        super().__init__(file, PROTOCOL, buffer_callback=self._take_buffer)
+        self._kinds: dict[type, Callable[[Any], Any] | None] = {FunctionType: _reduce_named}
+        self._tensors: TensorReducer | None = None
+
+    def dump(self, value: Any) -> None:
+        """Write one pickle, which has nothing in common with those before it."""
+        self.buffers.clear()
+        self.clear_memo()
+        try:
+            super().dump(value)
+        finally:
+            if self._tensors is not None:
+                self._tensors.clear()
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to rebuild `value`, or leave it to pickle."""
+        kind = type(value)
+        try:
+            reduce = self._kinds[kind]
+        except KeyError:
+            reduce = self._kinds[kind] = self._find(kind)
+        return NotImplemented if reduce is None else reduce(value)
+
+    def _find(self, kind: type) -> Callable[[Any], Any] | None:
+        if issubclass(kind, type):
+            return _reduce_named
+        if issubclass(kind, BaseException):
+            return _reduce_exception
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            self._tensors = self._tensors or TensorReducer(torch)
+            return self._tensors.reduce
+        if _lost_slots(kind):
+            return _reduce_with_slots
+        return None
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take `buffer` out of the pickle, unless it is small (or not one run of bytes)."""
+        if memoryview(buffer).nbytes < OUT_OF_BAND_BYTES:
+            return True
+        self.buffers.append(buffer)
+        return False
+
+
+def _reduce_exception(error: BaseException) -> Any:
+    """Reduce an exception as its class says.
+
+    Packages such as tblib, which comes with Dask, replace this for all classes of exceptions by
+    what fails to rebuild some of them, and rebuilds others without calling their constructors.
+    """
+    return error.__reduce_ex__(PROTOCOL)
+
+
+def _lost_slots(kind: type) -> bool:
+    """Return whether the class is a copy that cloudpickle made without the slots it declares.
+
+    Its instances keep in a dict what those of the program keep in slots.
+    """
+    own: tuple[Any, ...] = (kind.__getstate__, kind.__reduce_ex__)
+    plain = own == (object.__getstate__, object.__reduce_ex__)
+    return plain and "__slots__" in vars(kind) and _is_copy(kind)
+
+
+def _is_copy(kind: type) -> bool:
+    return kind in tracking._DYNAMIC_CLASS_TRACKER_BY_CLASS
+
+
+def _reduce_with_slots(value: Any) -> Any:
+    names = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
+    names.update(getattr(value, "__dict__", ()))
+    state = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return copyreg.__newobj__, (type(value),), (None, state)  # type: ignore[attr-defined]
+
+
+def dump_pipeline(pipeline: Any) -> bytes:
+    """Pickle `pipeline` for workers, with what it uses of the main program.
+
+    Raises:
+        ConfigError: If something in it cannot be pickled.
+    """
+    try:
+        return _dump(pipeline)
+    except Exception as error:
+        raise ConfigError(
+            f"{find_unpicklable(pipeline, _dump)} cannot be sent to worker processes: {error}. "
+            "Make it in the hook that first needs it, or use workers='thread'"
+        ) from error
+
+
+def _dump(value: Any) -> bytes:
+    file = io.BytesIO()
+    with _main_by_value():
+        _PipelinePickler(file, protocol=PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+@contextmanager
+def _main_by_value() -> Iterator[None]:
+    """Let cloudpickle take along what belongs to the main program of a spawned process.
+
+    It does so by itself where that is called `__main__`.
+    """
+    main = sys.modules.get("__mp_main__")
+    if main is None or main.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
+
+
+def mentions_torch(pickled: bytes) -> bool:
+    """Return whether a pickled pipeline is likely to use torch.
+
+    That is the case if it names torch, or a module that has torch among its globals. An error
+    costs time or memory, nothing else.
+    """
+    if "torch" not in sys.modules:
+        return False
+    if b"torch" in pickled:
+        return True
+    beginning = pickled[:_SEARCHED_BYTES]
+    return any(
+        "torch" in getattr(module, "__dict__", ())
+        for name, module in list(sys.modules.items())
+        if name.encode() in beginning
+    )
+
+
+class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Leaves process groups behind: workers take no part in them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is WorkerConfig:
+            return _rebuild_config, ({**vars(value), "data_parallel_group": None},)
+        return super().reducer_override(value)
+
+
+def _rebuild_config(values: dict[str, Any]) -> WorkerConfig:
+    return WorkerConfig(**values)
+
+
+def load_batch(data: memoryview, buffers: Sequence[Any]) -> Any:
+    """Return what `BatchPickler` has pickled; arrays are views of `buffers`."""
+    return pickle.loads(data, buffers=buffers)
+
+
+def _reduce_named(named: Any) -> Any:
+    """Reduce a class or a function."""
+    if _is_importable(named):
+        return NotImplemented
+    if isinstance(named, type):
+        tracked = tracking._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(named)
+        if tracked is not None:
+            return tracked_class, (tracked, named.__module__, named.__qualname__)
+    if named.__module__ in _MAIN and "<" not in named.__qualname__:
+        return _attribute, (named.__module__, named.__qualname__)
+    return _by_value(named)
+
+
+def _is_importable(named: Any) -> bool:
+    """Return whether another process can import `named`: the main program it cannot."""
+    if named.__module__ in _MAIN:
+        return False
+    try:
+        return _attribute(named.__module__, named.__qualname__) is named
+    except (KeyError, AttributeError):
+        return False
+
+
+def _by_value(named: Any) -> Reduced:
+    """Return `named` pickled by cloudpickle, once for each class or function."""
+    known = _BY_VALUE.get(named)
+    if known is None:
+        known = _BY_VALUE[named] = cloudpickle.loads, (cloudpickle.dumps(named),)
+    return known
+
+
+_BY_VALUE: WeakKeyDictionary[Any, Reduced] = WeakKeyDictionary()
+
+
+def tracked_class(tracker_id: str, module: str, qualified_name: str) -> Any:
+    """Return the class that this process has given away under `tracker_id`."""
+    found = tracking._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+    return found if found is not None else _attribute(module, qualified_name)
+
+
+def _attribute(module: str, qualified_name: str) -> Any:
+    found: Any = sys.modules[module]
+    for name in qualified_name.split("."):
+        found = getattr(found, name)
+    return found

@@ -1,0 +1,242 @@
+"""The shared memory of a worker: slots without a name that are written, read and written again."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+def create_shared(size: int) -> int:
+    """Return a file descriptor of `size` bytes of zeroed memory.
+
+    The memory lives as long as a process maps it or holds a descriptor of it; the system
+    takes it back when the last one is gone, however it goes.
+    """
+    try:
+        descriptor = os.memfd_create("energon")
+    except (AttributeError, OSError):
+        # Not Linux: a file that is unlinked before anything is in it.
+        descriptor, path = tempfile.mkstemp(prefix="energon-")
+        os.unlink(path)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def share_bytes(data: bytes) -> int:
+    """Return a descriptor of shared memory that holds `data`."""
+    descriptor = create_shared(len(data))
+    if data:
+        with mmap.mmap(descriptor, len(data)) as mapping:
+            mapping[:] = data
+    return descriptor
+
+
+def read_shared(descriptor: int) -> bytes:
+    """Return all that is in the shared memory and close the descriptor."""
+    try:
+        size = os.fstat(descriptor).st_size
+        if not size:
+            return b""
+        with mmap.mmap(descriptor, size) as mapping:
+            return bytes(mapping)
+    finally:
+        os.close(descriptor)
+
+
+def map_shared(descriptor: int) -> mmap.mmap:
+    """Map all of the shared memory for reading and writing, and close the descriptor."""
+    try:
+        return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+
+
+Span = tuple[int, int]
+
+
+class EventLayout(NamedTuple):
+    """Where the pickle of one event and its buffers begin and stop, in bytes of the slot."""
+
+    lane: int
+    start: int
+    stop: int
+    buffers: Sequence[Span] = ()
+
+
+class EventTable:
+    """The table as it grows, in the worker.
+
+    Example:
+        >>> table = EventTable()
+        >>> table.append(EventLayout(lane=2, start=0, stop=9, buffers=[(64, 80)]))
+        >>> read_table(memoryview(table.to_bytes()))
+        [EventLayout(lane=2, start=0, stop=9, buffers=[(64, 80)])]
+    """
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, layout: EventLayout) -> None:
+        """Add an event."""
+        lane, start, stop, buffers = layout
+        self._numbers.extend((lane, start, stop, len(buffers)))
+        for span in buffers:
+            self._numbers.extend(span)
+        self._length += 1
+
+    def clear(self) -> None:
+        """Begin a new table."""
+        del self._numbers[:]
+        self._length = 0
+
+    def to_bytes(self) -> bytes:
+        """Return the table as what `read_table` reads."""
+        return self._numbers.tobytes()
+
+
+def read_table(data: memoryview) -> list[EventLayout]:
+    """Return the events of a table, in order."""
+    numbers = data.cast("q").tolist()
+    layouts, at = [], 0
+    while at < len(numbers):
+        lane, start, stop, count = numbers[at : at + 4]
+        at += 4 + 2 * count
+        spans = numbers[at - 2 * count : at]
+        buffers = list(zip(spans[::2], spans[1::2], strict=True))
+        layouts.append(EventLayout(lane, start, stop, buffers))
+    return layouts
+
+
+SMALLEST_SLOT = 1 << 18
+LEASES = 2
+"""How many slots of a worker the trainer may look into: the batch in hand and the next one.
+When it keeps more, further batches are copied."""
+
+_DECAY = 0.98
+_SHRINK_RATIO = 4
+
+
+class Slot:
+    """A run of shared memory that is written from its beginning."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.capacity = 0
+        self.position = 0
+        self.is_announced = False
+        self._descriptor: int | None = None
+        self.view = memoryview(b"")
+
+    def allocate(self, size: int) -> None:
+        """Replace the memory by new memory of at least `size` bytes; keep what is written."""
+        capacity = max(SMALLEST_SLOT, 1 << (size - 1).bit_length())
+        descriptor = create_shared(capacity)
+        view = memoryview(mmap.mmap(descriptor, capacity))
+        view[: self.position] = self.view[: self.position]
+        self.release()
+        self._descriptor, self.capacity, self.view = descriptor, capacity, view
+        self.is_announced = False
+
+    def announce(self) -> tuple[int, ...]:
+        """Return the descriptor to be sent with the slot, if the parent does not have it."""
+        if self.is_announced or self._descriptor is None:
+            return ()
+        self.is_announced = True
+        return (self._descriptor,)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self.capacity, self.view = None, 0, memoryview(b"")
+
+    def write(self, data: object) -> int:
+        """Append the bytes of `data`, which may be any buffer, and return how many."""
+        if type(data) is not bytes:
+            data = memoryview(data).cast("B")  # type: ignore[arg-type]
+        stop = self.position + len(data)
+        if stop > self.capacity:
+            self.allocate(stop)
+        self.view[self.position : stop] = data
+        self.position = stop
+        return len(data)
+
+    def align(self, size: int) -> None:
+        """Go on at the next multiple of `size` bytes."""
+        self.position = -(-self.position // size) * size
+
+
+class SlotPool:
+    """The slots of one worker, as seen by the worker.
+
+    A slot is free, being written, sent (the parent has not received it) or leased (the parent
+    has received it, and the trainer looks into it).
+
+    Args:
+        prefetch: How many slots may be sent and not received.
+        max_bytes: How much memory all slots may take, unless a single one needs more.
+    """
+
+    def __init__(self, *, prefetch: int, max_bytes: int) -> None:
+        self._prefetch = prefetch
+        self._max_bytes = max_bytes
+        self._slots: list[Slot] = []
+        self._free: list[Slot] = []
+        self._sent: set[int] = set()
+        self._needed = 0.0
+
+    @property
+    def num_sent(self) -> int:
+        """How many slots are sent and not yet received."""
+        return len(self._sent)
+
+    def take(self, wait: Callable[[], None]) -> Slot:
+        """Return a slot to write to; call `wait` while there is none.
+
+        The one used last comes first: it is still in the cache of the processor.
+        """
+        while len(self._sent) >= self._prefetch or not (self._free or self._may_grow()):
+            wait()
+        if not self._free:
+            self._slots.append(Slot(len(self._slots)))
+            self._free.append(self._slots[-1])
+        slot = self._free.pop()
+        if slot.capacity > _SHRINK_RATIO * max(self._needed, SMALLEST_SLOT):
+            slot.release()
+        slot.position = 0
+        if slot.capacity < self._needed:
+            slot.allocate(int(self._needed))
+        return slot
+
+    def sent(self, slot: Slot) -> None:
+        """Note that `slot` is on its way."""
+        self._sent.add(slot.index)
+        self._needed = max(slot.position, self._needed * _DECAY)
+
+    def leased(self, index: int) -> None:
+        """Note that the parent has received slot `index` and keeps it for now."""
+        self._sent.discard(index)
+
+    def freed(self, index: int) -> None:
+        """Note that the parent is done with slot `index`."""
+        self._sent.discard(index)
+        self._free.append(self._slots[index])
+
+    def put_back(self, slot: Slot) -> None:
+        """Return a slot that was taken and not sent."""
+        self._free.append(slot)
+
+    def _may_grow(self) -> bool:
+        if len(self._slots) >= self._prefetch + LEASES:
+            return False
+        # While nothing is on its way, no message can come that frees a slot.
+        used = sum(slot.capacity for slot in self._slots)
+        return not self._sent or used + self._needed <= self._max_bytes

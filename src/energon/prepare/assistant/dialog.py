@@ -1,0 +1,265 @@
+"""The assistant of `energon prepare`: shows a folder of shards, and asks how to prepare it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from energon.counting import counted
+from energon.errors import ConfigError
+from energon.formats.meta import yaml
+from energon.formats.meta.info import META, DatasetInfo
+from energon.io.epath import AnyPath
+from energon.prepare.assistant.choices import Choices
+from energon.prepare.assistant.fields import (
+    check_field,
+    check_field_map,
+    is_required,
+    known_ways,
+    own_fields,
+    suggest,
+)
+from energon.prepare.assistant.loader_template import loader_template
+from energon.prepare.assistant.preview import describe, printable, show_samples
+from energon.prepare.assistant.samples import first_samples, part_names
+from energon.prepare.describe import CRUDE, LOADER_FILE, describe_samples
+from energon.prepare.splits import (
+    SplitRequest,
+    parse_ratio,
+    present_split,
+    split_by_folder,
+    split_dataset,
+)
+from energon.samples.registry import SAMPLE_TYPES, resolve_class
+
+if TYPE_CHECKING:
+    from energon.prepare.assistant.prompt import Prompt
+
+
+SHOWN_SAMPLES = 2
+DEFAULT_RATIO = "8,1,1"
+_SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "eval")
+
+
+class Assistant:
+    """Asks for what is not decided yet about a folder of shards.
+
+    Args:
+        dataset: The folder.
+        shards: Paths below it.
+        prompt: Asks.
+        source: Where the shards really are, if the folder only stands for a distant one.
+    """
+
+    def __init__(
+        self,
+        dataset: Path,
+        shards: Sequence[str],
+        prompt: Prompt,
+        *,
+        source: AnyPath | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.source = dataset if source is None else source
+        self.shards = shards
+        self.prompt = prompt
+        self.console = prompt.console
+        self.samples = first_samples(self.source, shards, SHOWN_SAMPLES)
+
+    def run(self, choices: Choices) -> Choices | None:
+        """Return all that is to be done; None for nothing.
+
+        Raises:
+            ConfigError: If what is decided makes no sense.
+            EOFError: If nobody is there to answer.
+        """
+        self.show()
+        if choices.field_map is not None and choices.sample_type not in (None, CRUDE):
+            sample_type = resolve_class("megatron.energon", str(choices.sample_type))
+            check_field_map(sample_type, choices.field_map, self.samples)
+        split = choices.split
+        if split is None:
+            split = self.ask_split(**choices.split_settings)
+            choices = replace(choices, split=split)
+        if choices.describe and choices.sample_type is None:
+            choices = self.ask_description(choices)
+        choices = self.ask_loading(choices)
+        self.review(choices, split)
+        question = (
+            f"Index {counted(len(self.shards), 'shard')} and write this to {self.source / META}?"
+        )
+        if choices.write or self.prompt.confirm(question, default=True):
+            return choices
+        return None
+
+    def show(self) -> None:
+        """Show the first samples."""
+        for table in show_samples(self.samples[:SHOWN_SAMPLES]):
+            self.console.print(table)
+        names = ", ".join(map(printable, part_names(self.samples))) or "none: no file has a sample"
+        self._say(f"Parts of samples: {names}")
+
+    def ask_split(self, **settings: Any) -> SplitRequest:
+        """Return how the dataset is to be split."""
+        folders = self._split_folders()
+        if folders:
+            names = ", ".join(folders)
+            if self.prompt.confirm(f"Are the folders {names} the splits?", default=True):
+                return SplitRequest(by_folder=True, **settings)
+        prefixes = {} if folders else self._split_prefixes()
+        if prefixes:
+            question = f"Do the names of shards begin with their split: {', '.join(prefixes)}?"
+            if self.prompt.confirm(question, default=True):
+                return SplitRequest(parts=list(prefixes.values()), **settings)
+        self._say(
+            "Splits by ratio: 8,1,1 for train, val and test, or names as in train:9,holdout:1"
+        )
+        ratio = self.prompt.ask("Split ratio", parse_ratio, default=DEFAULT_RATIO)
+        return SplitRequest(ratio=ratio, **settings)
+
+    def ask_description(self, choices: Choices) -> Choices:
+        """Return the choices with a sample type, or without a description."""
+        present = self.dataset / META / choices.dataset_yaml_name
+        if present.is_file():
+            self._show_file(choices.dataset_yaml_name, present.read_text(errors="replace"))
+            if self.prompt.confirm(f"Keep this {choices.dataset_yaml_name}?", default=True):
+                return replace(choices, describe=False)
+        names = [CRUDE, *(name for name in SAMPLE_TYPES if name != "Sample")]
+        self.console.print(_type_table(names))
+
+        def check(answer: str) -> str:
+            if answer.isdigit() and 1 <= int(answer) <= len(names):
+                return names[int(answer) - 1]
+            if answer.lower() in (CRUDE.lower(), "crude sample", "crude"):
+                return CRUDE
+            return str(resolve_class("megatron.energon", answer).__name__)
+
+        chosen = self.prompt.ask("Sample type, by number or name", check, default="1", words=names)
+        return replace(choices, sample_type=chosen)
+
+    def ask_loading(self, choices: Choices) -> Choices:
+        """Return the choices with what makes samples of parts."""
+        given = choices.field_map is not None or choices.sample_loader is not None
+        if given or not choices.describe or choices.sample_type in (None, CRUDE):
+            return choices
+        sample_type = resolve_class("megatron.energon", str(choices.sample_type))
+        question = "Map fields to parts? (no: write a template of sample_loader.py instead)"
+        if not self.prompt.confirm(question, default=True):
+            return replace(choices, sample_loader=self._ask_loader(sample_type))
+        return replace(choices, field_map=self._ask_field_map(sample_type))
+
+    def review(self, choices: Choices, split: SplitRequest) -> None:
+        """Show what will be written."""
+        counts = DatasetInfo(dict.fromkeys(self.shards, 0))
+        wanted = [name for name, part in (split.ratio or {}).items() if part > 0]
+        by_shard = split.unit == "shard" or len(self.shards) >= len(wanted)
+        if split.unit != "sample" and by_shard:
+            dealt = split_dataset(counts, split, present_split(self.dataset))
+            self._show_file("split.yaml", dealt.to_yaml())
+        else:
+            self._say("split.yaml: samples are dealt by ratio once they are counted")
+        if choices.describe:
+            description = describe_samples(
+                choices.sample_type,
+                choices.field_map,
+                with_loader=choices.sample_loader is not None,
+            )
+            self._show_file(choices.dataset_yaml_name, yaml.dump(description))
+        if choices.sample_loader is not None:
+            self._show_file(LOADER_FILE, choices.sample_loader)
+
+    def _ask_field_map(self, sample_type: type) -> dict[str, str]:
+        ways = known_ways(self.samples)
+        self._say(
+            "For each field: a part like jpg, a value in it like json[caption], or several ways "
+            "separated by commas. Tab completes. A minus leaves a field out."
+        )
+        mapping = {}
+        for own in own_fields(sample_type):
+            required = is_required(own)
+            likely = suggest(own.name, self.samples)
+
+            def check(answer: str, name: str = own.name, must: bool = required) -> str | None:
+                if answer in ("", "-"):
+                    if must:
+                        raise ConfigError(f"{sample_type.__name__} needs the field {name!r}")
+                    return None
+                self._show_values(check_field(name, answer, self.samples))
+                return answer
+
+            way = self.prompt.ask(
+                f"{own.name} ({_type_name(own.type)}{'' if required else ', optional'})",
+                check,
+                default=likely if likely is not None or required else "-",
+                words=list(ways),
+            )
+            if way is not None:
+                mapping[own.name] = way
+        return mapping
+
+    def _ask_loader(self, sample_type: type) -> str:
+        present = self.dataset / META / LOADER_FILE
+        if present.is_file() and self.prompt.confirm(
+            f"Keep {self.source / META / LOADER_FILE}?", default=True
+        ):
+            return present.read_text()
+        return loader_template(sample_type, self.samples)
+
+    def _show_values(self, values: Sequence[Any]) -> None:
+        for value in values[:SHOWN_SAMPLES]:
+            self._say(f"  = {describe(value)}")
+
+    def _split_folders(self) -> list[str]:
+        try:
+            names = list(split_by_folder(self.shards))
+        except ConfigError:
+            return []
+        known = all(name.lower() in _SPLIT_WORDS for name in names)
+        return names if known and len(names) > 1 else []
+
+    def _split_prefixes(self) -> dict[str, str]:
+        """Return by split the pattern of its shards, if all names begin with one."""
+        found: dict[str, str] = {}
+        words = "|".join(_SPLIT_WORDS)
+        for shard in self.shards:
+            match = re.match(rf"({words})(?=[^a-zA-Z])", shard.rpartition("/")[2])
+            if match is None:
+                return {}
+            found[match[1]] = f"{match[1]}:(?:.*/)?{match[1]}[^a-zA-Z/][^/]*$"
+        return found if len(found) > 1 else {}
+
+    def _say(self, text: str) -> None:
+        from rich.text import Text
+
+        self.console.print(Text(text))
+
+    def _show_file(self, name: str, content: str) -> None:
+        from rich.panel import Panel
+        from rich.syntax import Syntax
+
+        language = "python" if name.endswith(".py") else "yaml"
+        content = "\n".join(printable(line) for line in content.splitlines())
+        self.console.print(Panel(Syntax(content, language), title=name, title_align="left"))
+
+
+def _type_table(names: Sequence[str]) -> Any:
+    from rich.table import Table
+
+    table = Table("", "sample type", "fields; in brackets those with a default")
+    for number, name in enumerate(names, start=1):
+        if name == CRUDE:
+            about = "none: samples stay dicts of parts, until cookers of the program make them"
+        else:
+            about = ", ".join(
+                own.name if is_required(own) else rf"\[{own.name}]"
+                for own in own_fields(SAMPLE_TYPES[name])
+            )
+        table.add_row(str(number), name, about)
+    return table
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "any")

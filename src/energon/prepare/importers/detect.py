@@ -1,0 +1,210 @@
+"""Find out what is to be packed, and open it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from energon.decode.sample_decoder import is_media
+from energon.errors import ConfigError
+from energon.io.epath import AnyPath, any_path
+from energon.prepare.importers import table
+from energon.prepare.importers.folder import FolderSource
+from energon.prepare.importers.image_folder import ImageFolderSource, is_metadata
+from energon.prepare.importers.row import RowRules
+from energon.prepare.importers.selection import (
+    HUGGING_FACE,
+    Selection,
+    is_about_data,
+    is_pattern,
+    select,
+)
+from energon.prepare.importers.shards import ShardSource, is_archive
+from energon.prepare.importers.source import PackSource
+
+Kind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
+KINDS: tuple[Kind, ...] = (
+    *("folder", "table", "imagefolder", "shards"),
+    *("huggingface", "mds", "litdata"),
+)
+_OF_LIBRARIES = ("huggingface", "mds", "litdata")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is to be packed.
+
+    Args:
+        kind: What it is.
+        address: Where it is, for kinds of other libraries.
+        files: Its files, for all others.
+        notes: What the user should know of how it was found.
+    """
+
+    kind: Kind
+    address: str = ""
+    files: Selection | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_source(
+    addresses: Sequence[str], *, kind: Kind | None = None, target: AnyPath | None = None
+) -> Found:
+    """Return what is at some addresses.
+
+    Args:
+        addresses: A folder, files or patterns, or `hf://NAME`.
+        kind: What it is, if that is known.
+        target: Where it is packed to, which does not belong to it.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing.
+        ConfigError: If it is of no kind that can be packed.
+    """
+    library = _kind_of_library(addresses[0]) if kind is None or kind in _OF_LIBRARIES else None
+    if library is not None or kind in _OF_LIBRARIES:
+        if len(addresses) > 1:
+            raise ConfigError(f"{addresses[0]}: is a dataset by itself; pack one at a time")
+        return Found(kind or library or "folder", addresses[0])
+    files = select(addresses, target=target)
+    if kind is not None:
+        return Found(kind, files=files)
+    return _find_files(files)
+
+
+def open_source(
+    found: Found,
+    rules: RowRules,
+    *,
+    prefix_keys: bool = False,
+    as_files: bool = False,
+    label_from_folder: bool = False,
+) -> PackSource:
+    """Open what is to be packed.
+
+    Args:
+        found: What it is, see `find_source`.
+        rules: How rows become samples, where it has rows.
+        prefix_keys: Whether keys begin with the name of the shard that they were in.
+        as_files: Whether each file is what it is, even if it seems to hold many samples.
+        label_from_folder: Whether the names of folders become labels.
+    """
+    if label_from_folder and found.kind != "folder":
+        raise ConfigError(
+            f"--label-from folder is for folders of files, and this is of kind {found.kind!r}"
+        )
+    if found.kind == "huggingface":
+        from energon.prepare.importers.huggingface import HuggingFaceSource
+
+        return HuggingFaceSource(found.address, rules)
+    if found.kind == "mds":
+        from energon.prepare.importers.mds import MdsSource
+
+        return MdsSource(any_path(found.address), rules)
+    if found.kind == "litdata":
+        from energon.prepare.importers.litdata import LitDataSource
+
+        return LitDataSource(any_path(found.address), rules)
+    if found.files is None:
+        raise ConfigError(f"kind {found.kind!r} needs files")
+    if found.kind == "folder":
+        return FolderSource(found.files, as_files=as_files, label_from_folder=label_from_folder)
+    if found.kind == "imagefolder":
+        return ImageFolderSource(found.files, rules)
+    if found.kind == "shards":
+        return ShardSource(found.files, prefix_keys=prefix_keys)
+    return table.open_tables(found.files, rules)
+
+
+def complete_rules(found: Found, rules: RowRules) -> tuple[RowRules, list[str]]:
+    """Return the rules for the rows of tables with the columns of files that nobody has named.
+
+    Returns:
+        The rules, and what the user should know of it.
+    """
+    if found.kind != "table" or found.files is None or rules.file_columns:
+        return rules, []
+    first = next((name for name in found.files.names if table.is_table(name)), None)
+    if first is None:
+        return rules, []
+    opened = table.Table.at(found.files.folder / first, rules)
+    columns = table.find_file_columns(opened)
+    if columns:
+        shown = " and ".join(f"column {column!r}" for column in columns)
+        names = "names" if len(columns) == 1 else "name"
+        return replace(rules, file_columns=tuple(columns)), [
+            f"{shown} {names} files, which become parts (--file-column); --part COLUMN:PART makes "
+            "a part of the text instead"
+        ]
+    return rules, [
+        f"column {column!r} seems to name files ({value!r}), and is kept as text: they are not "
+        f"below {opened.root}; say with --root where they are"
+        for column, value in table.seem_files(opened)
+    ]
+
+
+def _find_files(files: Selection) -> Found:
+    """Return of which kind files are, by their names and, where these do not tell, contents."""
+    names = [name for name in files.names if not is_about_data(name)]
+    if any(is_archive(name) for name in names):
+        return Found("shards", files=files)
+    metadata = [name for name in names if is_metadata(name)]
+    if metadata and len(names) > len(metadata):
+        return Found("imagefolder", files=files)
+    tables = [name for name in names if _is_table(files, name, alone=len(names) == 1)]
+    if tables and len(tables) == len(names):
+        suffixes = sorted({str(table.table_suffix(name)) for name in tables})
+        if len(suffixes) > 1:
+            raise ConfigError(
+                f"{files.folder}: has tables of several kinds, {', '.join(suffixes)}; choose some "
+                f"by a pattern, like '{files.folder}/*{suffixes[0]}'"
+            )
+        return Found("table", files=files.only(tables))
+    if len(names) == 1 and not files.is_folder:
+        raise ConfigError(
+            f"{files.folder / names[0]}: expected a folder, a tar archive or a table: "
+            f"{', '.join(table.SUFFIXES)}"
+        )
+    if len(tables) == 1 and "/" not in tables[0] and any(map(is_media, names)):
+        columns = table.find_file_columns(table.Table.at(files.folder / tables[0], RowRules()))
+        if columns:
+            note = f"each row of {tables[0]} is a sample; --kind folder ignores the table"
+            return Found("table", files=files.only(tables), notes=(note,))
+    return Found("folder", files=files)
+
+
+def _is_table(files: Selection, name: str, *, alone: bool) -> bool:
+    """Return whether a file is a table; one in JSON is if it has an array."""
+    suffix = table.table_suffix(name)
+    if suffix != ".json" or (alone and not files.is_folder):
+        return suffix is not None
+    if sum(each.lower().endswith(".json") for each in files.names) > table.MAX_ARRAYS:
+        return False
+    return table.is_array(files.folder / name)
+
+
+def _kind_of_library(address: str) -> Kind | None:
+    """Return which library has written what is at an address; None for another one."""
+    if address.startswith(HUGGING_FACE) and not is_pattern(address):
+        return "huggingface"
+    path = any_path(address)
+    if path.is_file():
+        return None
+    if (path / "index.json").is_file():
+        return _kind_of_index(path / "index.json")
+    saved = ("dataset_dict.json", "state.json")
+    return "huggingface" if any((path / name).is_file() for name in saved) else None
+
+
+def _kind_of_index(path: AnyPath) -> Kind | None:
+    try:
+        index = json.loads(path.read_text())
+    except ValueError:
+        return None
+    if not isinstance(index, dict):
+        return None
+    if "shards" in index:
+        return "mds"
+    return "litdata" if "chunks" in index else None

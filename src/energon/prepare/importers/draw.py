@@ -1,0 +1,165 @@
+"""Draw the splits of samples by a hash of their keys.
+
+A key is a number from 0 to 1, and each split has a piece of that line as long as its ratio. So
+the split of a sample depends on its key and the ratios alone: when samples are added, none of
+those that were there goes to another split.
+
+Stratified, the number of a key is its rank among the keys of its stratum, as a fraction: each
+stratum is divided as exactly as whole samples allow. When samples are added, only those at the
+edges go to another split.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError
+from energon.prepare.importers.source import PackSource, Row
+
+PEEKED_SAMPLES = 1000
+"""In fewer samples, each split gets one if there are enough."""
+
+_PURPOSE = b"energon split"
+_RANGE = 1 << 64
+
+
+def hash_key(key: str, purpose: bytes = _PURPOSE) -> int:
+    """Return a number below 2^64 for a key."""
+    data = key.encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(data, digest_size=8, key=purpose).digest(), "big")
+
+
+class SplitDraw:
+    """Says to which split a sample belongs.
+
+    Args:
+        ratios: Ratio by name of the split.
+        strata: For each stratum the hashes of all of its keys, ascending; None draws each sample
+            by itself.
+        column: The name of the stratum in rows.
+        moved: Samples by key that go to another split than their number says.
+    """
+
+    def __init__(
+        self,
+        ratios: Mapping[str, float],
+        *,
+        strata: Mapping[str, NDArray[np.uint64]] | None = None,
+        column: str = "",
+        moved: Mapping[str, str] | None = None,
+    ) -> None:
+        total = sum(ratios.values())
+        self.names = [name for name, ratio in ratios.items() if ratio > 0]
+        self.edges = [edge / total for edge in accumulate(ratios[name] for name in self.names)]
+        self.edges[-1] = 1.0
+        self.strata = strata
+        self.column = column
+        self.moved = dict(moved or {})
+
+    def __call__(self, key: str, row: Row) -> str:
+        """Return the split of a sample."""
+        if key in self.moved:
+            return self.moved[key]
+        return self.names[bisect_right(self.edges, self.number(key, row))]
+
+    def number(self, key: str, row: Row) -> float:
+        """Return the number of a sample, from 0 up to but not including 1."""
+        hashed = hash_key(key)
+        if self.strata is None:
+            return (hashed >> 11) / (1 << 53)
+        name = stratum_of(row, self.column)
+        hashes = self.strata[name]
+        rank = int(np.searchsorted(hashes, np.uint64(hashed)))
+        # Strata that are too small for all splits give their samples to different ones.
+        phase = (hash_key(name) >> 11) / (1 << 53)
+        return min((rank + phase) / len(hashes), 1 - 2**-53)
+
+
+def open_draw(
+    source: PackSource, ratios: Mapping[str, float], stratify: str | None = None
+) -> SplitDraw:
+    """Return what says to which split the samples of a source belong.
+
+    Args:
+        source: The samples. Stratified, the keys of all are looked at; else those of the first.
+        ratios: Ratio by name of the split.
+        stratify: "folder", or the column, whose values are divided alike; None for no such.
+
+    Raises:
+        ConfigError: If there is no such column.
+    """
+    if stratify is not None:
+        draw = SplitDraw(ratios, strata=_strata(source, stratify), column=stratify)
+    else:
+        draw = SplitDraw(ratios)
+    draw.moved = _moved(draw, first_keys(source, PEEKED_SAMPLES + 1))
+    return draw
+
+
+def stratum_of(row: Row, column: str) -> str:
+    """Return the stratum of a sample.
+
+    Raises:
+        ConfigError: If its row has no such column.
+    """
+    if column not in row:
+        raise ConfigError(f"--stratify {column}: there is no such column, only {', '.join(row)}")
+    return str(row[column])
+
+
+def first_keys(source: PackSource, count: int) -> list[tuple[str, Row]]:
+    """Return the keys and rows of the first samples, without reading their contents."""
+    found: list[tuple[str, Row]] = []
+
+    def is_last(key: str, row: Row) -> bool:
+        found.append((key, row))
+        return len(found) >= count
+
+    for split in source.split_names():
+        for _ in source.samples(split, wanted=is_last):
+            return found
+    return found
+
+
+def _strata(source: PackSource, column: str) -> dict[str, NDArray[np.uint64]]:
+    hashes: dict[str, array[int]] = {}
+
+    def note(key: str, row: Row) -> bool:
+        hashes.setdefault(stratum_of(row, column), array("Q")).append(hash_key(key))
+        return False
+
+    for split in source.split_names():
+        for _ in source.samples(split, wanted=note):
+            pass
+    return {name: np.sort(np.array(found, np.uint64)) for name, found in hashes.items()}
+
+
+def _moved(draw: SplitDraw, samples: Iterable[tuple[str, Row]]) -> dict[str, str]:
+    """Return which samples go to splits that would have none, the nearest ones."""
+    found = list(samples)
+    if len(found) > PEEKED_SAMPLES:
+        return {}
+    numbers = {key: draw.number(key, row) for key, row in found}
+    splits = {key: draw(key, row) for key, row in found}
+    counts = Counter(splits.values())
+    moved: dict[str, str] = {}
+    for place, name in enumerate(draw.names):
+        if counts[name]:
+            continue
+        middle = ((draw.edges[place - 1] if place else 0.0) + draw.edges[place]) / 2
+        rich = [key for key in numbers if counts[splits[key]] > 1]
+        if not rich:
+            break
+        nearest = min(rich, key=lambda key: abs(numbers[key] - middle))
+        counts[splits[nearest]] -= 1
+        counts[name] += 1
+        moved[nearest] = splits[nearest] = name
+    return moved

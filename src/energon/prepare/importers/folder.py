@@ -1,0 +1,239 @@
+"""Pack files: those whose paths are equal up to the first dot of their names are a sample."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from energon.counting import counted
+from energon.decode.sample_decoder import is_decoded
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon.formats.tar import split_name
+from energon.io.epath import AnyPath
+from energon.prepare.files import reporting
+from energon.prepare.importers.selection import Selection, is_about_data, splits_by_name
+from energon.prepare.importers.source import PackSource, Wanted, every
+from energon.prepare.importers.table import MAX_ARRAYS, is_array, is_table
+
+CONTAINERS = frozenset(
+    {
+        *("arrow", "feather", "orc", "avro", "tfrecord", "tfrecords", "array_record", "h5", "hdf5"),
+        *("zip", "7z", "rar", "gz", "bz2", "xz", "zst", "tar", "tgz", "mdb", "lmdb", "mds"),
+        *("sqlite", "sqlite3", "db", "beton", "safetensors", "rec", "riegeli", "vortex", "lance"),
+    }
+)
+"""Extensions of files that hold many samples, or what has to be unpacked first."""
+
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
+MAX_LABELS = 10
+MAX_PART_SETS = 8
+"""How many labels and combinations of parts are shown."""
+
+
+class FolderSource(PackSource):
+    """Files, sorted by path. Samples are named by their paths below the folder.
+
+    Args:
+        files: The files.
+        as_files: Whether each file counts as what it is, even if it seems to hold many samples.
+        label_from_folder: Whether samples get the fields `label` and `label_name` in their part
+            `json`: number and name of the folder that they are in, among all such folders.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder, or nothing in it is a sample.
+        ConfigError: If the files do not group into samples.
+    """
+
+    def __init__(
+        self, files: Selection, *, as_files: bool = False, label_from_folder: bool = False
+    ) -> None:
+        self.folder = files.folder
+        self._left_out: list[str] = []
+        groups = _groups(self._named(files.names))
+        if not as_files:
+            groups = self._checked(groups)
+        self.labels = _labels(groups, self.folder) if label_from_folder else None
+        keys = splits_by_name(list(groups), by_file=False)
+        self._splits = {split: {key: groups[key] for key in found} for split, found in keys.items()}
+
+    def split_names(self) -> list[str]:
+        return list(self._splits)
+
+    def samples(
+        self, split: str, start: int = 0, wanted: Wanted = every
+    ) -> Iterator[Mapping[str, Any]]:
+        for key, files in islice(self._splits[split].items(), start, None):
+            if wanted(key, {"folder": os.path.dirname(key)}):
+                sample = {part: self.folder / name for part, name in files}
+                yield {"__key__": key, **self._labelled(key, sample)}
+
+    def skipped(self) -> list[str]:
+        return self._left_out
+
+    def part_names(self) -> frozenset[str]:
+        splits = self._splits.values()
+        found = {part for groups in splits for files in groups.values() for part, _ in files}
+        return frozenset(found if self.labels is None else {*found, "json"})
+
+    def record(self) -> dict[str, Any]:
+        return {} if self.labels is None else {"labels": self.labels}
+
+    def notes(self) -> list[str]:
+        if self.labels is None:
+            return self._part_sets()
+        classes = [f"{number} {name}" for name, number in self.labels.items()]
+        more = [f"… {len(classes)} in all"] if len(classes) > MAX_LABELS else []
+        return [*self._part_sets(), f"labels: {', '.join([*classes[:MAX_LABELS], *more])}"]
+
+    def _part_sets(self) -> list[str]:
+        """Return which parts how many samples have, if not all have the same."""
+        sets: dict[str, list[str]] = {}
+        for groups in self._splits.values():
+            for key, files in groups.items():
+                parts = " + ".join(sorted({part.lower() for part, _ in files}))
+                sets.setdefault(parts, []).append(key)
+        if len(sets) == 1:
+            return []
+        ordered = sorted(sets.items(), key=lambda item: -len(item[1]))
+        shown = [
+            f"{counted(len(keys), 'sample')} with {parts}, e.g. {keys[0]}"
+            for parts, keys in ordered[:MAX_PART_SETS]
+        ]
+        if len(ordered) > MAX_PART_SETS:
+            shown.append(f"{len(ordered) - MAX_PART_SETS} more combinations of parts")
+        return ["samples differ in their parts:", *(f"  {line}" for line in shown)]
+
+    def _named(self, names: Sequence[str]) -> list[tuple[tuple[str, str], str]]:
+        """Return key and part of each file that has both, and its name."""
+        pairs = []
+        for name in names:
+            split = split_name(name)
+            if split is None:
+                self._left_out.append(f"{name}: no sample, its name has no extension")
+            elif is_about_data(name):
+                self._left_out.append(f"{name}: no sample, it is about the folder")
+            else:
+                pairs.append((split, name))
+        if not pairs:
+            raise DatasetNotFoundError(
+                f"{self.folder}: no file with an extension in it or below; expected files like "
+                "0001.jpg and 0001.txt"
+            )
+        return sorted(pairs)
+
+    def _checked(
+        self, groups: dict[str, list[tuple[str, str]]]
+    ) -> dict[str, list[tuple[str, str]]]:
+        """Return the groups that are samples, if that can be told of most of them."""
+        self._refuse_token_files(groups)
+        lone = {key: files[0] for key, files in groups.items() if len(files) == 1}
+        strangers = {key: name for key, (part, name) in lone.items() if not is_decoded(part)}
+        lists = [name for part, name in lone.values() if part.lower() == "json"]
+        if len(lists) <= MAX_ARRAYS:
+            arrays = {name for name in lists if is_array(self.folder / name)}
+            strangers |= {key: name for key, (_, name) in lone.items() if name in arrays}
+        containers = [
+            name
+            for key, name in strangers.items()
+            if is_table(name) or lone[key][0].rpartition(".")[2].lower() in CONTAINERS
+        ]
+        if containers or 2 * len(strangers) > len(groups):
+            raise ConfigError(self._explain(containers or list(strangers.values()), len(groups)))
+        for name in strangers.values():
+            self._left_out.append(
+                f"{name}: no sample, no other file has its name; --as-files packs it"
+            )
+        return {key: files for key, files in groups.items() if key not in strangers}
+
+    def _explain(self, names: Sequence[str], num_groups: int) -> str:
+        kinds = Counter(f".{name.rpartition('.')[2].lower()}" for name in names)
+        found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+        start = (
+            f"{self.folder}: the files do not group into samples: of {num_groups} names, "
+            f"{len(names)} belong to one file only, which is neither media nor text ({found}), "
+            f"e.g. {names[0]}. "
+        )
+        table = next((name for name in names if is_table(name)), None)
+        if table is None:
+            return (
+                f"{start}Expected are files that share a name, like 0001.jpg and 0001.txt, images, "
+                "audio, video or texts, tables (.csv, .jsonl, .parquet) or tar archives; unpack or "
+                "convert the files, or pass --as-files to make a sample of each file as it is"
+            )
+        return (
+            f"{start}If each row of {table} is a sample, run `energon pack {self.folder / table} "
+            f"TARGET`, with --file-column COLUMN if rows name files. Otherwise choose files by a "
+            f"pattern, like '{self.folder}/*.jpg', or pass --as-files to make a sample of each "
+            "file as it is"
+        )
+
+    def _refuse_token_files(self, groups: Mapping[str, list[tuple[str, str]]]) -> None:
+        for key, files in groups.items():
+            names = {part.lower(): name for part, name in files}
+            if not {"bin", "idx"} <= names.keys():
+                continue
+            path = self.folder / names["idx"]
+            with reporting(path), path.open("rb") as file:
+                magic = file.read(len(MEGATRON_MAGIC))
+            if magic == MEGATRON_MAGIC:
+                raise ConfigError(
+                    f"{self.folder}: {names['bin']} and {names['idx']} are an indexed dataset of "
+                    "Megatron-LM, whose token documents `energon pack` does not read; write its "
+                    "documents with energon.ShardWriter, or pack the texts it was made of. "
+                    f"--as-files would make a single sample of {key!r}"
+                )
+
+    def _labelled(self, key: str, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return a sample with its label, if it is to have one."""
+        if self.labels is None:
+            return sample
+        name = _class_name(key)
+        fields: dict[str, Any] = {"label": self.labels[name], "label_name": name}
+        part = next((part for part in sample if part.lower() == "json"), "json")
+        if part in sample:
+            fields = {**_json_object(sample[part], fields), **fields}
+        return {**sample, part: fields}
+
+
+def _groups(
+    files: Sequence[tuple[tuple[str, str], str]],
+) -> dict[str, list[tuple[str, str]]]:
+    return {
+        key: [(part, name) for (_, part), name in group]
+        for key, group in groupby(files, key=lambda pair: pair[0][0])
+    }
+
+
+def _labels(groups: Mapping[str, Any], folder: AnyPath) -> dict[str, int]:
+    """Return the number of each class, in the order of their names."""
+    bare = next((key for key in groups if "/" not in key), None)
+    if bare is not None:
+        raise ConfigError(
+            f"{folder}: {bare!r} lies in no folder that could be its label; expected folders like "
+            "cat/ and dog/ with all files in them"
+        )
+    return {name: number for number, name in enumerate(sorted({_class_name(k) for k in groups}))}
+
+
+def _class_name(key: str) -> str:
+    return os.path.basename(os.path.dirname(key))
+
+
+def _json_object(path: AnyPath, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object in a file that gets further fields."""
+    with reporting(path):
+        data = path.read_bytes()
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise FormatError(f"{path}: {error}; expected JSON, to add the label to") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected an object to add the label to, found {found!r:.40}")
+    known = sorted(fields.keys() & found.keys())
+    if known:
+        raise ConfigError(f"{path}: has a field {known[0]!r} already; leave --label-from out")
+    return found

@@ -1,0 +1,212 @@
+"""Which files are packed: those of a folder, those that match a pattern, or single ones."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from glob import glob, has_magic
+from pathlib import Path
+
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.meta.info import META
+from energon.io.address import is_remote, local_path
+from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.files import list_files as list_objects
+from energon.prepare.files import list_files
+
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""Names of folders and beginnings of file names that say which split is in them."""
+
+ABOUT_DATA = frozenset(
+    {
+        *("readme", "license", "licence", "copying", "notice", "citation", "changelog", "authors"),
+        *("dataset_info", "dataset_infos", "thumbs", "desktop", "md5sums", "sha256sums"),
+    }
+)
+"""Names of files that are about a folder, not samples in it, in lower case and up to the dot."""
+
+HUGGING_FACE = "hf://"
+"""Begins the name of a dataset on the Hugging Face Hub."""
+
+_FIRST_WORD = re.compile(r"[A-Za-z]+(?=[-_. ]|$)")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Files below a folder.
+
+    Args:
+        folder: The folder.
+        names: Paths of the files below it, sorted.
+        is_folder: Whether these are all files of the folder, as far as they are not hidden.
+    """
+
+    folder: AnyPath
+    names: tuple[str, ...]
+    is_folder: bool = True
+
+    def only(self, names: Sequence[str]) -> Selection:
+        """Return a selection of some of the files."""
+        return replace(self, names=tuple(names), is_folder=False)
+
+
+def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> Selection:
+    """Return the files that are meant by what stands on a command line.
+
+    Args:
+        addresses: A folder, a file, or a pattern with `*`, `?`, `[…]` or `**`; or several files
+            and patterns, as a shell makes them of a pattern.
+        target: A folder that may be below and does not count: what is packed into it is not
+            packed again when the same command is given again.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file or folder, or none that matches.
+        ConfigError: If folders are given together with something else.
+        StorageError: If the place cannot say what it has, as web servers cannot.
+    """
+    found = [file for address in addresses for file in _expand(address, alone=len(addresses) == 1)]
+    if isinstance(found[0], Selection):
+        return _without(found[0], target)
+    files = [each for each in found if not isinstance(each, Selection)]
+    if len(files) == 1:
+        return Selection(files[0].parent, (files[0].name,), is_folder=False)
+    return _below_common_folder(files)
+
+
+def names_below(folder: AnyPath) -> list[str]:
+    """Return the paths of all files below a folder, relative to it, sorted; none of `.nv-meta`.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder.
+        StorageError: If the place cannot say what it has, as web servers cannot.
+    """
+    if not isinstance(folder, EPath):
+        return list_files(folder)
+    names = [found.key for found in list_objects(folder) if found.key]
+    if not names:
+        raise DatasetNotFoundError(f"{folder}: no such file or folder")
+    return [name for name in names if META not in name.split("/")[:-1]]
+
+
+def is_about_data(name: str) -> bool:
+    """Return whether a file tells about those beside it, or is hidden."""
+    base = name.rpartition("/")[2]
+    return base.startswith(".") or base.partition(".")[0].lower() in ABOUT_DATA
+
+
+def splits_by_name(names: Sequence[str], *, by_file: bool) -> dict[str, list[str]]:
+    """Return the files of each split, if their paths say it of all of them.
+
+    Args:
+        names: Paths of files.
+        by_file: Whether names of files count, too, as in `train-00000.parquet`.
+
+    Returns:
+        Names of files by split; one split without a name if the paths do not say it.
+
+    Example:
+        >>> splits_by_name(["train/a.jpg", "validation/b.jpg"], by_file=False)
+        {'train': ['train/a.jpg'], 'val': ['validation/b.jpg']}
+        >>> splits_by_name(["train/a.jpg", "b.jpg"], by_file=False)
+        {'': ['train/a.jpg', 'b.jpg']}
+    """
+    splits: dict[str, list[str]] = {}
+    for name in names:
+        split = _split_of(name, by_file=by_file)
+        if split is None:
+            return {"": list(names)}
+        splits.setdefault(split, []).append(name)
+    if len(splits) < 2:
+        return {"": list(names)}
+    return {name: splits[name] for name in dict.fromkeys(SPLIT_WORDS.values()) if name in splits}
+
+
+def _split_of(name: str, *, by_file: bool) -> str | None:
+    *folders, file = name.split("/")
+    for folder in folders:
+        if folder.lower() in SPLIT_WORDS:
+            return SPLIT_WORDS[folder.lower()]
+    word = _FIRST_WORD.match(file)
+    return SPLIT_WORDS.get(word[0].lower()) if by_file and word else None
+
+
+def _expand(address: str, *, alone: bool) -> list[AnyPath | Selection]:
+    """Return the files that an address stands for, or all those of a folder."""
+    path = any_path(address)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        if alone:
+            return [Selection(path, tuple(names_below(path)))]
+        raise ConfigError(
+            f"{path}: is a folder; pack one folder at a time, or several files, e.g. "
+            "'data/*.parquet'"
+        )
+    if not is_pattern(address):
+        raise DatasetNotFoundError(f"{path}: no such file or folder")
+    found = _matching(address)
+    if not found:
+        raise DatasetNotFoundError(f"{path}: no file matches this pattern")
+    return [*found]
+
+
+def is_pattern(address: str) -> bool:
+    """Return whether an address has wildcards; in a URL, `?` begins the query."""
+    return has_magic(address.replace("?", "") if is_remote(address) else address)
+
+
+def _matching(pattern: str) -> list[AnyPath]:
+    if not is_remote(pattern):
+        matches = sorted(glob(local_path(pattern), recursive=True))
+        return [Path(match) for match in matches if os.path.isfile(match)]
+    steps = pattern.split("/")
+    first = next(place for place, step in enumerate(steps) if is_pattern(f"x://{step}"))
+    return sorted(EPath("/".join(steps[:first])).glob("/".join(steps[first:])))
+
+
+def _below_common_folder(files: Sequence[AnyPath]) -> Selection:
+    """Return files as a selection below the deepest folder that all of them are in."""
+    texts = [os.fspath(file) for file in files]
+    if len({is_remote(text) for text in texts}) > 1:
+        raise ConfigError("some of the files are in a store and others are not; pack them apart")
+    if not is_remote(texts[0]):
+        absolute = [os.path.abspath(text) for text in texts]
+        top = os.path.commonpath([os.path.dirname(text) for text in absolute])
+        names = sorted({os.path.relpath(text, top) for text in absolute})
+        return Selection(Path(os.path.relpath(top)), tuple(names), is_folder=False)
+    folder = EPath(texts[0]).parent
+    while not all(_is_below(file, folder) for file in files):
+        if folder == folder.parent:
+            raise ConfigError("the files are in different stores; pack them apart")
+        folder = folder.parent
+    names = sorted({EPath(text).relative_to(folder) for text in texts})
+    return Selection(folder, tuple(names), is_folder=False)
+
+
+def _without(chosen: Selection, target: AnyPath | None) -> Selection:
+    """Return a selection without what is in the target, if that is below its folder."""
+    try:
+        if isinstance(target, EPath):
+            below = target.relative_to(EPath(chosen.folder))
+        elif target is not None and not isinstance(chosen.folder, EPath):
+            below = str(target.resolve().relative_to(chosen.folder.resolve()))
+        else:
+            return chosen
+    except ValueError:
+        return chosen
+    names = [name for name in chosen.names if not name.startswith(f"{below}/")]
+    return replace(chosen, names=tuple(names))
+
+
+def _is_below(file: AnyPath, folder: EPath) -> bool:
+    try:
+        EPath(file).relative_to(folder)
+    except ValueError:
+        return False
+    return True

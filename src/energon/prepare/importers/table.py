@@ -1,0 +1,378 @@
+"""Pack tables: CSV, TSV, JSON or Parquet, with columns of values and of files."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from energon.decode.sample_decoder import is_media
+from energon.errors import ConfigError, EnergonError, FormatError
+from energon.extra import needs_extra
+from energon.io.epath import AnyPath
+from energon.prepare.files import reporting
+from energon.prepare.importers.place import open_ascending
+from energon.prepare.importers.row import RowRules
+from energon.prepare.importers.selection import Selection, splits_by_name
+from energon.prepare.importers.source import PackSource, Wanted, every
+
+SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+BATCH_ROWS = 256
+MAX_FIELD_BYTES = 1 << 30
+ARRAY_CHARACTERS = 1 << 20
+SURE_ROWS = 10_000
+"""A column that so many rows lack is taken for misspelled."""
+MAX_ARRAYS = 16
+"""Among more `.json` files no lists of samples are looked for: each is a sample."""
+PROBED_ROWS = 16
+"""Rows whose values are looked at to find out which columns name files."""
+
+_BETWEEN = re.compile(r"[\s,]*")
+_FILE_NAME = re.compile(r"[^\n]{1,1024}\.\w{1,8}")
+
+
+def table_suffix(name: str) -> str | None:
+    """Return the suffix that says what kind of table a file is; None if it is none.
+
+    Example:
+        >>> table_suffix("a/B.JSONL.gz"), table_suffix("a.tar.gz")
+        ('.jsonl', None)
+    """
+    path = PurePosixPath(name.lower())
+    if path.suffix in COMPRESSED:
+        path = path.with_suffix("")
+    suffix = path.suffix
+    return suffix if suffix in SUFFIXES else None
+
+
+def is_table(name: str) -> bool:
+    """Return whether a file is a table, by its name."""
+    return table_suffix(name) is not None
+
+
+def is_array(path: AnyPath) -> bool:
+    """Return whether a file has a JSON array."""
+    with reporting(path), path.open("rb") as file:
+        return bool(file.read(64).lstrip().startswith(b"["))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file with rows.
+
+    Args:
+        path: The file, of a kind that its suffix tells.
+        rules: How its rows become samples.
+        prefix: What keys begin with that are not those of a column.
+    """
+
+    path: AnyPath
+    rules: RowRules
+    prefix: str = ""
+
+    @classmethod
+    def at(cls, path: AnyPath, rules: RowRules, prefix: str = "") -> Table:
+        """Return the table at a path, whose rows name files beside it unless rules say else."""
+        root = path.parent if rules.root is None else rules.root
+        return cls(path, replace(rules, root=root), prefix)
+
+    @property
+    def root(self) -> AnyPath:
+        """The folder that its rows name files below."""
+        return self.path.parent if self.rules.root is None else self.rules.root
+
+
+class TableSource(PackSource):
+    """The rows of tables, in their order.
+
+    Args:
+        splits: The tables of each split.
+        left_out: Files beside them that are not packed, and why.
+    """
+
+    def __init__(self, splits: Mapping[str, Sequence[Table]], left_out: Iterable[str] = ()) -> None:
+        self._splits = dict(splits)
+        self._left_out = list(left_out)
+        self._missing: dict[str, None] = {}
+
+    def split_names(self) -> list[str]:
+        return list(self._splits)
+
+    def samples(
+        self, split: str, start: int = 0, wanted: Wanted = every
+    ) -> Iterator[Mapping[str, Any]]:
+        found = 0
+        for table in self._splits[split]:
+            for number, row in enumerate(read_rows(table)):
+                sample = table.rules.sample(row, number, str(table.path))
+                if sample is None:
+                    self._missing[f"{table.path}, row {number + 1}: a file is missing"] = None
+                    continue
+                found += 1
+                sample["__key__"] = key = table.prefix + sample["__key__"]
+                if found > start and wanted(key, row):
+                    yield sample
+
+    def skipped(self) -> list[str]:
+        return [*self._left_out, *self._missing]
+
+
+def open_tables(files: Selection, rules: RowRules) -> TableSource:
+    """Return the rows of tables, with splits if the names of all files say which they are in.
+
+    Rows of several tables are numbered in each, behind the name of the table: when tables are
+    added, keys stay what they are.
+    """
+    tables = [name for name in files.names if is_table(name)]
+    named = splits_by_name(tables, by_file=True)
+    several = len(tables) > 1 and rules.key_column is None
+    return TableSource(
+        {
+            split: [
+                Table.at(files.folder / name, rules, f"{_stem(name)}/" if several else "")
+                for name in names
+            ]
+            for split, names in named.items()
+        }
+    )
+
+
+def table_columns(path: AnyPath) -> list[str]:
+    """Return the columns of the first rows of a table."""
+    rows = islice(read_rows(Table.at(path, RowRules())), PROBED_ROWS)
+    return list(dict.fromkeys(column for row in rows for column in row))
+
+
+def table_values(table: Table, column: str) -> Iterator[str]:
+    """Yield the values of a column, as text."""
+    for row in read_rows(table):
+        if row.get(column) is not None:
+            yield str(row[column])
+
+
+def find_file_columns(table: Table) -> list[str]:
+    """Return the columns in whose first rows there are paths of files below the root."""
+    rows = list(islice(read_rows(table), PROBED_ROWS))
+    columns = dict.fromkeys(column for row in rows for column in row)
+    known = {*table.rules.parts, *table.rules.leave_out}
+    return [
+        column
+        for column in columns
+        if column not in known and _names_files([row.get(column) for row in rows], table.rules)
+    ]
+
+
+def seem_files(table: Table) -> list[tuple[str, str]]:
+    """Return the columns in whose first rows there seem to be paths of media, with a value."""
+    found = []
+    for row in islice(read_rows(table), 1):
+        for column, value in row.items():
+            if (
+                isinstance(value, str)
+                and "://" not in value
+                and _FILE_NAME.fullmatch(value)
+                and is_media(value)
+                and column not in {*table.rules.parts, *table.rules.leave_out}
+            ):
+                found.append((column, value))
+    return found
+
+
+def _names_files(values: Sequence[Any], rules: RowRules) -> bool:
+    """Return whether most of the values are paths of files that are there."""
+    given = [value for value in values if value not in (None, "")]
+    if not given or not all(isinstance(v, str) and _FILE_NAME.fullmatch(v) for v in given):
+        return False
+    return 2 * sum(rules.has_file(value) for value in given) > len(given)
+
+
+def _stem(name: str) -> str:
+    """Return the path of a table without its suffixes, as keys begin that have no dots."""
+    base = name[: -len(PurePosixPath(name).suffix)] if PurePosixPath(name).suffix else name
+    if name.lower().endswith(COMPRESSED):
+        base = os.path.splitext(base)[0]
+    folder, _, file = base.rpartition("/")
+    return f"{folder}/{file.replace('.', '_')}".lstrip("/")
+
+
+def read_rows(table: Table) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a table.
+
+    Raises:
+        FormatError: If it is damaged.
+        ConfigError: If it is of JSON, and no row has one of the columns that rules name.
+    """
+    path = table.path
+    suffix = table_suffix(path.name)
+    with reporting(path):
+        if suffix == ".parquet":
+            yield from _parquet_rows(path)
+        elif suffix in (".csv", ".tsv"):
+            yield from _csv_rows(path, "," if suffix == ".csv" else "\t")
+        elif suffix == ".json":
+            yield from _filled(_array_rows(path), table)
+        else:
+            yield from _filled(_json_rows(path), table)
+
+
+def _filled(rows: Iterator[Mapping[str, Any]], table: Table) -> Iterator[Mapping[str, Any]]:
+    """Yield rows with None for the columns that they lack, as is usual in JSON.
+
+    A column that no row has is misspelled.
+    """
+    rules = table.rules
+    wanted = {*rules.file_columns, *rules.parts, *rules.leave_out}
+    unseen, there = set(wanted), dict[str, None]()
+    number = 0
+    for number, row in enumerate(rows, start=1):
+        if unseen:
+            unseen -= row.keys()
+            there |= dict.fromkeys(row)
+            if number >= SURE_ROWS:
+                _check_seen(table.path, unseen, number, there)
+        yield {**row, **{column: None for column in wanted if column not in row}}
+    if number:
+        _check_seen(table.path, unseen, number, there)
+
+
+def _check_seen(path: AnyPath, unseen: set[str], number: int, there: Iterable[str]) -> None:
+    if unseen:
+        raise ConfigError(
+            f"{path}: in {number} rows there is no column {min(unseen)!r}, there are "
+            f"{', '.join(there)}"
+        )
+
+
+@contextmanager
+def _opened(path: AnyPath) -> Iterator[BinaryIO]:
+    """Open a table to read it from the beginning to the end, unpacked.
+
+    Raises:
+        FormatError: If it is compressed and damaged.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in COMPRESSED:
+        with open_ascending(path) as file:
+            yield file
+        return
+    if suffix == ".zst":
+        with needs_extra("formats", f"{path}: zst needs zstandard"):
+            import zstandard
+        damaged: tuple[type[Exception], ...] = (zstandard.ZstdError,)
+    else:
+        damaged = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError)
+    with open_ascending(path) as file:
+        unpacked: Any = (
+            io.BufferedReader(
+                zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            )
+            if suffix == ".zst"
+            else _OPENERS[suffix](file)
+        )
+        try:
+            with unpacked:
+                yield cast("BinaryIO", unpacked)
+        except EnergonError:
+            raise
+        except damaged as error:
+            raise FormatError(f"{path}: {error}; copy the file again") from error
+
+
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
+    csv.field_size_limit(MAX_FIELD_BYTES)
+    with (
+        _opened(path) as binary,
+        io.TextIOWrapper(binary, newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise FormatError(
+                        f"{path}:{reader.line_num}: has not {len(reader.fieldnames or [])} fields "
+                        "as the first line"
+                    )
+                yield row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise FormatError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise FormatError(f"{path}:{number}: {error}; expected JSON lines") from error
+            if not isinstance(row, dict):
+                raise FormatError(f"{path}:{number}: expected JSON objects")
+            yield row
+
+
+def _array_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a JSON array, of which only a part is in memory."""
+    decode = json.JSONDecoder().raw_decode
+    with _opened(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
+        text = _read_text(file, path, ARRAY_CHARACTERS).lstrip()
+        if not text.startswith("["):
+            raise FormatError(
+                f"{path}: begins with {text[:20]!r}; expected an array with an object for each "
+                "sample. Write the samples as JSON lines, into a .jsonl file"
+            )
+        number, position = 0, 1
+        while True:
+            position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+            if text.startswith("]", position):
+                return
+            try:
+                row, position = decode(text, position)
+            except ValueError as error:
+                # The object goes on in what was not read yet, of which ever more is taken.
+                more = _read_text(file, path, max(ARRAY_CHARACTERS, len(text)))
+                if not more or len(text) - position > MAX_FIELD_BYTES:
+                    raise FormatError(f"{path}: element {number}: {error}") from error
+                text, position = text[position:] + more, 0
+                continue
+            if not isinstance(row, dict):
+                raise FormatError(f"{path}: element {number}: expected JSON objects")
+            number += 1
+            yield row
+
+
+def _read_text(file: io.TextIOWrapper, path: AnyPath, size: int) -> str:
+    try:
+        return file.read(size)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: {error}") from error
+
+
+def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
+    with needs_extra("parquet", f"{path}: Parquet needs pyarrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    with path.open("rb") as binary:
+        try:
+            file = pq.ParquetFile(binary)
+        except pa.ArrowInvalid as error:
+            raise FormatError(f"{path}: {error}") from error
+        with file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                yield from batch.to_pylist()

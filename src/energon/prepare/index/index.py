@@ -1,0 +1,191 @@
+"""Index shards: find their samples and write what readers need, beside each shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from energon.errors import FormatError
+from energon.formats.tables.part_table import PartTable, RepeatedPart
+from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tar_index import encode_tar_index, load_tar_index, tar_index_path
+from energon.formats.tar_scan import scan_tar
+from energon.io.atomic import write_atomic
+from energon.prepare.files import FileState, file_state, reporting, write_files
+from energon.prepare.index.checksums import with_checksums
+
+MAX_PENDING_BYTES = 16 << 20
+"""Index files that are written together."""
+
+
+class IndexedShard(NamedTuple):
+    """What the preparation of a dataset has to know of a shard."""
+
+    name: str
+    """Its path below the dataset folder."""
+    num_samples: int
+    state: FileState
+    first_key: bytes
+    """The lowest key; those of the samples lie between it and the last."""
+    last_key: bytes
+    duplicate: str | None
+    """A key that the shard has twice."""
+    repeated: RepeatedPart | None
+    """A part that a sample of the shard has twice."""
+    was_read: bool
+    """Whether it is new or changed, so that it was read now."""
+    part_names: tuple[str, ...] = ()
+    """The parts that its samples have, in no order."""
+
+
+class IndexOptions(NamedTuple):
+    """How shards are indexed."""
+
+    checksum: bool = False
+    """Whether to read contents, too, and to keep a checksum of each."""
+    force: bool = False
+    """Whether to read shards that have not changed, too."""
+    durable: bool = True
+    """Whether index files are on disk when a batch is done. If not, somebody has to flush them
+    before anything relies on them; a damaged one is noticed by its checksum."""
+
+
+def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> list[IndexedShard]:
+    """Index some shards, and write the index files of those that are new or changed.
+
+    Runs on any process or machine that sees the folder. What was indexed before an error is
+    kept.
+
+    Raises:
+        FormatError: If a shard is damaged, cut off or has no samples.
+        DatasetNotFoundError: If a shard has vanished.
+    """
+    done: list[IndexedShard] = []
+    pending: list[tuple[Path, bytes]] = []
+    pending_bytes = 0
+    try:
+        for name in names:
+            shard, files = _index(Path(dataset), name, options)
+            done.append(shard)
+            pending += files
+            pending_bytes += sum(len(content) for _, content in files)
+            if pending_bytes > MAX_PENDING_BYTES:
+                write_files(pending, durable=options.durable)
+                pending, pending_bytes = [], 0
+    finally:
+        write_files(pending, durable=options.durable)
+    return done
+
+
+def index_shard(path: str, *, checksum: bool = False) -> PartTable:
+    """Return the part table of a shard, and write it and the `.tar.idx` if they are not there.
+
+    A shard whose size and modification time are those of its table is not scanned again.
+
+    Args:
+        path: The shard.
+        checksum: Whether the table needs a checksum of each part.
+
+    Raises:
+        FormatError: If the shard is damaged, cut off or has no samples.
+    """
+    shard = Path(path)
+    known = known_table(shard, checksum=checksum)
+    if known is None:
+        known, files = _scan(shard, checksum=checksum)
+        for target, content in files:
+            with reporting(target):
+                write_atomic(target, content)
+    return known
+
+
+def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
+    """Return the table of a shard if the index beside it is that of the present shard.
+
+    Args:
+        path: The shard.
+        checksum: Whether a table without checksums does not count.
+    """
+    state = file_state(path)
+    table_path, index_path = part_table_path(path), tar_index_path(path)
+    try:
+        with reporting(table_path):
+            table = PartTable.open(table_path, verify=True)
+        with reporting(index_path):
+            index = load_tar_index(index_path)
+    except (FileNotFoundError, FormatError, ValueError):
+        return None
+    same = (table.shard_size, table.shard_mtime_ns) == state
+    if not same or len(index) != table.num_samples + 1 or (index != table.sample_offset).any():
+        return None
+    return None if checksum and table.part_crc32 is None else table
+
+
+def summarize(name: str, table: PartTable, *, was_read: bool) -> IndexedShard:
+    """Return what the preparation of a dataset has to know of a shard."""
+    return IndexedShard(
+        name=name,
+        num_samples=table.num_samples,
+        state=FileState(table.shard_size, table.shard_mtime_ns),
+        first_key=table.key_at(0),
+        last_key=table.key_at(table.num_samples - 1),
+        duplicate=_duplicate(table),
+        repeated=next(iter(table.repeated_parts()), None),
+        was_read=was_read,
+        part_names=table.part_names,
+    )
+
+
+def _index(
+    dataset: Path, name: str, options: IndexOptions
+) -> tuple[IndexedShard, list[tuple[Path, bytes]]]:
+    path = dataset / name
+    files: list[tuple[Path, bytes]] = []
+    table = None if options.force else known_table(path, checksum=options.checksum)
+    if table is None:
+        table, files = _scan(path, checksum=options.checksum)
+    return summarize(name, table, was_read=bool(files)), files
+
+
+def index_files(path: Path) -> tuple[Path, Path]:
+    """Return the files that are written beside a shard."""
+    return tar_index_path(path), part_table_path(path)
+
+
+def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, bytes]]]:
+    """Return the table of a shard, and the files to be written beside it."""
+    before = file_state(path)
+    with reporting(path):
+        scan = scan_tar(path)
+        if checksum:
+            scan = with_checksums(path, scan)
+    if not scan.num_samples:
+        raise FormatError(
+            f"{path}: has no samples. Files in a shard are named KEY.EXTENSION, and links and "
+            "folders do not count; remove the shard, or leave it out with --exclude"
+        )
+    if file_state(path) != before:
+        raise FormatError(
+            f"{path}: was written to while it was read; wait until shards are complete, and run "
+            "`energon prepare` again"
+        )
+    table = PartTable.from_scan(scan, shard_mtime_ns=before.mtime_ns)
+    files = [
+        (tar_index_path(path), encode_tar_index(scan.sample_offset)),
+        (part_table_path(path), table.to_bytes()),
+    ]
+    return table, files
+
+
+def _duplicate(table: PartTable) -> str | None:
+    """Return a key that a shard has twice: such keys follow each other in ascending order."""
+    if table.unique:
+        return None
+    keys: Iterator[bytes] = map(table.key_at, range(table.num_samples))
+    last = None
+    for key in keys:
+        if key == last:
+            return key.decode("utf-8", "surrogateescape")
+        last = key
+    return None

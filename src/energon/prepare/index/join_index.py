@@ -1,0 +1,281 @@
+"""Find the samples of several datasets that have the same key.
+
+The keys of all datasets are hashed, shard by shard and on several threads, and dealt to as many
+partitions by their hashes as are needed for one to fit into memory; a large join keeps the
+partitions in temporary files. Within a partition, the hashes of a dataset are sorted and those
+of the first one are looked up in them (a Grace hash join). So memory depends on the size of a
+partition, and the time on the number of keys.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
+from energon.formats.tables.join_index import MISSING, write_join_index
+from energon.formats.tables.key_hash import hash_keys
+from energon.formats.tables.part_table import PartTable
+from energon.io.atomic import atomic_path
+
+PARTITION_KEYS = 1 << 20
+"""Keys of all datasets in a partition; each takes about 100 bytes while it is matched."""
+MAX_PARTITIONS = 1024
+_CHUNK_ROWS = 1 << 20
+
+Ints = NDArray[np.int64]
+Entries = NDArray[np.uint64]
+"""Rows of two halves of a hash and the number of a sample."""
+
+
+class KeyBlock(NamedTuple):
+    """Samples of one shard."""
+
+    table: PartTable
+    indices: Ints
+    """Their numbers in the shard."""
+    ordinals: Ints
+    """Their numbers in the dataset."""
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """The keys of a dataset of a join.
+
+    Args:
+        name: What messages call it.
+        num_samples: How many samples it has.
+        blocks: Each opens a shard and returns its samples.
+        key_of: Returns the key of a sample, for messages.
+        nonmatch: What is done where it has no sample of a key.
+    """
+
+    name: str
+    num_samples: int
+    blocks: Sequence[Callable[[], KeyBlock]]
+    key_of: Callable[[int], str]
+    nonmatch: Literal["error", "skip", "none"] = "error"
+
+
+def build_join_index(
+    path: str | os.PathLike[str],
+    columns: Sequence[KeyColumn],
+    *,
+    partition_keys: int = PARTITION_KEYS,
+    num_threads: int | None = None,
+) -> int:
+    """Write the index of a join; its rows are in the order of the first dataset.
+
+    Args:
+        path: Where to. It is there as a whole or not at all.
+        columns: The datasets, the first of which decides which rows there are.
+        partition_keys: Keys that are matched in memory at a time.
+        num_threads: How many shards are read at a time; None for one a core.
+
+    Returns:
+        How many rows there are.
+
+    Raises:
+        ConfigError: If samples without a match are errors, and there are any.
+        DuplicateSampleKeyError: If a dataset has a key twice.
+        EmptyDatasetError: If no sample is left.
+    """
+    first, *others = columns
+    total = sum(column.num_samples for column in columns)
+    partitions = min(MAX_PARTITIONS, 1 << (-(-total // partition_keys) - 1).bit_length())
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".join.", dir=Path(path).parent) as folder:
+        parts = [_Partitions(Path(folder), number, partitions) for number in range(len(columns))]
+        for column, part in zip(columns, parts, strict=True):
+            for entries in _hashed(column, num_threads or min(8, os.cpu_count() or 1)):
+                part.add(entries)
+        matches = [
+            _matched(first, parts[0], column, part, Path(folder) / f"matches.{number}")
+            for number, (column, part) in enumerate(zip(others, parts[1:], strict=True))
+        ]
+        _check_matched(first, others, matches)
+        rows, kept = _without_skipped(first, others, matches, Path(folder))
+        if not rows:
+            names = " and ".join(column.name for column in others)
+            raise EmptyDatasetError(f"{first.name} has no sample whose key is in {names}, too")
+        with atomic_path(path) as temporary:
+            write_join_index(temporary, kept, num_rows=rows)
+    return rows
+
+
+def _hashed(column: KeyColumn, num_threads: int) -> Iterator[Entries]:
+    """Yield the hashed keys of a dataset, a shard at a time, with few shards in memory."""
+
+    def read(open_block: Callable[[], KeyBlock]) -> Entries:
+        block = open_block()
+        hashes = hash_keys(block.table, block.indices)
+        return np.column_stack((hashes, block.ordinals.astype(np.uint64)))
+
+    with ThreadPoolExecutor(num_threads, "energon-join") as threads:
+        waiting: deque[Future[Entries]] = deque()
+        for open_block in column.blocks:
+            waiting.append(threads.submit(read, open_block))
+            if len(waiting) > 2 * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+class _Partitions:
+    """The hashed keys of a dataset, dealt by hash; in memory if there is one partition."""
+
+    def __init__(self, folder: Path, number: int, count: int) -> None:
+        self.folder = folder
+        self.number = number
+        self.count = count
+        self._waiting: list[Entries] = []
+        self._num_waiting = 0
+
+    def add(self, entries: Entries) -> None:
+        self._waiting.append(entries)
+        self._num_waiting += len(entries)
+        if self.count > 1 and self._num_waiting >= PARTITION_KEYS:
+            self._flush()
+
+    def take(self, partition: int) -> Entries:
+        """Return the entries of a partition, in the order of their hashes."""
+        if self.count == 1:
+            entries = np.concatenate([np.empty((0, 3), np.uint64), *self._waiting])
+            # Asked for again with every other dataset.
+            self._waiting = [entries]
+        else:
+            self._flush()
+            path = self._path(partition)
+            found = np.fromfile(path, np.uint64) if path.exists() else np.empty(0, np.uint64)
+            entries = found.reshape(-1, 3)
+        return entries[np.argsort(entries[:, 0], kind="stable")]
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        entries = np.concatenate(self._waiting)
+        self._waiting, self._num_waiting = [], 0
+        shift = np.uint64(64 - (self.count.bit_length() - 1))
+        partition = (entries[:, 0] >> shift).astype(np.int64)
+        order = np.argsort(partition, kind="stable")
+        edges = np.searchsorted(partition[order], np.arange(self.count + 1))
+        for number in range(self.count):
+            chosen = order[edges[number] : edges[number + 1]]
+            if len(chosen):
+                with open(self._path(number), "ab") as file:
+                    entries[chosen].tofile(file)
+
+    def _path(self, partition: int) -> Path:
+        return self.folder / f"keys.{self.number}.{partition}"
+
+
+def _matched(
+    first: KeyColumn, own: _Partitions, column: KeyColumn, other: _Partitions, path: Path
+) -> Ints:
+    """Return for each sample of the first dataset that of another with the same key, or -1."""
+    found = _on_disk(path, first.num_samples)
+    found[:] = MISSING
+    for partition in range(own.count):
+        mine, theirs = own.take(partition), other.take(partition)
+        _check_unique(first, mine)
+        _check_unique(column, theirs)
+        rows, match = _look_up(mine, theirs)
+        found[rows] = match
+    return found
+
+
+def _look_up(wanted: Entries, entries: Entries) -> tuple[Ints, Ints]:
+    """Return the numbers of the wanted samples that are among `entries`, and of those there."""
+    rows: list[Ints] = []
+    matches: list[Ints] = []
+    at = np.searchsorted(entries[:, 0], wanted[:, 0])
+    left = wanted
+    while len(left):
+        inside = at < len(entries)
+        left, at = left[inside], at[inside]
+        same = entries[at, 0] == left[:, 0]
+        left, at = left[same], at[same]
+        equal = entries[at, 1] == left[:, 1]
+        rows.append(left[equal, 2].astype(np.int64))
+        matches.append(entries[at[equal], 2].astype(np.int64))
+        # The first halves of different keys may be equal; then the next one may be it.
+        left, at = left[~equal], at[~equal] + 1
+    none = [np.empty(0, np.int64)]
+    return np.concatenate(rows or none), np.concatenate(matches or none)
+
+
+def _check_unique(column: KeyColumn, entries: Entries) -> None:
+    if not (entries[1:, 0] == entries[:-1, 0]).any():
+        return
+    ordered = entries[np.lexsort((entries[:, 1], entries[:, 0]))]
+    twice = np.flatnonzero((ordered[1:, :2] == ordered[:-1, :2]).all(axis=1))
+    if len(twice):
+        one, other = (int(number) for number in ordered[twice[0] : twice[0] + 2, 2])
+        raise DuplicateSampleKeyError(
+            f"{column.name}: samples {one} and {other} have the same key "
+            f"{column.key_of(one)!r}, so it is not clear which of them is to be joined"
+        )
+
+
+def _check_matched(first: KeyColumn, others: Sequence[KeyColumn], matches: Sequence[Ints]) -> None:
+    problems = []
+    for column, found in zip(others, matches, strict=True):
+        if column.nonmatch != "error":
+            continue
+        missing, example = 0, MISSING
+        for start, chunk in _chunks(found):
+            absent = np.flatnonzero(chunk == MISSING)
+            if len(absent) and not missing:
+                example = start + int(absent[0])
+            missing += len(absent)
+        if missing:
+            problems.append(
+                f"{column.name} lacks {missing} of the {first.num_samples} keys of {first.name}, "
+                f"e.g. {first.key_of(example)!r}"
+            )
+    if problems:
+        raise ConfigError(
+            "\n".join(problems) + "\nWrite `nonmatch: skip` beside its path to leave such samples "
+            "out, or `nonmatch: none` to give None to the joiner"
+        )
+
+
+def _without_skipped(
+    first: KeyColumn, others: Sequence[KeyColumn], matches: Sequence[Ints], folder: Path
+) -> tuple[int, list[Ints | None]]:
+    """Return the number of rows, and the columns without those that are to be left out."""
+    skipping = [m for column, m in zip(others, matches, strict=True) if column.nonmatch == "skip"]
+    if not skipping:
+        return first.num_samples, [None, *matches]
+    kept = [
+        _on_disk(folder / f"kept.{number}", first.num_samples) for number in range(len(matches) + 1)
+    ]
+    count = 0
+    for start, chunk in _chunks(skipping[0]):
+        stop = start + len(chunk)
+        present = np.all([found[start:stop] != MISSING for found in skipping], axis=0)
+        rows = start + np.flatnonzero(present)
+        kept[0][count : count + len(rows)] = rows
+        for column, found in zip(kept[1:], matches, strict=True):
+            column[count : count + len(rows)] = found[rows]
+        count += len(rows)
+    return count, [column[:count] for column in kept]
+
+
+def _chunks(column: Ints) -> Iterable[tuple[int, Ints]]:
+    for start in range(0, len(column), _CHUNK_ROWS):
+        yield start, column[start : start + _CHUNK_ROWS]
+
+
+def _on_disk(path: Path, count: int) -> Ints:
+    """Return numbers that are paged out when memory is short."""
+    return np.memmap(path, np.int64, "w+", shape=(count,))

@@ -1,0 +1,128 @@
+"""Keep `index.sqlite` up to date: leave it, extend it, or write it again."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from energon.errors import FormatError
+from energon.formats.meta.info import META
+from energon.formats.tables.media_table import copy_media
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.sqlite_file import SqliteReader
+from energon.formats.tables.sqlite_index import (
+    IndexedShard as SqlShard,
+)
+from energon.formats.tables.sqlite_index import (
+    Shard,
+    extend_sqlite_index,
+    indexed_shards,
+    write_sqlite_index,
+)
+from energon.prepare.files import file_state, reporting
+from energon.prepare.index.index import IndexedShard
+
+log = logging.getLogger("energon")
+
+
+def sqlite_path(dataset: Path) -> Path:
+    """Return where the SQL index of a dataset is."""
+    return dataset / META / "index.sqlite"
+
+
+def open_table(dataset: Path, name: str) -> PartTable:
+    """Return the part table of an indexed shard."""
+    path = part_table_path(dataset / name)
+    with reporting(path):
+        return PartTable.open(path)
+
+
+def write_name_index(
+    dataset: Path,
+    names: Sequence[str],
+    shards: Iterable[IndexedShard],
+    target: Path,
+    *,
+    rewrite: bool = False,
+) -> bool:
+    """Write the SQL index of a dataset to `target`, unless the present one is that already.
+
+    Args:
+        dataset: The folder.
+        names: All shards, in their order.
+        shards: The same, as they become indexed; all of them are taken.
+        target: An empty file.
+        rewrite: Whether to write all of it, whatever the present one says that it is.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        DuplicateSampleKeyError: If two samples have the same key.
+    """
+    known = [] if rewrite else indexed_shards(sqlite_path(dataset)) or []
+    wanted = [SqlShard(name, *file_state(dataset / name)) for name in names]
+    following = iter(shards)
+    if not known or known != wanted[: len(known)]:
+        write_sqlite_index(target, _tables(dataset, following))
+        _copy_media(sqlite_path(dataset), target)
+        return True
+    for _ in islice(following, len(known)):
+        pass  # indexed, and in the SQL index already
+    if len(known) == len(wanted):
+        list(following)
+        return False
+    with reporting(target):
+        shutil.copyfile(sqlite_path(dataset), target)
+    extend_sqlite_index(target, _tables(dataset, following))
+    return True
+
+
+def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> bool:
+    """Return whether the SQL index of a dataset is that of its present shards.
+
+    Args:
+        dataset: The folder.
+        names: All shards, in their order.
+        or_else: The answer for an index that does not say of which shards it is.
+    """
+    known = indexed_shards(sqlite_path(dataset))
+    if known is None:
+        return or_else
+    return known == [SqlShard(name, *file_state(dataset / name)) for name in names]
+
+
+def has_media(dataset: Path) -> bool:
+    """Return whether the SQL index of a dataset holds more than can be made from the shards."""
+    path = sqlite_path(dataset)
+    if not path.is_file():
+        return False
+    try:
+        with SqliteReader(path) as reader:
+            return "media_metadata" in reader.tables
+    except FormatError:
+        return False
+
+
+def _copy_media(source: Path, target: Path) -> None:
+    if not source.is_file():
+        return
+    try:
+        copy_media(source, target)
+    except (FormatError, sqlite3.DatabaseError) as error:
+        log.warning(
+            "%s: if it had metadata of media, they are lost: %s; `energon prepare-media` makes "
+            "them again",
+            source,
+            error,
+        )
+
+
+def _tables(dataset: Path, shards: Iterator[IndexedShard]) -> Iterator[Shard]:
+    for shard in shards:
+        yield Shard(shard.name, open_table(dataset, shard.name))

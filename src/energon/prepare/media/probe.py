@@ -1,0 +1,220 @@
+"""Look at media files without decoding them: only what their headers say is read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from energon.decode.av import AVDecoder
+from energon.errors import DecodeError, MissingExtraError
+from energon.formats.meta.media import ImageMetadata, MediaMetadata
+from energon.formats.signature import SIGNATURE_BYTES
+from energon.formats.tables.media_table import Job
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import open_part_table
+from energon.io.address import join_address
+from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile, RemoteFile, open_range
+from energon.prepare.crash_isolation import note
+from energon.prepare.files import file_state, reporting
+from energon.prepare.media.filter import MediaFilter
+
+
+class Probed(NamedTuple):
+    """What was found of a job."""
+
+    job: Job
+    found: list[tuple[str, MediaMetadata]]
+    """File names and metadata."""
+    failed: list[tuple[str, str]]
+    """Names of files that are damaged, and how."""
+
+
+def probe_shards(
+    dataset: str, shards: Sequence[str], chosen: MediaFilter, contents: str | None = None
+) -> list[Probed]:
+    """Return the metadata of the media files in some shards.
+
+    Args:
+        dataset: The folder that has their part tables.
+        shards: Paths below it.
+        chosen: Which files.
+        contents: Where the shards are, if the folder only stands for a remote one.
+
+    Raises:
+        DatasetNotFoundError: If a shard is missing.
+        FormatError: If its index is damaged.
+        MissingExtraError: If there is audio or video, and PyAV is not installed.
+    """
+    return [_probe_shard(Path(dataset), shard, chosen, contents) for shard in shards]
+
+
+def probe_files(
+    folder: str, names: Sequence[str], chosen: MediaFilter, contents: None = None
+) -> list[Probed]:
+    """Return the metadata of some files in a folder; see `probe_shards`."""
+    return [_probe_file(Path(folder), name, chosen) for name in names]
+
+
+def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMetadata | None:
+    """Return the metadata of a file, or None if it is no media file.
+
+    Raises:
+        DecodeError: If it is damaged.
+        MissingExtraError: If it is audio or video, and PyAV is not installed.
+    """
+    kind = chosen.kind(name, lambda: stream.read(SIGNATURE_BYTES))
+    stream.seek(0)
+    return None if kind is None else _METADATA[kind](stream)
+
+
+def probe_samples(
+    dataset: str,
+    shard: str,
+    count: int,
+    chosen: MediaFilter,
+    contents: str | None,
+    samples: range,
+) -> tuple[Probed, int]:
+    """Return the metadata of the media files in some samples of a shard, and how many these are.
+
+    Notes at which sample it is, see `energon.prepare.crash_isolation.note`.
+
+    Args:
+        dataset: The folder that has the part table.
+        shard: Path below it.
+        count: How many samples it is said to have. Whoever looks at the last, looks at all
+            behind it, too.
+        chosen: Which files.
+        contents: Where the shard is, if the folder only stands for a remote one.
+        samples: Numbers of the samples.
+    """
+    path = Path(dataset, shard)
+    table = _open_table(path)
+    stop = table.num_samples if samples.stop == count else min(samples.stop, table.num_samples)
+    file = _open(path, shard, contents)
+    found, failed = [], []
+    for sample in range(samples.start, stop):
+        note(sample)
+        parts = _parts(table, chosen, sample)
+        some = _probe_all(_streams(file, parts), chosen)
+        found += some[0]
+        failed += some[1]
+    return Probed(Job(shard, *file_state(path)), found, failed), len(samples)
+
+
+def probe_parts(
+    dataset: str, shard: str, chosen: MediaFilter, contents: str | None, sample: int, parts: range
+) -> Probed:
+    """Return the metadata of some of the media files of a sample, see `probe_samples`."""
+    path = Path(dataset, shard)
+    file = _open(path, shard, contents)
+    known = _parts(_open_table(path), chosen, sample)
+    found, failed = [], []
+    for number in parts:
+        note(number)
+        some = _probe_all(_streams(file, [known[number]]), chosen)
+        found += some[0]
+        failed += some[1]
+    return Probed(Job(shard, *file_state(path)), found, failed)
+
+
+def probe_some_files(
+    folder: str, names: Sequence[str], chosen: MediaFilter, numbers: range
+) -> list[Probed]:
+    """Return the metadata of some files in a folder; see `probe_samples`."""
+    probed = []
+    for number in numbers:
+        note(number)
+        probed.append(_probe_file(Path(folder), names[number], chosen))
+    return probed
+
+
+def media_parts(
+    dataset: Path, shard: str, chosen: MediaFilter, samples: range
+) -> list[tuple[str, int, int]]:
+    """Return name, offset and size of the parts of some samples that may be media files."""
+    table = _open_table(dataset / shard)
+    return [part for sample in samples for part in _parts(table, chosen, sample)]
+
+
+def _probe_shard(dataset: Path, shard: str, chosen: MediaFilter, contents: str | None) -> Probed:
+    path = dataset / shard
+    state = file_state(path)
+    table = _open_table(path)
+    file = _open(path, shard, contents)
+    parts = [p for sample in range(table.num_samples) for p in _parts(table, chosen, sample)]
+    return Probed(Job(shard, *state), *_probe_all(_streams(file, parts), chosen))
+
+
+def _open_table(path: Path) -> PartTable:
+    with reporting(path):
+        return open_part_table(path)
+
+
+def _open(path: Path, shard: str, contents: str | None) -> RangeFile:
+    with reporting(path):
+        if contents is None:
+            return OpenFile(str(path))
+        return RemoteFile(join_address(contents, shard))
+
+
+def _parts(table: PartTable, chosen: MediaFilter, sample: int) -> list[tuple[str, int, int]]:
+    key = table.key_of(sample)
+    named = ((f"{key}.{part}", start, size) for part, start, size in table.sample_parts(sample))
+    return [part for part in named if chosen.may_match(part[0])]
+
+
+def _streams(
+    file: RangeFile, parts: Sequence[tuple[str, int, int]]
+) -> Iterator[tuple[str, IO[bytes]]]:
+    return ((name, open_range(file, offset, size)) for name, offset, size in parts)
+
+
+def _probe_file(folder: Path, name: str, chosen: MediaFilter) -> Probed:
+    path = folder / name
+    state = file_state(path)
+    with reporting(path), open(path, "rb") as stream:
+        found, failed = _probe_all([(name, stream)], chosen)
+    return Probed(Job(name, *state), found, failed)
+
+
+def _probe_all(
+    streams: Iterable[tuple[str, IO[bytes]]], chosen: MediaFilter
+) -> tuple[list[tuple[str, MediaMetadata]], list[tuple[str, str]]]:
+    found, failed = [], []
+    for name, stream in streams:
+        try:
+            metadata = probe_stream(stream, name, chosen)
+        except MissingExtraError:
+            raise
+        except Exception as error:
+            # Decoders raise anything on bytes that somebody has broken on purpose.
+            failed.append((name, f"{type(error).__name__}: {error}"))
+            continue
+        if metadata is not None:
+            found.append((name, metadata))
+    return found, failed
+
+
+def _image_metadata(stream: IO[bytes]) -> ImageMetadata:
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        # Nothing is unpacked here, so the size of the image does no harm.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with Image.open(stream) as image:
+            if image.format is None:
+                raise DecodeError("the image has no known format")
+            return ImageMetadata(
+                width=image.width, height=image.height, format=image.format, mode=image.mode
+            )
+
+
+def _av_metadata(stream: IO[bytes]) -> MediaMetadata:
+    return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
+
+
+_METADATA = {"image": _image_metadata, "av": _av_metadata}

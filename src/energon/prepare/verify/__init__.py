@@ -1,0 +1,1 @@
+"""Compare a dataset with its index, and repair what is missing or damaged."""

@@ -1,0 +1,118 @@
+"""Compare a JSONL file with its index and its splits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EnergonError,
+    FormatError,
+    ShardChangedError,
+)
+from energon.formats.meta.jsonl import (
+    jsonl_index_path,
+    jsonl_split_path,
+    load_jsonl_index,
+    parse_jsonl_split,
+    scan_jsonl,
+)
+from energon.plan.subset import resolve_range
+from energon.prepare.files import file_state, reporting
+from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
+
+
+def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
+    """Return how many samples a JSONL file has by its index, and what is wrong with it.
+
+    Args:
+        path: The file.
+        depth: "quick" compares the size of the file with the index; "headers" also looks for
+            the lines; "content" also parses each.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+    """
+    size = file_state(path).size
+    problems: list[Problem] = []
+    known = _index(path, size, problems)
+    if depth != "quick":
+        problems += _check_lines(path, known)
+    if depth == "content" and known is not None and not problems:
+        problems += _check_contents(path, known)
+    if known is None:
+        return 0, problems
+    problems += _check_splits(path, len(known) - 1)
+    return len(known) - 1, problems
+
+
+def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64] | None:
+    index = Path(jsonl_index_path(path))
+    try:
+        with reporting(index):
+            return load_jsonl_index(index.read_bytes(), size=size, origin=str(path))
+    except DatasetNotFoundError:
+        message = f"{index}: no such file; run `energon prepare {path}`"
+        problems.append(Problem("index-missing", index.name, message, True))
+    except ShardChangedError as error:
+        problems.append(Problem("index-stale", index.name, str(error), True))
+    except FormatError as error:
+        problems.append(Problem("index-damaged", index.name, str(error), True))
+    return None
+
+
+def _check_lines(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Problem]:
+    try:
+        with reporting(path):
+            found = np.concatenate(list(scan_jsonl(path)))
+    except FormatError as error:
+        yield Problem("shard-damaged", path.name, str(error), False, path.name)
+        return
+    if known is not None and not np.array_equal(found, known):
+        message = f"{path}: its lines begin elsewhere than its index says"
+        yield Problem("index-stale", jsonl_index_path(path.name), message, True)
+
+
+def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:
+    damaged = 0
+    with reporting(path), open(path, "rb") as file:
+        for number, (start, stop) in enumerate(pairwise(offsets.tolist())):
+            try:
+                json.loads(file.read(stop - start))
+            except ValueError as error:
+                damaged += 1
+                if damaged <= MAX_NAMED:
+                    message = f"{path}: sample {number} at byte {start} is no JSON: {error}"
+                    yield Problem(
+                        "content-damaged", path.name, message, False, path.name, str(number)
+                    )
+    if damaged > MAX_NAMED:
+        message = f"{path}: {damaged} samples are no JSON"
+        yield Problem("content-damaged", path.name, message, False, path.name)
+
+
+def _check_splits(path: Path, count: int) -> Iterator[Problem]:
+    splits = Path(jsonl_split_path(path))
+    if not splits.is_file():
+        return
+    try:
+        split = parse_jsonl_split(splits.read_text(), origin=str(splits))
+    except EnergonError as error:
+        yield Problem("split-damaged", splits.name, str(error), False)
+        return
+    for name, bounds in (split.split_parts or {}).items():
+        try:
+            resolve_range(count, [bounds])
+        except ConfigError as error:
+            message = f"{splits}: split {name!r}: {error}"
+            yield Problem("split-range", splits.name, message, False)
+    for line in split.unmatched(path.name, count):
+        message = f"{splits}: {line}; correct the entry, or delete it"
+        yield Problem("exclude-unmatched", splits.name, message, False)

@@ -1,0 +1,116 @@
+"""Quarantine files: which samples and shards are to be left out.
+
+A text file with an entry per line: a shard by its path below the dataset, or a sample as
+`SHARD/KEY`. Or JSON lines with `shard` and, for a sample, `key`; other fields, as why it is
+there, are for people. Empty lines, and those that begin with `#`, do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.json_text import parse_json
+from energon.formats.meta.braces import escape_braces
+from energon.io.atomic import write_atomic
+from energon.io.epath import AnyPath, any_path
+from energon.prepare.files import reporting
+from energon.stages.quarantine import quarantine_name
+
+log = logging.getLogger("energon")
+
+Entry = tuple[str, str | None, str]
+"""Shard, sample key or None for all of the shard, and why."""
+
+
+def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPath]:
+    """Return the quarantine files for a dataset: a file itself, or that of its name in a folder.
+
+    Args:
+        where: A file, or a folder in which each dataset has one, as `Quarantine` writes them.
+        dataset: The dataset.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file or folder.
+    """
+    path = any_path(where)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DatasetNotFoundError(f"exclude_from: {path}: there is no such file or folder")
+    name = quarantine_name(dataset)
+    if (path / name).is_file():
+        return [path / name]
+    log.info("exclude_from: %s has no %s, so nothing is left out", path, name)
+    return []
+
+
+def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
+    """Return the entries of a quarantine file, as the `exclude` list of a split has them.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        ConfigError: If it makes no sense.
+    """
+    with reporting(path):
+        lines = any_path(path).read_bytes().decode("utf-8", "surrogateescape").splitlines()
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            entries.append(_entry(text, f"{path}:{number}"))
+    return entries
+
+
+def entries_without(path: str | Path, shards: Container[str]) -> list[Entry]:
+    """Return what `write_quarantine` has written of shards other than these; [] without a file."""
+    file = any_path(path)
+    if not file.is_file():
+        return []
+    with reporting(path):
+        lines = file.read_bytes().decode("utf-8", "surrogateescape").splitlines()
+    written = [parse_json(line, origin=str(path)) for line in lines if line.startswith("{")]
+    return [
+        (about["shard"], about.get("key"), str(about.get("reason", "")))
+        for about in written
+        if isinstance(about, dict) and about.get("shard", "") not in shards and "shard" in about
+    ]
+
+
+def write_quarantine(path: str | Path, entries: Iterable[Entry]) -> None:
+    """Write a quarantine file, as a whole or not at all.
+
+    Args:
+        path: The file.
+        entries: What it lists.
+    """
+    lines = []
+    for shard, key, reason in entries:
+        about = {"shard": shard, "key": key, "reason": reason}
+        lines.append(json.dumps({k: v for k, v in about.items() if v is not None}))
+    content = "".join(f"{line}\n" for line in lines).encode()
+    file = any_path(path)
+    with reporting(path):
+        if isinstance(file, Path) and (file.is_file() or not file.exists()):
+            write_atomic(file, content)
+        else:
+            file.write_bytes(content)  # an address, or a device as /dev/stdout
+
+
+def _entry(text: str, origin: str) -> str:
+    if not text.startswith("{"):
+        return escape_braces(text)
+    try:
+        about = parse_json(text, origin=origin)
+        shard, key = about["shard"], about.get("key")
+        if not isinstance(shard, str) or not isinstance(key, (str, type(None))):
+            raise TypeError("no text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f'{origin}: expected SHARD, SHARD/KEY or {{"shard": …, "key": …}}, found {text!r}'
+        ) from error
+    return escape_braces(shard if key is None else f"{shard}/{key}")

@@ -1,0 +1,188 @@
+"""Check a prepared dataset in a store: its index is copied here, its shards are read by ranges."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from energon.errors import DatasetNotFoundError, FormatError, ObjectChangedError
+from energon.formats.meta.info import META, load_info
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tar_index import tar_index_path
+from energon.io.address import address_name, join_address, redact
+from energon.io.atomic import write_atomic
+from energon.io.backends.base import ObjectInfo
+from energon.io.files import file_info, list_files, read_bytes
+from energon.io.registry import open_store
+from energon.prepare.mirror import INFO_FILES, MAX_PARALLEL, Mirror, Progress, together
+from energon.prepare.verify.remote_jsonl import verify_remote_jsonl
+from energon.prepare.verify.shard import Depth, Problem, ShardReport, missing_shard, verify_shard
+from energon.prepare.verify.shard_file import RemoteShard
+from energon.prepare.verify.verify import JSONL, Report, check_dataset
+
+DOCUMENTS = ("index.uuid", "index.sqlite", "split.yaml", "split.json", "dataset.yaml")
+"""What there may be below `.nv-meta`, where nobody can list it."""
+
+
+def verify_remote(
+    address: str,
+    *,
+    depth: Depth = "headers",
+    num_workers: int = MAX_PARALLEL,
+    progress: Progress = lambda done, total: None,
+) -> Report:
+    """Check a prepared dataset in a store, see `energon.prepare.verify.verify.verify_dataset`.
+
+    Args:
+        address: Its folder, or a JSONL file.
+        depth: How much to read.
+        num_workers: Shards that are read at the same time.
+        progress: Called with the number of shards that are done, and of all.
+
+    Raises:
+        DatasetNotFoundError: If it is not a prepared dataset.
+        StorageError: If the store cannot be read.
+        ConfigError: If there is no such depth.
+    """
+    if address_name(address).endswith(JSONL):
+        return verify_remote_jsonl(address, depth)
+    with RemoteCheck.opened(address, depth, num_workers, progress) as check:
+        return check.run()
+
+
+class RemoteCheck:
+    """The check of a remote dataset, which may be made again after some shards were indexed.
+
+    Args:
+        mirror: What stands for the dataset, up to date.
+        depth: How much to read.
+        scratch: A folder for what is found in shards.
+        num_workers: Shards that are read at the same time.
+        progress: Called with the number of shards that are done, and of all.
+    """
+
+    def __init__(
+        self, mirror: Mirror, depth: Depth, scratch: Path, num_workers: int, progress: Progress
+    ) -> None:
+        self.mirror = mirror
+        self.depth = depth
+        self._scratch = scratch
+        self._count = max(1, min(num_workers, MAX_PARALLEL))
+        self._progress = progress
+        self._reports: dict[str, ShardReport] = {}
+        self._scanned: dict[str, ObjectInfo] = {}
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, address: str, depth: Depth, num_workers: int, progress: Progress
+    ) -> Iterator[RemoteCheck]:
+        """Give a check with a mirror that nobody else uses meanwhile."""
+        mirror = Mirror(address)
+        with mirror.locked(), tempfile.TemporaryDirectory(prefix="energon-verify-") as scratch:
+            mirror.update(_present(address), trusting=False)
+            with mirror.hidden():
+                yield cls(mirror, depth, Path(scratch), num_workers, progress)
+
+    def run(self) -> Report:
+        """Compare the shards whose reports are not known yet, and all else; say what is wrong."""
+        report = check_dataset(self.mirror.folder, self.depth, self._compare, self._open_table)
+        report.rename(redact(self.mirror.address), self.mirror.said)
+        return report
+
+    def found(self, name: str) -> tuple[ObjectInfo, PartTable] | None:
+        """Return the version of a shard whose headers were read, and what they say."""
+        if name not in self._scanned or not self._saved(name).exists():
+            return None
+        return self._scanned[name], PartTable.open(self._saved(name))
+
+    def indexed_anew(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        """Note that shards have another index now, so that none of them is read again.
+
+        Args:
+            stale: Those whose index was wrong.
+            shards: All whose index says when they were written.
+        """
+        for name in stale:
+            self._saved(name).unlink(missing_ok=True)
+        for name in shards:
+            report = verify_shard(self.mirror.folder, name, "quick")
+            if name not in stale:
+                before = self._reports[name]
+                report = before._replace(indexed=report.indexed, has_other_date=False)
+            self._reports[name] = report
+
+    def _compare(self, shards: list[str]) -> Iterator[ShardReport]:
+        done = 0
+
+        def compare_one(name: str) -> None:
+            nonlocal done
+            self._reports[name] = self._verify(name)
+            done += 1
+            self._progress(done, len(shards))
+
+        together(compare_one, [name for name in shards if name not in self._reports], self._count)
+        return (self._reports[name] for name in shards)
+
+    def _verify(self, name: str) -> ShardReport:
+        """Compare a shard with its index."""
+        folder, address = self.mirror.folder, join_address(self.mirror.address, name)
+        if self.depth == "quick":
+            return verify_shard(folder, name, self.depth)
+        try:
+            shard = RemoteShard(address)
+            report = verify_shard(folder, name, self.depth, shard)
+        except DatasetNotFoundError:
+            return ShardReport([missing_shard(redact(address), name)], None)
+        except ObjectChangedError:
+            message = f"{redact(address)}: was replaced while it was checked; check it again"
+            return ShardReport([Problem("index-stale", name, message, True, name)], None)
+        self._scanned[name] = shard.file.info
+        if report.problems and report.found is not None:
+            write_atomic(self._saved(name), report.found.to_bytes())
+        return report._replace(found=None)
+
+    def _saved(self, name: str) -> Path:
+        path = self._scratch / f"{name}.found"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _open_table(self, name: str) -> PartTable:
+        """Return the table of a shard: that beside it, or else what was found in the shard."""
+        try:
+            return PartTable.open(part_table_path(self.mirror.folder / name))
+        except (FileNotFoundError, FormatError):
+            return PartTable.open(self._saved(name))
+
+
+def _present(address: str) -> list[ObjectInfo]:
+    """Return all files of a dataset, or those that it may have where nobody can list them."""
+    store, _ = open_store(address)
+    if store.backend.can_list:
+        return list_files(address)
+    with tempfile.TemporaryDirectory(prefix="energon-verify-") as folder:
+        infos = [f"{META}/{name}" for name in INFO_FILES]
+        for name in infos:
+            if file_info(join_address(address, name)) is not None:
+                Path(folder, META).mkdir()
+                Path(folder, name).write_bytes(read_bytes(join_address(address, name)))
+                break
+        else:
+            return []
+        try:
+            shards = list(load_info(folder).shard_counts)
+        except FormatError:
+            shards = []  # the check says so
+    names = [*infos, *(f"{META}/{name}" for name in DOCUMENTS)]
+    for shard in shards:
+        names += [shard, str(tar_index_path(shard)), str(part_table_path(shard))]
+    asked = [(name, join_address(address, name)) for name in names]
+
+    def ask(name: str, place: str) -> ObjectInfo | None:
+        found = file_info(place)
+        return None if found is None else found._replace(key=name)
+
+    return [found for found in store.together(ask, asked) if found is not None]

@@ -1,0 +1,219 @@
+"""Rewrite what is missing, damaged or out of date in the index of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from energon.errors import ConfigError, EnergonError
+from energon.formats.meta.info import META, DatasetInfo, load_info
+from energon.formats.meta.split import excludes_any, load_split
+from energon.formats.tables.part_table_file import part_table_path
+from energon.io.address import local_path
+from energon.prepare.dataset import Indexing, index_dataset, locked
+from energon.prepare.files import reporting
+from energon.prepare.index.index import IndexOptions, index_batch
+from energon.prepare.index.name_index import sqlite_path
+from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.lock import clear_leftovers
+from energon.prepare.splits import named_split
+from energon.prepare.verify.quarantine import Entry, entries_without, write_quarantine
+from energon.prepare.verify.shard import Depth
+from energon.prepare.verify.verify import JSONL, Report, verify_dataset
+
+LOST = ("shard-missing", "shard-truncated", "shard-damaged")
+"""Problems after which a shard is of no use."""
+
+
+BAD_SQLITE = ("sqlite-damaged", "sqlite-stale")
+
+
+class Repair(NamedTuple):
+    """What was done."""
+
+    before: Report
+    after: Report
+    indexed: list[str]
+    """Shards that were indexed again."""
+    dropped: list[str]
+    """Shards that are no longer part of the dataset."""
+
+
+def repair_dataset(
+    path: str | Path,
+    *,
+    depth: Depth = "headers",
+    drop: bool = False,
+    quarantine: str | Path | None = None,
+    indexing: Indexing,
+) -> Repair:
+    """Check a dataset and rewrite what is wrong in its index. Shards are not touched.
+
+    Args:
+        path: Its folder, or a JSONL file.
+        depth: How much to check, see `energon.prepare.verify.verify.verify_dataset`.
+        drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
+        quarantine: A file to list the shards and samples in that are lost, for `energon prepare
+            --exclude-from`.
+        indexing: How shards are indexed.
+
+    Raises:
+        DatasetNotFoundError: If the folder is not a prepared dataset.
+        DatasetBusyError: If another process prepares it.
+        ConfigError: If no shard would be left.
+    """
+    dataset = Path(local_path(path))
+    if dataset.suffix == JSONL:
+        return _repair_jsonl(dataset, depth)
+    load_info(dataset)
+    with locked(dataset, indexing) as held:
+        clear_leftovers(dataset, load_info(dataset).shard_counts)
+        place = _Here(dataset, depth, held)
+        return repair_at(place, drop=drop, quarantine=quarantine, indexing=held)
+
+
+class Place(Protocol):
+    """Where the shards of a dataset are that is repaired."""
+
+    folder: Path
+    """Folder of the dataset, or one that stands for it."""
+
+    def verify(self) -> Report:
+        """Check the dataset."""
+
+    def index_some(self, stale: Sequence[str]) -> None:
+        """Index these shards, where the dataset as a whole cannot be indexed."""
+
+    def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        """See to it that what indexes all the shards indexes those anew that are stale."""
+
+
+def repair_at(
+    place: Place, *, drop: bool, quarantine: str | Path | None, indexing: Indexing
+) -> Repair:
+    """Check a dataset and rewrite what is wrong in its index, see `repair_dataset`."""
+    dataset = place.folder
+    before = place.verify()
+    lost = _named(before, LOST)
+    if quarantine is not None:
+        # A run that was killed may have dropped shards already, which are in the file only.
+        present = load_info(dataset).shard_counts
+        write_lost(quarantine, before, dropped=entries_without(quarantine, present) if drop else ())
+    stale = [name for name in _repairable(before) if name not in lost]
+    dropped = lost if drop else []
+    if (indexing.after_kill or not before.ok) and (drop or not lost):
+        shards = [name for name in load_info(dataset).shard_counts if name not in dropped]
+        if not shards:
+            raise ConfigError(
+                f"{dataset}: no shard would be left; restore the shards, or delete it all"
+            )
+        place.before_all(stale, shards)
+        bad_sqlite = any(problem.kind in BAD_SQLITE for problem in before.problems)
+        rewrite_sqlite = bad_sqlite or bool(stale)
+        _index_all(dataset, shards, dropped, indexing, rewrite_sqlite=rewrite_sqlite)
+    elif stale:
+        place.index_some(stale)
+    changed = bool(stale or dropped or _repairable_kinds(before))
+    return Repair(before, place.verify() if changed else before, stale, dropped)
+
+
+class _Here:
+    """A dataset on this machine."""
+
+    def __init__(self, dataset: Path, depth: Depth, indexing: Indexing) -> None:
+        self.folder = dataset
+        self._depth = depth
+        self._indexing = indexing
+
+    def verify(self) -> Report:
+        how = self._indexing
+        return verify_dataset(
+            self.folder, depth=self._depth, engine=how.engine, progress=how.progress
+        )
+
+    def index_some(self, stale: Sequence[str]) -> None:
+        options = IndexOptions(self._indexing.checksum, force=True)
+        index_batch(str(self.folder), stale, options)
+
+    def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        for name in stale:
+            # Without its table a shard is read again, whatever its date says.
+            with reporting(self.folder / name):
+                part_table_path(self.folder / name).unlink(missing_ok=True)
+
+
+def _repair_jsonl(path: Path, depth: Depth) -> Repair:
+    before = verify_dataset(path, depth=depth)
+    if not _repairable_kinds(before) or _named(before, LOST):
+        return Repair(before, before, [], [])
+    prepare_jsonl(path)
+    return Repair(before, verify_dataset(path, depth=depth), [path.name], [])
+
+
+def _repairable_kinds(report: Report) -> list[str]:
+    return [problem.kind for problem in report.problems if problem.repairable]
+
+
+def _named(report: Report, kinds: Sequence[str]) -> list[str]:
+    found = (p.shard for p in report.problems if p.kind in kinds and p.shard is not None)
+    return list(dict.fromkeys(found))
+
+
+def _repairable(report: Report) -> list[str]:
+    found = (p.shard for p in report.problems if p.repairable and p.shard is not None)
+    return list(dict.fromkeys(found))
+
+
+def write_lost(path: str | Path, report: Report, *, dropped: Iterable[Entry] = ()) -> None:
+    """List the shards and samples that are lost in a quarantine file, behind those `dropped`."""
+    entries = list(dropped)
+    for problem in report.problems:
+        if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):
+            entries.append((problem.shard, problem.key, problem.message))
+    write_quarantine(path, entries)
+
+
+def _index_all(
+    dataset: Path,
+    shards: Sequence[str],
+    dropped: Sequence[str],
+    indexing: Indexing,
+    *,
+    rewrite_sqlite: bool,
+) -> None:
+    sqlite = indexing.sqlite and sqlite_path(dataset).exists()
+
+    def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+        if dropped:
+            yield from _splits_without(dataset, dropped)
+
+    how = replace(indexing, sqlite=sqlite)
+    index_dataset(dataset, shards, how, documents, rewrite_sqlite=rewrite_sqlite)
+
+
+def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
+    try:
+        split = load_split(dataset)
+    except EnergonError:
+        return
+    parts = {
+        name: [shard for shard in split.shards(name) if shard not in dropped]
+        for name in split.split_parts
+    }
+    ranges = {
+        name: {shard: numbers for shard, numbers in shards.items() if shard not in dropped}
+        for name, shards in split.sample_ranges.items()
+    }
+    rest = load_info(dataset).shard_counts.keys() - set(dropped)
+    exclude = [
+        entry
+        for entry in split.exclude
+        if excludes_any(entry, rest) or not excludes_any(entry, dropped)
+    ]
+    left = named_split(parts, exclude, {k: v for k, v in ranges.items() if v})
+    yield (
+        Path(split.origin).name if (dataset / META / "split.yaml").exists() else "split.yaml",
+        (left.to_yaml()),
+    )

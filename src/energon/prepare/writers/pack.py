@@ -1,0 +1,393 @@
+"""Make a prepared dataset of what is not one: files, tables, datasets of other libraries."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from energon.errors import ConfigError
+from energon.formats.meta.info import META, DatasetInfo
+from energon.prepare.dataset import Indexing, locked, prepare_dataset
+from energon.prepare.describe import describe_samples
+from energon.prepare.files import list_files, reporting, write_files
+from energon.prepare.importers.draw import PEEKED_SAMPLES, open_draw
+from energon.prepare.importers.fetch import fetched
+from energon.prepare.importers.shuffle import shuffled
+from energon.prepare.importers.source import PackSource, Row
+from energon.prepare.index.index import index_files
+from energon.prepare.lock import is_leftover
+from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
+from energon.samples.field_map import FieldMap
+
+log = logging.getLogger("energon")
+RECORD = "pack.json"
+"""What was packed: an interrupted run goes on only if that is the same."""
+SPLIT = "__split__"
+"""Names the split of a sample on its way into a shard."""
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """How samples become shards, and these a dataset.
+
+    Args:
+        maxcount: Most samples of a shard.
+        maxsize: Most bytes of a shard, see `ShardWriter`.
+        split_ratio: Ratio by name of the split, instead of the splits that the source has. Which
+            split a sample is in is drawn by its key. None keeps the splits of the source, or
+            makes all of it train.
+        stratify: What is divided by the same ratio for each of its values: "folder", or a column;
+            None for no such.
+        shuffle_seed: Which order samples have in the shards; None for that of the source.
+        overwrite: Whether to delete a dataset that is there.
+        checksum: Whether to keep a checksum of each part, for `energon verify`.
+        sample_type: What samples become, see `prepare_dataset`.
+        field_map: How parts become the fields of the sample type.
+
+    Raises:
+        ConfigError: If there is something to stratify, and no ratio.
+    """
+
+    maxcount: int = MAX_COUNT
+    maxsize: float = MAX_SIZE
+    split_ratio: Mapping[str, float] | None = None
+    stratify: str | None = None
+    shuffle_seed: int | None = None
+    overwrite: bool = False
+    checksum: bool = True
+    sample_type: str | None = "CrudeWebdataset"
+    field_map: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.stratify is not None and not self.is_drawn:
+            raise ConfigError(
+                f"stratify={self.stratify!r} says how samples are dealt to splits by ratio; give "
+                "at least two of them, as in --split-ratio 8,1,1"
+            )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether samples are dealt to several splits by ratio."""
+        ratios = self.split_ratio or {}
+        return sum(ratio > 0 for ratio in ratios.values()) > 1
+
+    def record(self) -> dict[str, Any]:
+        """Return what has to be the same for shards to be what they were."""
+        drawn = {"split_ratio": dict(self.split_ratio or {}), "stratify": self.stratify}
+        return {
+            "maxcount": self.maxcount,
+            "maxsize": int(self.maxsize),
+            "shuffle_seed": self.shuffle_seed,
+            **(drawn if self.is_drawn else {}),
+        }
+
+
+class Target(Protocol):
+    """Where shards are packed to."""
+
+    folder: Path
+    """Folder of the dataset, or one that stands for it."""
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Called when it is clear what is packed; `overwrite` says to delete what is there."""
+
+    def take(self, shard: str) -> None:
+        """Called with the path of each shard that is complete."""
+
+    def finish(self) -> None:
+        """Called when the last shard is complete, before the dataset is prepared."""
+
+
+class Folder:
+    """A folder on this machine.
+
+    Args:
+        folder: Where it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Delete the shards that are there, the last ones first, if that is wanted."""
+        if not overwrite:
+            return
+        for name in (".info.json", ".info.yaml"):
+            (self.folder / META / name).unlink(missing_ok=True)
+        for shard in reversed(_shards(self.folder)):
+            for path in (*index_files(self.folder / shard), self.folder / shard):
+                path.unlink(missing_ok=True)
+
+    def take(self, shard: str) -> None:
+        """Do nothing: the shard is where it belongs."""
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+
+def pack_dataset(
+    source: PackSource,
+    target: str | Path | Target,
+    options: PackOptions | None = None,
+    *,
+    about: Mapping[str, Any],
+    progress: Callable[[int], None] = lambda samples: None,
+    indexing: Indexing | None = None,
+) -> DatasetInfo:
+    """Write the samples of a source to shards, and prepare them.
+
+    A run that was interrupted is taken up where it was: complete shards stay.
+
+    Args:
+        source: What to pack.
+        target: Folder for the dataset; `energon.prepare.writers.pack_remote` has those in stores.
+        options: How; None for what is usual.
+        about: What tells the source and how it is read; a run goes on only if it is the same.
+        progress: Called with the number of samples that are written, now and then.
+        indexing: How the shards are indexed, of which little is left to do.
+
+    Raises:
+        ConfigError: If there is another dataset already, a sample cannot be written, or the field
+            map does not fit.
+        DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
+        DuplicateSampleKeyError: If two samples have the same key.
+    """
+    place = Folder(Path(target)) if isinstance(target, (str, Path)) else target
+    folder = place.folder
+    options = options or PackOptions()
+    record = {**about, **source.record(), **options.record()}
+    text = json.dumps(record, indent=2, sort_keys=True, default=str)
+    indexing = indexing or Indexing()
+    if not options.overwrite:
+        _check(folder, text)
+    _check_field_map(source, options, str(folder))
+    with reporting(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, indexing) as held:
+        if not options.overwrite:
+            _check(folder, text)  # what another process has written meanwhile
+        write_files([(folder / META / RECORD, text.encode())])
+        place.begin(overwrite=options.overwrite)
+        named = _write(source, place, options, progress)
+        place.finish()
+        return prepare_dataset(
+            folder,
+            split_ratio=None if named else options.split_ratio or {"train": 1},
+            split_by_folder=named,
+            sample_type=options.sample_type,
+            field_map=options.field_map,
+            indexing=held,
+        )
+
+
+def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> None:
+    """Check before anything is written that the field map fits the parts, as far as they are known.
+
+    Raises:
+        ConfigError: If it maps a field to parts that no sample has.
+    """
+    describe_samples(options.sample_type, options.field_map)
+    if not options.field_map:
+        return
+    field_map = FieldMap.parse(options.field_map)
+    names = source.part_names()
+    if names is not None:
+        field_map.check_parts(names, origin=origin)
+        return
+    found, count = set[str](), 0
+    parts = (source.samples(split) for split in source.split_names())
+    for sample in islice(chain.from_iterable(parts), PEEKED_SAMPLES):
+        count += 1
+        found.update(name for name in sample if not name.startswith("__"))
+        if not field_map.unmapped(found):
+            return
+    if count < PEEKED_SAMPLES:
+        field_map.check_parts(found, origin=origin)
+    else:
+        log.warning(
+            "field_map: none of the first %d samples has a part for %s; if none of all has one, "
+            "the dataset will be refused when all shards are written, and the same command with "
+            "another field_map then keeps them",
+            count,
+            ", ".join(map(repr, field_map.unmapped(found))),
+        )
+
+
+def _write(
+    source: PackSource, place: Target, options: PackOptions, progress: Callable[[int], None]
+) -> bool:
+    """Write all shards; return whether those of each split are in a folder of that name."""
+    parts = source.split_names()
+    if options.split_ratio is None:
+        before = 0
+        for part in parts:
+            with _writer(place, part, options) as writer:
+                deal = _Deal({part: writer}, _always(part), options, before)
+                deal.write(source, [part], place.folder, progress)
+                before += writer.num_samples
+        return parts != [""]
+    if not options.is_drawn:
+        with _writer(place, "", options) as writer:
+            deal = _Deal({"": writer}, _always(""), options)
+            deal.write(source, parts, place.folder, progress)
+        return False
+    draw = open_draw(source, options.split_ratio, options.stratify)
+    with ExitStack() as stack:
+        writers = {name: stack.enter_context(_writer(place, name, options)) for name in draw.names}
+        _Deal(writers, draw, options).write(source, parts, place.folder, progress)
+    for name, writer in writers.items():
+        if not writer.num_samples:
+            log.warning("split %r has no samples: too few for a ratio this small", name)
+    return True
+
+
+def _writer(place: Target, split: str, options: PackOptions) -> ShardWriter:
+    return ShardWriter(
+        place.folder / "shards" / split / "%05d.tar",
+        options.maxcount,
+        options.maxsize,
+        resume=True,
+        checksum=options.checksum,
+        post=place.take,
+    )
+
+
+def _always(split: str) -> Callable[[str, Row], str]:
+    return lambda key, row: split
+
+
+class _Deal:
+    """Deals samples to the writers of splits, behind those that they have already.
+
+    Args:
+        writers: A writer for each split.
+        route: Says by its key and row which split a sample is in.
+        options: How samples become shards.
+        before: How many samples were written to other splits.
+    """
+
+    def __init__(
+        self,
+        writers: Mapping[str, ShardWriter],
+        route: Callable[[str, Row], str],
+        options: PackOptions,
+        before: int = 0,
+    ) -> None:
+        self.writers = writers
+        self.route = route
+        self.seed = options.shuffle_seed
+        self.before = before
+        self.left = {split: writer.num_samples for split, writer in writers.items()}
+
+    def write(
+        self,
+        source: PackSource,
+        parts: Sequence[str],
+        folder: Path,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Write the samples of some splits of a source."""
+        for sample in fetched(self._new_samples(source, parts, folder)):
+            self.writers[sample[SPLIT]].write(sample)
+            if self.num_samples % 100 == 0:
+                progress(self.num_samples)
+        for split, left in self.left.items():
+            if left:
+                raise self._changed(split)
+        progress(self.num_samples)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are written, those of earlier runs included."""
+        return self.before + sum(writer.num_samples for writer in self.writers.values())
+
+    def _new_samples(
+        self, source: PackSource, parts: Sequence[str], folder: Path
+    ) -> Iterator[Mapping[str, Any]]:
+        if self.seed is not None:
+            everything = self._routed(source, parts, 0, lambda split, key: True)
+            for sample in shuffled(everything, self.seed, folder):
+                if self._is_new(sample[SPLIT], sample["__key__"]):
+                    yield sample
+            return
+        start = 0
+        if len(parts) == len(self.left) == 1:
+            # The source can skip what the only writer has, but for the last, which is compared.
+            ((split, done),) = self.left.items()
+            start, self.left[split] = max(0, done - 1), min(1, done)
+        yield from self._routed(source, parts, start, self._is_new)
+
+    def _routed(
+        self,
+        source: PackSource,
+        parts: Sequence[str],
+        start: int,
+        is_new: Callable[[str, str], bool],
+    ) -> Iterator[dict[str, Any]]:
+        """Yield samples that are new, with the names of their splits."""
+        split = ""
+
+        def wanted(key: str, row: Row) -> bool:
+            nonlocal split
+            split = self.route(key, row)
+            return is_new(split, key)
+
+        for part in parts:
+            for sample in source.samples(part, start, wanted):
+                yield {**sample, SPLIT: split}
+
+    def _is_new(self, split: str, key: str) -> bool:
+        """Return whether a sample is behind those that its writer has."""
+        if not self.left[split]:
+            return True
+        self.left[split] -= 1
+        if not self.left[split] and key != self.writers[split].last_key:
+            raise self._changed(split)
+        return False
+
+    def _changed(self, split: str) -> ConfigError:
+        writer = self.writers[split]
+        return ConfigError(
+            f"{Path(writer.pattern).parent}: the last of {writer.num_samples} samples in the "
+            f"shards is {writer.last_key!r}, which is no longer in the source; pass "
+            "--overwrite to rewrite all shards"
+        )
+
+
+def _check(folder: Path, text: str) -> None:
+    """Refuse to mix what `text` says is packed with anything else that the folder has."""
+    path = folder / META / RECORD
+    present = path.read_text() if path.exists() else None
+    if present is None and _has_files(folder):
+        raise ConfigError(
+            f"{folder}: is not empty, and was not made by `energon pack`; choose a new folder"
+        )
+    if present is not None and present != text and _shards(folder):
+        raise ConfigError(
+            f"{folder}: was packed from something else, or in another way, see {path}; choose "
+            "a new folder, or pass --overwrite"
+        )
+
+
+def _shards(folder: Path) -> list[str]:
+    """Return the paths of the shards that were packed into a folder."""
+    shards = folder / "shards"
+    if not shards.is_dir():
+        return []
+    return [f"shards/{name}" for name in list_files(shards) if name.endswith(".tar")]
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether there is more than what a run leaves that was killed as it began."""
+    if not folder.exists():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    inside = {path.name for path in (folder / META).iterdir()} if META in names else set()
+    begun = {name for name in inside if name == ".lock" or is_leftover(name)}
+    return bool(names - {META} or inside - begun)

@@ -1,0 +1,145 @@
+"""Pack into a store: each shard is uploaded when it is complete, and takes no space here then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from energon.errors import ConfigError, ObjectChangedError
+from energon.formats.meta.info import META, DatasetInfo
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
+from energon.io.address import join_address, redact
+from energon.io.backends.base import ObjectInfo
+from energon.io.files import delete_file, list_files, write_bytes
+from energon.io.range_file import RemoteFile
+from energon.io.threads import WaitingThreads
+from energon.prepare.dataset import Indexing
+from energon.prepare.importers.source import PackSource
+from energon.prepare.index.index import IndexOptions
+from energon.prepare.mirror import INDEX_FILES, INFO_FILES, Mirror, check_writable
+from energon.prepare.writers.pack import RECORD, PackOptions, pack_dataset
+
+
+def pack_remote(
+    source: PackSource,
+    address: str,
+    options: PackOptions | None = None,
+    *,
+    about: Mapping[str, Any],
+    progress: Callable[[int], None] = lambda samples: None,
+    indexing: Indexing | None = None,
+) -> DatasetInfo:
+    """Write the samples of a source to shards in a store, and prepare them, see `pack_dataset`.
+
+    A run that was interrupted is taken up where it was, on any machine: shards that were
+    uploaded stay. On this machine there are at most a shard of each split and one that is on its
+    way; shuffled, all that samples hold themselves.
+
+    Args:
+        source: What to pack.
+        address: Folder for the dataset.
+        options: How, see `pack_dataset`, as for the following.
+        about: What tells the source.
+        progress: Called with the number of samples that are written.
+        indexing: How the shards are indexed.
+
+    Raises:
+        ConfigError: If there is another dataset already, or the place cannot be listed.
+        StorageError: If the store cannot be read or written.
+    """
+    options = options or PackOptions()
+    check_writable(address, "pack to a folder, or to an object store")
+    mirror = Mirror(address)
+    with mirror.locked(), mirror.hidden(), _Uploads(mirror) as uploads:
+        found = list_files(address)
+        if (
+            not options.overwrite
+            and found
+            and f"{META}/{RECORD}" not in {each.key for each in found}
+        ):
+            raise ConfigError(
+                f"{redact(address)}: is not empty, and was not made by `energon pack`; choose a "
+                "new folder"
+            )
+        if options.overwrite:
+            found = _without_shards(address, found)
+        mirror.update(found)
+        shards = [name for name in mirror.present() if name.endswith(".tar")]
+        mirror.index(shards, IndexOptions(checksum=options.checksum))
+        with mirror.changing():
+            return pack_dataset(
+                source, uploads, options, about=about, progress=progress, indexing=indexing
+            )
+
+
+def _without_shards(address: str, found: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """Delete a dataset, beginning with what says that it is one; return what is left."""
+    infos = {f"{META}/{name}" for name in INFO_FILES}
+    shards = [
+        each.key
+        for each in found
+        if each.key.startswith("shards/") and each.key.endswith((".tar", *INDEX_FILES))
+    ]
+    gone = [*infos.intersection(each.key for each in found), *sorted(shards, reverse=True)]
+    for name in gone:
+        delete_file(join_address(address, name))
+    return [each for each in found if each.key not in gone]
+
+
+class _Uploads:
+    """Uploads shards, one while the next is written.
+
+    Args:
+        mirror: Stands for the dataset.
+    """
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.folder = mirror.folder
+        self._mirror = mirror
+        self._threads = WaitingThreads(1, "energon-upload")
+        self._running: Future[None] | None = None
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Upload the note of what is packed, which tells a later run that it may go on."""
+        name = f"{META}/{RECORD}"
+        write_bytes(join_address(self._mirror.address, name), self.folder / name)
+
+    def take(self, shard: str) -> None:
+        """Upload a shard when the one before is there."""
+        self.finish()
+        self._running = self._threads.submit(self._upload, Path(shard))
+
+    def finish(self) -> None:
+        """Wait until all that was taken is uploaded."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._running is not None and kind is not None and issubclass(kind, Exception):
+            # What is on its way is complete, and need not be made again.
+            with suppress(Exception):
+                self._running.result()
+        self._threads.close()
+
+    def _upload(self, shard: Path) -> None:
+        name = os.path.relpath(shard, self.folder)
+        address = join_address(self._mirror.address, name)
+        table = PartTable.open(part_table_path(shard))
+        write_bytes(address, shard)
+        info = RemoteFile(address).info
+        if info.size != table.shard_size:
+            raise ObjectChangedError(
+                f"{redact(address)}: has {info.size} bytes and not the {table.shard_size} that "
+                "were uploaded; somebody else writes to the same folder"
+            )
+        self._mirror.save_index(info, name, replace(table, shard_mtime_ns=info.mtime_ns))

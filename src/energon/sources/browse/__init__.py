@@ -1,0 +1,1 @@
+"""Datasets as trees of folders and files."""

@@ -1,0 +1,1 @@
+"""Files by name: auxiliary data and the stores that hold it."""

@@ -1,0 +1,109 @@
+"""The files of a folder, by their paths below it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, cast
+
+from energon.errors import DatasetNotFoundError, NoSuchFileError, StorageError
+from energon.formats.meta.media import MediaMetadata
+from energon.io.address import is_remote, redact
+from energon.io.epath import EPath, any_path
+from energon.io.files import has_files
+from energon.io.registry import open_store
+from energon.samples.source_info import SourceInfo
+from energon.sources.files.media import MediaLookup
+from energon.sources.files.store import FileStore
+from energon.sources.store_file import StoreFile
+
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class SystemFileStore(FileStore[bytes]):
+    """The files of a folder, by their paths below it.
+
+    Args:
+        base_dir: The folder, here or in an object store. Names that would leave it are refused.
+            None takes absolute paths and URLs as names.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder.
+        StorageError: If it is remote and cannot be reached.
+    """
+
+    def __init__(self, base_dir: str | os.PathLike[str] | None = None) -> None:
+        self.base_dir = None if base_dir is None else any_path(base_dir)
+        self._media = None if self.base_dir is None else MediaLookup(self.base_dir)
+        if isinstance(self.base_dir, Path) and not self.base_dir.is_dir():
+            raise DatasetNotFoundError(
+                f"{self.base_dir}: no such folder; expected one with the files that samples name"
+            )
+        if isinstance(self.base_dir, EPath) and not self._is_listed(self.base_dir):
+            raise DatasetNotFoundError(
+                f"{self.base_dir}: there are no files; expected a folder of what samples name"
+            )
+
+    def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        path = self._path(name)
+        try:
+            return path.read_bytes(), self._source(name)
+        except _MISSING as error:
+            raise self._missing(name) from error
+
+    def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        if not isinstance(self.base_dir, EPath):
+            return super().get_many_raw(names)
+        places = [(name,) for name in names]
+        store, _ = open_store(self.base_dir)
+        return store.together(self.get_raw, places)
+
+    def open(self, name: str) -> IO[bytes]:
+        path = self._path(name)
+        try:
+            file = cast(io.BufferedReader, path.open("rb"))
+        except _MISSING as error:
+            raise self._missing(name) from error
+        return StoreFile(file, self, name, is_remote=isinstance(path, EPath))
+
+    def get_media_metadata(self, name: str) -> MediaMetadata:
+        return super().get_media_metadata(name) if self._media is None else self._media.get(name)
+
+    def get_path(self) -> str:
+        return "" if self.base_dir is None else str(self.base_dir)
+
+    def __contains__(self, name: str) -> bool:
+        return self._path(name).is_file()
+
+    def _source(self, name: str) -> SourceInfo:
+        return SourceInfo(self.get_path(), name, None, (name,))
+
+    def _missing(self, name: str) -> NoSuchFileError:
+        return NoSuchFileError(f"{self._path(name)}: no such file, but a sample names {name!r}")
+
+    def _path(self, name: str) -> Path | EPath:
+        if self.base_dir is None:
+            if not os.path.isabs(name) and not is_remote(name):
+                raise NoSuchFileError(
+                    f"{name!r} is no absolute path, and this store has no folder; give it one with "
+                    "SystemFileStore(base_dir)"
+                )
+            return any_path(name)
+        # Names come from data, and must not reach what was never meant to be read.
+        relative = os.path.normpath(name)
+        leaves = relative == ".." or relative.startswith(".." + os.sep)
+        if leaves or os.path.isabs(name) or "://" in name:
+            raise NoSuchFileError(
+                f"{redact(name)!r} leaves the folder {self.base_dir}; expected a path below it"
+            )
+        return self.base_dir / relative
+
+    @staticmethod
+    def _is_listed(folder: EPath) -> bool:
+        """Return whether there are files; web servers cannot say."""
+        try:
+            return has_files(folder)
+        except StorageError:
+            return True

@@ -1,0 +1,263 @@
+"""Where the files of a prepared WebDataset lie: by the part tables, or by `index.sqlite`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from energon.errors import ConfigError, FormatError
+from energon.formats.meta.info import META, load_info
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader, ThreadReaders, name_of
+from energon.formats.tar import iter_members, split_name
+from energon.formats.tar_window import BLOCK
+from energon.io.address import is_remote
+from energon.io.disk_cache import disk_cache
+from energon.io.epath import AnyPath, EPath
+from energon.io.local import FilePool
+from energon.io.range_file import RangeFile, RemoteFile
+from energon.samples.crude import find_part
+from energon.sources.files.key_index import KeyIndex
+from energon.sources.files.shared_index import shared_index
+from energon.sources.shards import OpenShard, ShardPool
+
+
+class FilePlace(NamedTuple):
+    """Where the content of a file lies."""
+
+    shard: str
+    """The shard, as the dataset lists it."""
+    file: RangeFile
+    offset: int
+    size: int
+
+
+class Locator(Protocol):
+    """Finds the parts of samples. May be used by many threads."""
+
+    def find(self, key: str, part: str) -> FilePlace | None:
+        """Return where a part of a sample lies, or None if there is no such sample or part."""
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all files, in the order of the dataset."""
+
+
+def open_locator(dataset: AnyPath, pool: ShardPool) -> Locator:
+    """Return what finds the files of a dataset fastest.
+
+    Part tables come first. Datasets that were prepared by other tools have none, but the SQL
+    index; if that is missing, too, their shards are scanned once.
+    """
+    shards = list(load_info(dataset).shard_counts)
+    if isinstance(dataset, EPath):
+        shards = shards[:1]  # each takes a request, and all were indexed by the same tool
+    tables = [dataset / f"{shard}.parts" for shard in shards]
+    index = dataset / META / "index.sqlite"
+    if index.is_file() and not all(table.is_file() for table in tables):
+        return SqliteLocator(dataset, local_copy(index))
+    return TableLocator(dataset, pool)
+
+
+def local_copy(index: AnyPath) -> SqliteFile:
+    """Return the path of a file on this machine: itself, or a copy of this version of it.
+
+    Where no disk has room for a copy, its content is returned.
+    """
+    if isinstance(index, Path):
+        return index
+    about = index.stat()
+    return disk_cache().keep(str(index), f"{about.version} {about.size}", index.read_bytes)
+
+
+class TableLocator:
+    """Finds files by the part tables of the shards, through an index of keys in memory."""
+
+    def __init__(self, dataset: AnyPath, pool: ShardPool) -> None:
+        self.dataset = dataset
+        self.counts = list(load_info(dataset).shard_counts.items())
+        self.pool = pool
+        self.paths = [os.fspath(dataset / shard) for shard, _ in self.counts]
+
+    def find(self, key: str, part: str) -> FilePlace | None:
+        """Return where a part of a sample lies, or None."""
+        wanted = key.encode("utf-8", "surrogateescape")
+        for shard, sample in self._index.find(wanted):
+            table, file = self._open(shard)
+            if key_of(table, sample) == wanted:
+                number = _part_number(table, sample, part)
+                if number is None:
+                    return None
+                offset = int(table.columns["part_block"][number]) * BLOCK
+                size = int(table.columns["part_size"][number])
+                return FilePlace(self.counts[shard][0], file, offset, size)
+        return None
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all files."""
+        for shard in range(len(self.paths)):
+            table, _ = self._open(shard)
+            for sample, key in enumerate(table.keys(np.arange(table.num_samples))):
+                for part, _, _ in table.sample_parts(sample):
+                    yield f"{key}.{part}"
+
+    @cached_property
+    def _index(self) -> KeyIndex:
+        return shared_index(self.dataset, dict(self.counts), self._make_index)
+
+    def _make_index(self) -> KeyIndex:
+        if isinstance(self.dataset, EPath):
+            self.pool.open_together(self._open, range(len(self.paths)))
+        return KeyIndex(self._open(shard).table for shard in range(len(self.paths)))
+
+    def _open(self, shard: int) -> OpenShard:
+        count = self.counts[shard][1]
+        return self.pool.open(self.paths[shard], num_samples=count, dataset=self.dataset)
+
+
+def key_of(table: PartTable, sample: int) -> bytes:
+    """Return the key of one sample: ten times as fast as `table.keys`, which is for many."""
+    length = table.key_length
+    if length is not None:
+        return bytes(table.key_bytes[sample * length : (sample + 1) * length])
+    start, stop = table.columns["key_start"][sample : sample + 2].tolist()
+    return bytes(table.key_bytes[start:stop])
+
+
+def _part_number(table: PartTable, sample: int, part: str) -> int | None:
+    """Return the number of a part of a sample, or None if it has no such part."""
+    if table.schema is not None:
+        first, names = sample * len(table.schema), table.schema
+    else:
+        first, stop = table.columns["first_part"][sample : sample + 2].tolist()
+        names = tuple(table.columns["part_name"][first:stop].tolist())
+    called = [table.part_names[name] for name in names]
+    found = part if part in called else find_part(called, part)
+    return None if found is None else first + called.index(found)
+
+
+_PART = """
+SELECT tar_file_id, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
+WHERE sample_key = ? AND part_name = ?
+"""
+_PARTS = """
+SELECT part_name, tar_file_id, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
+WHERE sample_key = ? ORDER BY content_byte_offset
+"""
+_SAMPLE = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_key = ?"
+_KEYS = "SELECT sample_key FROM samples ORDER BY 1"
+_NAMES = """
+SELECT sample_key || '.' || part_name
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
+ORDER BY tar_file_id, sample_index, content_byte_offset
+"""
+
+
+class SqliteLocator:
+    """Finds files by `index.sqlite`. Early ones know samples only, whose headers are then read."""
+
+    def __init__(self, dataset: AnyPath, index: SqliteFile) -> None:
+        self.dataset = dataset
+        self.index = index
+        self.shards = list(load_info(dataset).shard_counts)
+        self._pool = FilePool()
+        self._remote: dict[str, RemoteFile] = {}
+        self._readers = ThreadReaders(index)
+        tables = self._readers.get().tables
+        if "samples" not in tables:
+            raise ConfigError(
+                f"{name_of(index)}: has no table of samples; run `energon prepare {dataset}` again"
+            )
+        self.has_parts = "sample_parts" in tables
+
+    def find(self, key: str, part: str) -> FilePlace | None:
+        """Return where a part of a sample lies, or None."""
+        found = self._readers.get().first(_PART, (key, part)) if self.has_parts else None
+        if found is None:
+            places = {name: place for (_, name), place in self.members(key)}
+            same = part if part in places else find_part(places, part)
+            return None if same is None else places[same]
+        return self._place(*found)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all files."""
+        with SqliteReader(self.index) as reader:
+            if self.has_parts:
+                yield from (reader.text(name) for (name,) in reader.rows(_NAMES))
+                return
+            keys = [reader.text(key) for (key,) in reader.rows(_KEYS)]
+        for key in keys:
+            yield from (".".join(name) for name, _ in self._members(key))
+
+    def members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
+        """Yield key, part and place of all parts of a sample; nothing if there is none."""
+        if not self.has_parts:
+            yield from self._members(key)
+            return
+        reader = self._readers.get()
+        for part, *place in reader.rows(_PARTS, (key,)):
+            yield (key, reader.text(part)), self._place(*place)
+
+    def _members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
+        reader = self._readers.get()
+        found = reader.first(_SAMPLE, (key,))
+        if found is None:
+            return
+        shard, begin, length = reader.numbers(*found)
+        file = self.file(shard)
+
+        def read(offset: int, size: int) -> bytes:
+            return file.pread(begin + offset, min(size, length - offset))
+
+        for member in iter_members(read, length, origin=file.path, strict=False):
+            name = split_name(member.name)
+            if name is not None:
+                place = FilePlace(self._shard(shard), file, begin + member.offset, member.size)
+                yield name, place
+
+    def _place(self, *numbers: object) -> FilePlace:
+        shard, offset, size = self._readers.get().numbers(*numbers)
+        return FilePlace(self._shard(shard), self.file(shard), offset, size)
+
+    def _shard(self, number: int) -> str:
+        if not 0 <= number < len(self.shards):
+            raise FormatError(
+                f"{name_of(self.index)}: names shard number {number}, but .info.json lists "
+                f"{len(self.shards)}; run `energon prepare {self.dataset}` again"
+            )
+        return self.shards[number]
+
+    def file(self, shard: int) -> RangeFile:
+        """Return a shard, open."""
+        path = os.fspath(self.dataset / self._shard(shard))
+        if not is_remote(path):
+            return self._pool.open(path)
+        return self._remote.get(path) or self._remote.setdefault(path, RemoteFile(path))
+
+
+class LazyLocator:
+    """A locator that is opened with its first use, once for all threads. Copies begin closed."""
+
+    def __init__(self, dataset: AnyPath, pool: ShardPool) -> None:
+        self.dataset = dataset
+        self.pool = pool
+        self._lock = Lock()
+        self._opened: Locator | None = None
+
+    def __reduce__(self) -> tuple[type[LazyLocator], tuple[AnyPath, ShardPool]]:
+        return LazyLocator, (self.dataset, self.pool)
+
+    def get(self) -> Locator:
+        """Return the locator."""
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    self._opened = open_locator(self.dataset, self.pool)
+        return self._opened

@@ -1,0 +1,241 @@
+"""Files by name: the contract of auxiliary data, and stores made of other stores."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import IO, Any, Generic, Protocol, TypeVar
+
+from energon.errors import ConfigError
+from energon.formats.meta.media import MediaMetadata
+from energon.samples.source_info import SourceInfo, add_source_info
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class FileStoreDecoder(Protocol):
+    """Turns the bytes of a file into what they hold."""
+
+    def decode(self, fname: str, data: bytes) -> Any:
+        """Return what `data` hold, by the extension of `fname`."""
+
+
+class FileStore(ABC, Generic[T_co]):
+    """Gives files by name. Cookers get one for each `aux` entry of a metadataset.
+
+    May be used by many threads, and pickled: copies open their files anew.
+
+    Example:
+        image = images.get("cats/17.jpg", sample)   # notes in the sample where it came from
+    """
+
+    @abstractmethod
+    def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """Return the bytes of a file, and where they came from.
+
+        Raises:
+            NoSuchFileError: If there is no file of that name.
+        """
+
+    @abstractmethod
+    def get_path(self) -> str:
+        """Return where the files are."""
+
+    def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        """Return the same as `get_raw` for each of `names`, reading neighbours together."""
+        return [self.get_raw(name) for name in names]
+
+    def open(self, name: str) -> IO[bytes]:
+        """Return a file to read parts of, as from a long video that only few frames are wanted of.
+
+        Raises:
+            NoSuchFileError: If there is no file of that name.
+        """
+        return io.BytesIO(self.get_raw(name)[0])
+
+    def decode(self, name: str, data: bytes) -> T_co:
+        """Return what `data`, the bytes of file `name`, become in this store."""
+        return data  # type: ignore[return-value]
+
+    def __getitem__(self, name: str) -> tuple[T_co, SourceInfo]:
+        """Return a file and where it came from."""
+        data, source = self.get_raw(name)
+        return self.decode(name, data), source
+
+    def get(self, name: str, sample: Any = None) -> T_co:
+        """Return a file.
+
+        Args:
+            name: Its name.
+            sample: Gets the file added to its `__sources__`; None notes it nowhere.
+
+        Raises:
+            NoSuchFileError: If there is no file of that name.
+        """
+        value, source = self[name]
+        if sample is not None:
+            add_source_info(sample, source)
+        return value
+
+    def get_many(self, names: Sequence[str], sample: Any = None) -> list[T_co]:
+        """Return several files, in the order of `names`; see `get`.
+
+        Cheaper than one after the other: files that lie close together are read at once.
+        """
+        found = self.get_many_raw(names)
+        values = [self.decode(name, data) for name, (data, _) in zip(names, found, strict=True)]
+        if sample is not None:
+            add_source_info(sample, *(source for _, source in found))
+        return values
+
+    def get_size(self, name: str) -> int:
+        """Return how many bytes a file has. Prepared datasets know it without reading it.
+
+        Raises:
+            NoSuchFileError: If there is no such file.
+        """
+        with self.open(name) as file:
+            return file.seek(0, io.SEEK_END)
+
+    def get_media_metadata(self, name: str) -> MediaMetadata:
+        """Return size, duration and the like of an image, audio or video file, without reading it.
+
+        Raises:
+            ConfigError: If the dataset has no media metadata.
+            NoSuchFileError: If it has none of that file.
+        """
+        raise ConfigError(
+            f"{self.get_path()}: this kind of store has no media metadata; they come with prepared "
+            "datasets and folders, see `energon prepare-media`"
+        )
+
+    def full_name(self, name: str) -> str:
+        """Return the name under which the file is known whatever sample asks for it."""
+        return name
+
+    @property
+    def identity(self) -> Hashable:
+        """What stores have in common that give the same bytes for the same full name."""
+        return type(self).__qualname__, self.get_path()
+
+    @property
+    def decoded_identity(self) -> Hashable:
+        """What stores have in common that also decode a file to the same value."""
+        return self.identity
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.get_path()!r})"
+
+
+class _Wrapper(FileStore[T_co]):
+    """A store that changes one thing about another."""
+
+    def __init__(self, inner: FileStore[Any]) -> None:
+        self.inner = inner
+
+    def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        return self.inner.get_raw(name)
+
+    def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        return self.inner.get_many_raw(names)
+
+    def open(self, name: str) -> IO[bytes]:
+        return self.inner.open(name)
+
+    def get_path(self) -> str:
+        return self.inner.get_path()
+
+    def decode(self, name: str, data: bytes) -> T_co:
+        return self.inner.decode(name, data)  # type: ignore[no-any-return]
+
+    def get_size(self, name: str) -> int:
+        return self.inner.get_size(name)
+
+    def get_media_metadata(self, name: str) -> MediaMetadata:
+        return self.inner.get_media_metadata(name)
+
+    def full_name(self, name: str) -> str:
+        return self.inner.full_name(name)
+
+    @property
+    def identity(self) -> Hashable:
+        return self.inner.identity
+
+    @property
+    def decoded_identity(self) -> Hashable:
+        return self.inner.decoded_identity
+
+
+class DecodeFileStore(_Wrapper[Any]):
+    """The files of another store, decoded.
+
+    Args:
+        inner: The store.
+        decoder: What decodes, for instance a `SampleDecoder`.
+    """
+
+    def __init__(self, inner: FileStore[Any], *, decoder: FileStoreDecoder) -> None:
+        super().__init__(inner)
+        self.decoder = decoder
+        self._decoder_identity: Hashable = None
+
+    def decode(self, name: str, data: bytes) -> Any:
+        return self.decoder.decode(name, data)
+
+    @property
+    def decoded_identity(self) -> Hashable:
+        if self._decoder_identity is None:
+            self._decoder_identity = _content_of(self.decoder)
+        return self.inner.identity, self._decoder_identity
+
+
+def _content_of(decoder: FileStoreDecoder) -> Hashable:
+    """Return what only decoders that do the same have in common, in other processes, too."""
+    import cloudpickle
+
+    try:
+        content = cloudpickle.dumps(decoder)
+    except Exception:  # what cannot be pickled is like nothing else
+        content = f"{os.getpid()} {id(decoder)} {time.time_ns()}".encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+class PrimaryFileStore(_Wrapper[T_co]):
+    """The files of the dataset that a sample comes from, as seen from that sample.
+
+    Names that begin with a dot are parts of the sample itself: of sample `0001`, ".jpg" is
+    "0001.jpg".
+
+    Args:
+        inner: All files of the dataset.
+        current_key: Key of the sample.
+    """
+
+    def __init__(self, inner: FileStore[T_co], current_key: str) -> None:
+        super().__init__(inner)
+        self.current_key = current_key
+
+    def full_name(self, name: str) -> str:
+        return self.inner.full_name(self.current_key + name if name.startswith(".") else name)
+
+    def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        return self.inner.get_raw(self.full_name(name))
+
+    def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        return self.inner.get_many_raw([self.full_name(name) for name in names])
+
+    def open(self, name: str) -> IO[bytes]:
+        return self.inner.open(self.full_name(name))
+
+    def decode(self, name: str, data: bytes) -> T_co:
+        return super().decode(self.full_name(name), data)
+
+    def get_size(self, name: str) -> int:
+        return self.inner.get_size(self.full_name(name))
+
+    def get_media_metadata(self, name: str) -> MediaMetadata:
+        return self.inner.get_media_metadata(self.full_name(name))

@@ -1,0 +1,1 @@
+"""From addresses of shards to samples: open, fetch, unpack, parse."""

@@ -1,0 +1,368 @@
+"""Keep shards that are not local on disk, as they stream by.
+
+A shard is written to the cache while it is read for the first time, and gets its name when it
+was read to its end and found to be whole. Files lie below the folder of the cache as they lie on
+their servers, so no two addresses share one. What the cache itself has stored is checked against
+its checksum, and size and version of the object, where the server tells them.
+
+A file that somebody else put there overrides a shard: `DIR/shard.tar` that at the address
+`s3://bucket/train/shard.tar`, and `DIR/train/shard.tar` does so where others have the same name.
+A file that would override two shards is an error.
+
+A disk that is full costs time only: shards are then read as if there was no cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError, EnergonError
+from energon.io.address import redact, scheme_of
+from energon.io.atomic import write_atomic
+from energon.warn_once import warn_once
+from energon.webdataset.reading.shard_stream import ShardStream
+from energon.webdataset.verbose import tell
+
+logger = logging.getLogger("energon")
+
+_UNSAFE = re.compile(r"[^\w.,=+@-]")
+_ABOUT = ".about.json"
+_CHECKSUM_BYTES = 1 << 20
+
+
+def cache_of(
+    cache_size: float = -1,
+    cache_dir: str | os.PathLike[str] | None = None,
+    url_to_name: Callable[[str], str] | None = None,
+) -> ShardCache | None:
+    """Return the cache that options and environment ask for, or None.
+
+    Args:
+        cache_size: Bytes that it may hold; -1 means any number, 0 no cache. WDS_CACHE_SIZE of
+            the environment comes in if this is -1.
+        cache_dir: Its folder, which is made if need be; None means WDS_CACHE of the environment,
+            or no cache.
+        url_to_name: Gives the path of a shard below it.
+    """
+    folder = cache_dir or os.environ.get("WDS_CACHE")
+    size = cache_size
+    if size == -1 and "WDS_CACHE_SIZE" in os.environ:
+        try:
+            size = float(os.environ["WDS_CACHE_SIZE"])
+        except ValueError as error:
+            raise ConfigError(f"WDS_CACHE_SIZE: expected a number of bytes: {error}") from error
+    if not folder or size == 0:
+        return None
+    return ShardCache(os.fspath(folder), None if size < 0 else int(size), url_to_name)
+
+
+def url_to_cache_name(url: str) -> str:
+    """Return the path of a shard in the cache: that of its address, host or bucket first."""
+    scheme = scheme_of(url)
+    if not scheme or scheme == "pipe":
+        digest = hashlib.blake2b(url.encode(), digest_size=12).hexdigest()
+        return f"{scheme or 'path'}/{digest}"
+    rest, question, query = url[len(scheme) + 3 :].partition("?")
+    parts = [_UNSAFE.sub("_", part) for part in rest.split("/") if part not in ("", ".", "..")]
+    if question:
+        parts[-1] = f"{hashlib.blake2b(query.encode(), digest_size=4).hexdigest()}-{parts[-1]}"
+    return "/".join(parts)
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """Files of shards in a folder, which processes may share.
+
+    Args:
+        folder: Where they are.
+        max_bytes: What they may take; the least recently used go first. None means no limit.
+        url_to_name: Gives the path of a shard below the folder; None means `url_to_cache_name`.
+    """
+
+    folder: str
+    max_bytes: int | None = None
+    url_to_name: Callable[[str], str] | None = None
+
+    def open(self, url: str, opener: Callable[[], Any]) -> ShardStream:
+        """Open a shard: out of the cache, or else at its address and into the cache.
+
+        Args:
+            url: Its address.
+            opener: Opens it there.
+
+        Raises:
+            ConfigError: If the file that overrides it overrides another shard, too.
+        """
+        path = self.find(url)
+        found = "not " if path is None else ""
+        tell("WDS_VERBOSE_CACHE", "%s is %sin the cache", redact(url), found)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                return ShardStream(url, open(path, "rb", buffering=0), local_path=str(path))
+        stream = opener()
+        try:
+            caching = CachingStream(stream, self._path(url))
+        except OSError as error:
+            _warn(self.folder, error)
+            return ShardStream(url, stream)
+
+        def completed() -> None:
+            try:
+                self._note(url, caching)
+                self.shrink()
+            except OSError as error:
+                _warn(self.folder, error)
+
+        return ShardStream(url, caching, completed=completed)
+
+    def find(self, url: str) -> Path | None:
+        """Return the file of a shard, if it is there and up to date.
+
+        Raises:
+            ConfigError: If it overrides another shard, too.
+        """
+        path = self._path(url)
+        if _has_content(path) and self._is_current(url, path):
+            with contextlib.suppress(OSError):
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+            return path
+        override = next(filter(self._is_override, self._overrides(url)), None)
+        if override is not None:
+            _claim(override, url)
+        return override
+
+    def check_overrides(self, urls: Iterable[str]) -> None:
+        """Raise ConfigError if a file overrides two of these shards.
+
+        Raises:
+            ConfigError: If one does.
+        """
+        names = self._names_of_overrides()
+        users: dict[Path, str] = {}
+        for url in urls if names else ():
+            if _address(url).rpartition("/")[2] not in names or _has_content(self._path(url)):
+                continue
+            path = next(filter(self._is_override, self._overrides(url)), None)
+            if path is not None and _address(users.setdefault(path, url)) != _address(url):
+                raise _ambiguous(path, users[path], url)
+
+    def shrink(self) -> None:
+        """Delete the least recently used files until the rest is small enough."""
+        if self.max_bytes is None:
+            return
+        found = []
+        for path in Path(self.folder).rglob("*"):
+            with contextlib.suppress(OSError):
+                if path.is_file() and not path.name.startswith(".") and self._about(path).exists():
+                    about = path.stat()
+                    found.append((about.st_atime_ns, about.st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found)[:-1]:
+            if total <= self.max_bytes:
+                return
+            # Whoever reads it keeps it open, and loses nothing.
+            path.unlink(missing_ok=True)
+            self._about(path).unlink(missing_ok=True)
+            total -= size
+
+    def _path(self, url: str) -> Path:
+        name = (self.url_to_name or url_to_cache_name)(url)
+        path = Path(self.folder, name)
+        if not path.resolve().is_relative_to(Path(self.folder).resolve()):
+            raise ConfigError(f"url_to_name gave {name!r} for {url}, which leads out of the cache")
+        return path
+
+    def _about(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}{_ABOUT}")
+
+    def _overrides(self, url: str) -> Iterator[Path]:
+        """Yield where a file would override a shard: by all of its path, by less, by its name."""
+        if scheme_of(url) not in ("", "pipe"):
+            parts = [part for part in _address(url).split("/") if part not in ("", ".", "..")]
+            yield from (Path(self.folder, *parts[start:]) for start in range(1, len(parts)))
+
+    def _is_override(self, path: Path) -> bool:
+        """Return whether somebody else has put a file into the cache."""
+        is_ours = path.name.startswith(".") or self._about(path).exists()
+        return not is_ours and _has_content(path)
+
+    def _names_of_overrides(self) -> set[str]:
+        return {
+            name
+            for _, _, names in os.walk(self.folder)
+            for there in (set(names),)
+            for name in names
+            if not name.startswith(".") and f".{name}{_ABOUT}" not in there
+        }
+
+    def _note(self, url: str, stream: CachingStream) -> None:
+        """Keep a file that was written, and note what is known about it."""
+        about = stream.finish()
+        if about is None:
+            return
+        path = self._path(url)
+        # First the note: a file without one is somebody else's.
+        text = json.dumps({"url": url, "version": _version(url), **about})
+        write_atomic(self._about(path), text)
+        stream.keep()
+
+    def _is_current(self, url: str, path: Path) -> bool:
+        try:
+            about = json.loads(self._about(path).read_text())
+            found = path.stat()
+        except FileNotFoundError:
+            # Somebody has put the file there: it is the shard, because they say so.
+            return path.exists()
+        except (OSError, ValueError):
+            return False
+        if about.get("url") != url or about.get("size") != found.st_size:
+            return False
+        if found.st_mtime_ns != about.get("mtime_ns") and not _is_undamaged(path, about):
+            return False
+        version = _version(url)
+        return version is None or about.get("version") in (None, version)
+
+
+class CachingStream:
+    """Bytes that are written to a file as they are read, for as long as the disk takes them.
+
+    Args:
+        stream: Where they come from.
+        path: Where the file will be, if it is kept.
+
+    Raises:
+        OSError: If the disk does not even take an empty file.
+    """
+
+    def __init__(self, stream: Any, path: Path) -> None:
+        self._stream = stream
+        self._path = path
+        self._checksum = self._size = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, self._temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        # Without a buffer, which would be written once more when the file is closed.
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end only."""
+        data: bytes = self._stream.read(size) or b""
+        if not self._file.closed:
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError as error:
+                _warn(os.path.dirname(self._path), error)
+                self._drop()
+            self._checksum = zlib.crc32(data, self._checksum)
+            self._size += len(data)
+        return data
+
+    def finish(self) -> dict[str, int] | None:
+        """Return what is to be noted about the file, all of which was read; None if it is gone."""
+        if self._file.closed:
+            return None
+        os.fsync(self._file.fileno())
+        mtime_ns = os.fstat(self._file.fileno()).st_mtime_ns
+        return {"size": self._size, "crc": self._checksum, "mtime_ns": mtime_ns}
+
+    def keep(self) -> None:
+        """Give the file its name."""
+        self._file.close()
+        os.replace(self._temporary, self._path)
+
+    def close(self) -> None:
+        """Close the stream, and drop the file if it was not kept."""
+        self._stream.close()
+        if not self._file.closed:
+            self._drop()
+
+    def _drop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+
+_claims: dict[Path, str] = {}
+"""Which shard each file overrides that this process has used."""
+_claims_lock = threading.Lock()
+
+
+def _claim(path: Path, url: str) -> None:
+    with _claims_lock:
+        other = _claims.setdefault(path.resolve(), url)
+    if _address(other) != _address(url):
+        raise _ambiguous(path, other, url)
+
+
+def _ambiguous(path: Path, *urls: str) -> ConfigError:
+    first, second = (redact(_address(url)) for url in urls)
+    return ConfigError(
+        f"{path} would override two shards: {first} and {second}. Move it into a folder below the "
+        "cache that is called as that of the shard is, so that its path tells which one is meant"
+    )
+
+
+def _address(url: str) -> str:
+    """Return an address without its query, which holds signatures and the like."""
+    return url.partition("?")[0]
+
+
+def _has_content(path: Path) -> bool:
+    """Return whether there is a file that is not empty; no shard is."""
+    try:
+        about = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_size > 0
+
+
+def _is_undamaged(path: Path, about: dict[str, Any]) -> bool:
+    expected: int | None = about.get("crc")
+    if expected is None:
+        return True
+    checksum = 0
+    with open(path, "rb") as file:
+        while data := file.read(_CHECKSUM_BYTES):
+            checksum = zlib.crc32(data, checksum)
+    return checksum == expected
+
+
+def _warn(folder: str, error: OSError) -> None:
+    warn_once(
+        logger,
+        "shard cache",
+        "%s takes no shards (%s), which are read from their addresses without a cache. Free some "
+        "space there, set cache_size or WDS_CACHE_SIZE to less than the disk has, or name another "
+        "cache_dir",
+        folder,
+        error.strerror or error,
+    )
+
+
+def _version(url: str) -> str | None:
+    """Return what tells versions of an object apart, or None where nobody knows."""
+    if scheme_of(url) in ("", "pipe"):
+        return None
+    from energon.io.registry import open_store
+
+    try:
+        store, key = open_store(url)
+        return store.info(key).version
+    except EnergonError:
+        return None

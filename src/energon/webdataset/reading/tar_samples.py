@@ -1,0 +1,285 @@
+"""Read the samples of shards: the stage between addresses of tar files and samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import islice
+from operator import length_hint
+from typing import Any
+
+from energon.errors import ConfigError, EmptyDatasetError, StateError
+from energon.formats.meta.braces import expand_braces
+from energon.formats.tar import split_name
+from energon.loader.heap import keep_heap
+from energon.webdataset import security
+from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.opening_ahead import OpeningAhead
+from energon.webdataset.reading.shard_cache import cache_of
+from energon.webdataset.reading.shard_stream import ShardStream
+from energon.webdataset.reading.tar_reader import TarReader
+from energon.webdataset.stages.base import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    load_state,
+    state_of,
+    unpack,
+)
+from energon.webdataset.tar_parser import Sample, TarParser
+
+logger = logging.getLogger("energon")
+
+KEPT_BYTES = 128 << 20
+
+
+@cache
+def keep_memory() -> None:
+    """Let the C library keep what blocks of samples free, for the next ones: once is enough.
+
+    Measured on images of 70 kB: more than three times as many samples a second.
+    """
+    keep_heap(KEPT_BYTES)
+
+
+@dataclass(frozen=True)
+class TarSamples(Stage):
+    """Yields the samples of tar files, one file after the other.
+
+    Args:
+        handler: Decides about files that cannot be opened, or turn out to be damaged: true goes
+            on with the next file, false ends the stage. Asked about a field that a sample has
+            twice, too: true keeps the first.
+        select_files: Says by name which members are wanted, after renaming; None wants all.
+        rename_files: Gives members other names; None keeps them.
+        local_path: Whether samples of local files say so in `__local_path__`.
+        verbose: Whether to log each file as it is opened.
+        lowercase: Whether names of fields are in lower case.
+        opening: How files are opened.
+        sizes: Whether fields are the sizes of contents, which are not read.
+    """
+
+    handler: Handler = reraise_exception
+    select_files: Callable[[str], Any] | None = None
+    rename_files: Callable[[str], str] | None = None
+    local_path: bool = False
+    verbose: bool = False
+    lowercase: bool = True
+    opening: Opening = field(default_factory=Opening)
+    sizes: bool = False
+
+    @classmethod
+    def configured(
+        cls,
+        *,
+        handler: Handler = reraise_exception,
+        select_files: Any = None,
+        rename_files: Callable[[str], str] | None = None,
+        local_path: bool = False,
+        verbose: bool = False,
+        lowercase: bool = True,
+        allow: Collection[str] = (),
+        **cache: Any,
+    ) -> TarSamples:
+        """Return the stage that the options of `WebDataset` describe.
+
+        Raises:
+            ConfigError: If an option makes no sense.
+        """
+        if isinstance(select_files, str):
+            select_files = NamePattern(select_files)
+        for name, function in (("select_files", select_files), ("rename_files", rename_files)):
+            if function is not None and not callable(function):
+                raise ConfigError(
+                    f"{name}={function!r}: expected a function of the name of a member"
+                )
+        opening = Opening(allowed=security.resolve(allow), cache=cache_of(**cache))
+        return cls(
+            handler=handler,
+            select_files=select_files,
+            rename_files=rename_files,
+            local_path=local_path,
+            verbose=verbose,
+            lowercase=lowercase,
+            opening=opening,
+        )
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        keep_memory()
+        return _TarSamplesIterator(self, source)
+
+
+@dataclass(frozen=True)
+class NamePattern:
+    """Says whether a name fits a pattern like `*.jpg`, or one of several like `*.{jpg,txt}`."""
+
+    pattern: str
+
+    def __call__(self, name: str) -> bool:
+        return any(fnmatchcase(name, each) for each in expand_braces(self.pattern))
+
+
+@dataclass(frozen=True)
+class FieldFilter:
+    """Says whether a member is one of some fields, and wanted besides."""
+
+    fields: tuple[str, ...]
+    select: Callable[[str], Any] | None
+
+    def __call__(self, name: str) -> bool:
+        parts = split_name(name)
+        if parts is None or parts[1].lower() not in self.fields:
+            return False
+        return self.select is None or bool(self.select(name))
+
+
+@dataclass(frozen=True)
+class NonEmpty(Stage):
+    """Passes all items on, and raises if there is none and no other worker that may have some."""
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _NonEmptyIterator(source, context.place.count)
+
+
+class _NonEmptyIterator(StageIterator):
+    def __init__(self, source: Iterator[Any], workers: int) -> None:
+        self._workers = workers
+        self._seen = False
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        items = iter(self._source)
+        first = next(items, _END)
+        if first is not _END:
+            self._seen = True
+            yield first
+            yield from items
+        elif self._workers == 1 and not self._seen:
+            raise EmptyDatasetError(
+                "the shards hold no samples: files in a shard are named KEY.EXTENSION; pass "
+                "empty_check=False if there may be none"
+            )
+
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), "seen": self._seen}
+
+    def load_state_dict(self, state: State) -> None:
+        source, self._seen = unpack(state, "source", "seen")
+        load_state(self._source, source)
+
+
+_END = object()
+
+
+class _TarSamplesIterator(StageIterator):
+    """Its position is how many shards are done, a place in the next one, and a number there.
+
+    So lists of shards need no state of their own: they are gone through again, which costs
+    nothing beside opening one shard.
+    """
+
+    def __init__(self, stage: TarSamples, source: Iterator[Any]) -> None:
+        self._stage = stage
+        self._num_shards = 0
+        self._position = 0
+        self._number = 0
+        self._block_length = 0
+        self._rest: Iterator[Sample] = iter(())
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        shards = iter(self._source)
+        if sum(1 for _ in islice(shards, self._num_shards)) < self._num_shards:
+            raise StateError(
+                f"the saved position is in shard {self._num_shards}, but there are fewer; has the "
+                "list of shards changed?"
+            )
+        ahead = OpeningAhead(shards, self._stage.opening)
+        try:
+            for shard in ahead:
+                try:
+                    yield from self._shard_samples(shard, ahead)
+                except Exception as error:
+                    if not self._stage.handler(error):
+                        return
+                self._num_shards += 1
+                self._position = self._number = self._block_length = 0
+        finally:
+            ahead.close()
+
+    def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[Sample]:
+        opened = ahead.open(shard, position=self._position)
+        reader = self._reader(opened, shard)
+        first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
+        # Position and number are those of the beginning of a block. After a restore, the samples
+        # before number + taken were given out already.
+        taken = self._block_length
+        self._block_length = 0
+        number = self._number
+        try:
+            while (block := reader.next_block()) is not None:
+                length = len(block)
+                self._position, self._number = reader.block_position, number
+                self._block_length, self._rest = length, iter(block)
+                # Samples are held by those only who use them, so that memory is used again.
+                del block
+                if taken:
+                    taken -= sum(1 for _ in islice(self._rest, taken))
+                if step == 1:
+                    yield from self._rest
+                else:
+                    yield from self._every(first, step)
+                number += length
+            opened.completed()
+        finally:
+            reader.close()
+
+    def _every(self, first: int, step: int) -> Iterator[Sample]:
+        """Yield those samples of the block that fall to a worker which shares the shard."""
+        for sample in self._rest:
+            number = self._number + self._block_length - length_hint(self._rest) - 1
+            if number % step == first:
+                yield sample
+
+    def _reader(self, opened: ShardStream, shard: Any) -> TarReader:
+        stage = self._stage
+        if stage.verbose:
+            logger.info("reading %s from byte %d", opened.url, self._position)
+        about: Sample = {"__url__": opened.url}
+        if stage.local_path and opened.local_path:
+            about["__local_path__"] = opened.local_path
+        select = stage.select_files
+        if isinstance(shard, dict):
+            if "options" in shard:
+                about["__options__"] = shard["options"]
+            if "fields" in shard:
+                select = FieldFilter(shard["fields"], select)
+        parser = TarParser(
+            opened.url,
+            about=about,
+            select=select,
+            rename=stage.rename_files,
+            lowercase=stage.lowercase,
+            position=self._position,
+            tolerates=stage.handler,
+            sizes=stage.sizes,
+        )
+        return TarReader(opened.stream, parser, head=opened.head)
+
+    def state_dict(self) -> State:
+        return {
+            "shards": self._num_shards,
+            "position": self._position,
+            "number": self._number,
+            "taken": self._block_length - length_hint(self._rest),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._num_shards, self._position, self._number, self._block_length = unpack(
+            state, "shards", "position", "number", "taken"
+        )

@@ -1,0 +1,169 @@
+"""Expand what a program names as shards: patterns, folders, lists of these."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from energon.allow import is_allowed, refusal
+from energon.errors import ConfigError, DatasetNotFoundError, SecurityError
+from energon.formats.meta.braces import expand_braces
+from energon.io.address import redact, scheme_of
+
+ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_SEPARATOR = re.compile(r"::(?![^\[]*\])")
+MAX_NESTING = 10
+
+
+def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the addresses of shards that are meant.
+
+    Strings may hold several patterns with `::` between them, `${NAME}` for what WDS_NAME of the
+    environment says, and braces: `shard-{000..127}.tar`. Local patterns with `*` stand for the
+    files that fit, folders for the archives in them, both sorted.
+
+    Raises:
+        DatasetNotFoundError: If no file fits a pattern, or a folder has no archives.
+        ConfigError: If there are no shards, braces do not pair, or a variable is not set.
+    """
+    if not isinstance(urls, str | os.PathLike | Iterable):
+        raise ConfigError(
+            f"{urls!r} names no shards; expected a pattern, a folder, or a list of these"
+        )
+    listed = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    found = [url for each in listed for url in _expand(os.fspath(each))]
+    if not found:
+        raise ConfigError("there are no shards: the list of addresses is empty")
+    return found
+
+
+def expand_source(source: str | Iterable[str], max_urls: float = 1e6) -> list[str]:
+    """Return the addresses that a pattern, or any iterable of addresses, gives."""
+    urls = expand_urls(source)
+    if len(urls) > max_urls:
+        raise ConfigError(f"{len(urls)} shards are more than max_urls={max_urls}")
+    return urls
+
+
+def check_variables(
+    pattern: str, *, origin: str, allow: Collection[str] = (), from_afar: bool = False
+) -> None:
+    """Raise SecurityError if an address in a document reads the environment and may not.
+
+    Args:
+        pattern: The address.
+        origin: The document.
+        allow: "env" lets it.
+        from_afar: Whether the document is not on this machine; then it never may.
+    """
+    found = _VARIABLE.search(pattern)
+    if found is None:
+        return
+    if from_afar:
+        raise SecurityError(
+            f"{origin}: {found[0]} reads the environment, which a remote document may not; write "
+            "what it stands for, or copy the document to a local folder"
+        )
+    if not is_allowed("env", allow):
+        raise refusal(
+            "env",
+            f"{origin}: {found[0]} reads the environment, where secrets are; write what it stands "
+            "for",
+        )
+
+
+def envlookup(name: str) -> str:
+    """Return what stands for `${name}` in patterns: WDS_name of the environment."""
+    try:
+        return os.environ[f"WDS_{name}"]
+    except KeyError:
+        raise ConfigError(
+            f"${{{name}}} in the address of a shard stands for WDS_{name} of the environment, "
+            "which is not set"
+        ) from None
+
+
+def is_local(url: str) -> bool:
+    """Return whether an address is a path or a file: address."""
+    return url.startswith("file:") or not ("://" in url or url.startswith("pipe:") or url == "-")
+
+
+def local_path(url: str) -> str | None:
+    """Return the path that an address stands for, or None if it is not local."""
+    if not is_local(url):
+        return None
+    if url.startswith("file:"):
+        from urllib.request import url2pathname
+
+        return url2pathname(urlsplit(url).path)
+    return url
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    for part in _SEPARATOR.split(_with_variables(pattern)):
+        for url in expand_braces(part):
+            yield from _listed(url)
+
+
+def _with_variables(pattern: str) -> str:
+    for _ in range(MAX_NESTING):
+        expanded = _VARIABLE.sub(lambda match: envlookup(match[1]), pattern)
+        if expanded == pattern:
+            return expanded
+        pattern = expanded
+    raise ConfigError(f"{pattern!r}: variables that name each other")
+
+
+def _listed(url: str) -> list[str]:
+    path = local_path(url)
+    if path is None:
+        return _remote_archives(url) if _is_remote_pattern(url) else [url]
+    if os.path.isdir(path):
+        return _archives(path)
+    if glob.has_magic(path) and not os.path.exists(path):
+        found = sorted(glob.glob(path, recursive=True))
+        if not found:
+            raise DatasetNotFoundError(f"{url}: no file fits this pattern")
+        return found
+    return [url]
+
+
+def _is_remote_pattern(url: str) -> bool:
+    """Return whether an address stands for several objects of a store that can list them."""
+    # Web servers cannot, and a question mark in their addresses begins a query.
+    is_store = scheme_of(url) not in ("pipe", "http", "https", "")
+    return url != "-" and is_store and (url.endswith("/") or "*" in url)
+
+
+def _remote_archives(pattern: str) -> list[str]:
+    """Return the addresses of objects that fit a pattern, or of the archives in a folder."""
+    from energon.io.files import list_files
+
+    folder = pattern.partition("*")[0].rpartition("/")[0]
+    urls = [f"{folder}/{found.key}" for found in list_files(folder)]
+    if pattern.endswith("/"):
+        urls = [url for url in urls if url.endswith(ARCHIVES)]
+    else:
+        urls = [url for url in urls if fnmatchcase(url, pattern)]
+    if not urls:
+        raise DatasetNotFoundError(f"{redact(pattern)}: no object fits this")
+    return urls
+
+
+def _archives(folder: str) -> list[str]:
+    found = sorted(
+        str(path)
+        for path in Path(folder).rglob("*")
+        if path.name.endswith(ARCHIVES) and not path.name.startswith(".")
+    )
+    if not found:
+        raise DatasetNotFoundError(
+            f"{folder}: there are no archives ({', '.join(ARCHIVES)}) in this folder or below"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Iterate over a pipeline: epochs, workers, ranks, and where each of them is."""

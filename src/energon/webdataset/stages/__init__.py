@@ -1,0 +1,1 @@
+"""The steps of a stream: choose, change, decode, shuffle and batch samples."""

@@ -1,0 +1,213 @@
+"""Make batches of items, and items of batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from energon.errors import SampleError
+from energon.samples.collate import batch_stack
+from energon.webdataset.stages.base import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    check_positive,
+    unpack,
+)
+from energon.webdataset.stages.replay import Replay
+
+_SCALARS = (int, float, np.number, np.bool_)
+
+Collation = Callable[[list[Any]], Any]
+
+
+def default_collation_fn(
+    samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
+) -> Any:
+    """Return samples as one: a dict or tuple of batches.
+
+    Numbers become arrays, arrays and tensors of one shape are stacked, everything else is a
+    list. Samples that are neither dicts nor tuples or lists are one column.
+
+    Args:
+        samples: Dicts with the same names, or tuples of the same length.
+        combine_tensors: Whether to stack arrays and tensors.
+        combine_scalars: Whether numbers become arrays.
+
+    Raises:
+        SampleError: If samples differ in their names or lengths, or arrays in their shapes.
+    """
+
+    def column(values: list[Any]) -> Any:
+        return _collate(values, combine_tensors, combine_scalars)
+
+    first = samples[0]
+    if isinstance(first, dict):
+        _check_alike([_names(sample) for sample in samples], "fields")
+        return {name: column([sample[name] for sample in samples]) for name in first}
+    if isinstance(first, tuple | list):
+        _check_alike([len(sample) for sample in samples], "lengths")
+        return tuple(column(list(values)) for values in zip(*samples, strict=True))
+    return column(list(samples))
+
+
+@dataclass(frozen=True)
+class Batched(Stage):
+    """Yields batches.
+
+    Args:
+        batchsize: How many items make a batch.
+        collation_fn: Makes one value of a list of items; None leaves it a list.
+        partial: Whether the last batch may be smaller; else it is left out.
+
+    Raises:
+        ConfigError: If `batchsize` is not positive.
+    """
+
+    batchsize: int = 20
+    collation_fn: Collation | None = default_collation_fn
+    partial: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("batchsize", self.batchsize)
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _BatchedIterator(self, source)
+
+
+class _BatchedIterator(StageIterator):
+    def __init__(self, stage: Batched, source: Iterator[Any]) -> None:
+        self._stage = stage
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        size, collate = self._stage.batchsize, self._stage.collation_fn
+        items = iter(self._source)
+        while batch := list(islice(items, size)):
+            if len(batch) == size or self._stage.partial:
+                yield batch if collate is None else collate(batch)
+
+
+@dataclass(frozen=True)
+class FlatMap(Stage):
+    """Yields all that a function makes of each item, one after the other.
+
+    Args:
+        function: Takes an item, and returns or yields any number of items. To be saved within
+            an item, it has to give the same again for it.
+    """
+
+    function: Callable[[Any], Any]
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _FlatMapIterator(self, source)
+
+
+class _FlatMapIterator(StageIterator):
+    """Its position is the item that is being taken apart, and how many parts of it are done."""
+
+    def __init__(self, stage: FlatMap, source: Iterator[Any]) -> None:
+        self._stage = stage
+        self._replay = Replay(source)
+        self._done = 0
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        function, replay, skip = self._stage.function, self._replay, self._done
+        for item in replay:
+            for number, part in enumerate(islice(function(item), skip, None), skip + 1):
+                self._done = number
+                yield part
+            skip = self._done = 0
+
+    def state_dict(self) -> State:
+        return {"replay": self._replay.state_dict(), "done": self._done}
+
+    def load_state_dict(self, state: State) -> None:
+        replay, self._done = unpack(state, "replay", "done")
+        self._replay.load_state_dict(replay)
+
+
+def unbatch(batch: Any) -> Iterator[Any]:
+    """Yield the items of a batch: dicts of a dict of columns, tuples of a tuple of columns.
+
+    Raises:
+        SampleError: If columns differ in length, or the batch is neither dict nor tuple.
+    """
+    if isinstance(batch, dict):
+        for row in _rows(list(batch.values()), list(batch)):
+            yield dict(zip(batch, row, strict=True))
+    elif isinstance(batch, tuple | list):
+        yield from _rows(list(batch), list(range(len(batch))))
+    else:
+        raise SampleError(
+            f"unbatched got {type(batch).__name__}, expected a dict or a tuple of columns; "
+            "batches that are plain lists of items are taken apart by unlisted()"
+        )
+
+
+def unlist(batch: Any) -> Iterator[Any]:
+    """Yield the items of a list.
+
+    Raises:
+        SampleError: If it is no list.
+    """
+    if not isinstance(batch, list | tuple):
+        raise SampleError(f"unlisted got {type(batch).__name__}, expected a list")
+    return iter(batch)
+
+
+def _rows(columns: list[Any], names: list[Any]) -> Iterator[tuple[Any, ...]]:
+    columns = [_items(column, name) for column, name in zip(columns, names, strict=True)]
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        found = dict(zip(names, lengths, strict=True))
+        raise SampleError(f"unbatched got columns of different lengths: {found}")
+    return zip(*columns, strict=True)
+
+
+def _items(column: Any, name: Any) -> Any:
+    """Return a column that can be iterated over: batches may be nested."""
+    if isinstance(column, dict):
+        return list(unbatch(column))
+    if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+        raise SampleError(
+            f"unbatched got {type(column).__name__} as column {name!r}, expected lists, arrays "
+            "or tensors with an entry for each item"
+        )
+    return column
+
+
+def _collate(values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
+    kinds = set(map(type, values))
+    if combine_scalars and all(
+        issubclass(kind, int | float | np.number | np.bool_) for kind in kinds
+    ):
+        return np.array(values)
+    torch = sys.modules.get("torch")
+    arrays = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
+    if combine_tensors and len(kinds) == 1 and issubclass(kinds.pop(), arrays):
+        return batch_stack(values)
+    return values
+
+
+def _names(sample: Any) -> Any:
+    return frozenset(sample) if isinstance(sample, dict) else type(sample).__name__
+
+
+def _check_alike(found: list[Any], what: str) -> None:
+    different = next((each for each in found if each != found[0]), found[0])
+    if different != found[0]:
+        shown = [
+            sorted(each) if isinstance(each, frozenset) else each for each in (found[0], different)
+        ]
+        raise SampleError(
+            f"the samples of a batch have different {what}: {shown[0]} and {shown[1]}; choose with "
+            "to_tuple or rename, or collate with a function of your own (collation_fn)"
+        )

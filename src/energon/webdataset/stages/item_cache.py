@@ -1,0 +1,127 @@
+"""Keep the items of the first whole pass, in memory or in a file."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sqlite3
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from typing import Any
+
+from energon.errors import FormatError
+from energon.io.atomic import atomic_path
+from energon.webdataset import security
+from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
+
+
+class Cached(Stage):
+    """Keeps items in memory: after the first whole pass the source is not read any more.
+
+    Each worker process keeps what it has read. Items are given out as they are: stages after
+    this one must not change them in place.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[tuple[int, int], list[Any]] = {}
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        where = (context.place.index, context.place.count)
+        return UnsavableIterator(self._kept(source, where), "mcached")
+
+    def describe(self) -> dict[str, Any]:
+        return {"stage": "Cached"}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_items": {}}
+
+    def _kept(self, source: Iterator[Any], where: tuple[int, int]) -> Iterator[Any]:
+        if where in self._items:
+            yield from self._items[where]
+            return
+        items = []
+        for item in source:
+            items.append(item)
+            yield item
+        self._items[where] = items
+
+
+class FileCached(Stage):
+    """Keeps items in a database file, pickled, in the order in which they came.
+
+    Workers have files of their own beside it, with their numbers in the names. As unpickling a
+    file runs any code that it holds, it has to be allowed, and the file should be one's own.
+
+    Args:
+        fname: Path of the file.
+        map_size: Accepted for compatibility: the file grows as it must.
+        pickler: Has `dumps` and `loads`; None means pickle.
+        chunksize: Items to a transaction.
+        allow: "pickle" lets the file be unpickled.
+    """
+
+    def __init__(
+        self,
+        fname: str | os.PathLike[str],
+        map_size: float = 1e12,
+        pickler: Any = None,
+        chunksize: int = 500,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.fname = os.fspath(fname)
+        self.pickler = pickler or pickle
+        self.chunksize = chunksize
+        self.allowed = security.resolve(allow)
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        place = context.place
+        suffix = "" if place.count == 1 else f".{place.index}-of-{place.count}"
+        return UnsavableIterator(self._kept(source, self.fname + suffix), "lmdb_cached")
+
+    def describe(self) -> dict[str, Any]:
+        return {"stage": "FileCached"}
+
+    def _kept(self, source: Iterator[Any], path: str) -> Iterator[Any]:
+        if self.pickler is pickle:
+            security.require("pickle", self.allowed, f"{path} is a cache of pickled items")
+        if os.path.exists(path):
+            yield from self._read(path)
+            return
+        # The file has its name when it is complete; a pass that is broken off leaves none.
+        with atomic_path(path) as temporary:
+            yield from self._write(str(temporary), source)
+
+    def _read(self, path: str) -> Iterator[Any]:
+        with closing(_connect(path)) as database:
+            for number, item in database.execute("SELECT number, item FROM items ORDER BY number"):
+                try:
+                    yield self.pickler.loads(zlib.decompress(item))
+                except zlib.error as error:
+                    raise FormatError(
+                        f"{path}: item {number} is damaged ({error}); delete the file to make it "
+                        "anew"
+                    ) from error
+
+    def _write(self, path: str, source: Iterator[Any]) -> Iterator[Any]:
+        with closing(_connect(path)) as database:
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("PRAGMA journal_mode = OFF")
+            database.execute("CREATE TABLE items (number INTEGER PRIMARY KEY, item)")
+            database.execute("BEGIN")
+            for number, item in enumerate(source):
+                packed = zlib.compress(self.pickler.dumps(item), 1)
+                database.execute("INSERT INTO items VALUES (?, ?)", (number, packed))
+                if number % self.chunksize == self.chunksize - 1:
+                    database.execute("COMMIT")
+                    database.execute("BEGIN")
+                yield item
+            database.execute("COMMIT")
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    # Whichever thread comes upon an iterator that nobody uses any more closes it.
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+
+LMDBCached = FileCached

@@ -1,0 +1,177 @@
+"""Turn what a program lists as stages into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.webdataset.stages.base import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    UnsavableIterator,
+    describe,
+)
+
+
+@dataclass(frozen=True)
+class FilterFunction(Stage):
+    """A function of an iterator and further arguments, with these arguments."""
+
+    f: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...]
+    kw: dict[str, Any]
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        items = self.f(source, *self.args, **self.kw)
+        return UnsavableIterator(items, describe(self.f), source)
+
+
+@dataclass(frozen=True)
+class RestCurried:
+    """Makes stages of a function: call it with all arguments but the first."""
+
+    f: Callable[..., Iterable[Any]]
+
+    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+        return FilterFunction(self.f, args, kw)
+
+
+def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
+    """Return what makes stages of a function whose first argument is an iterator."""
+    return RestCurried(f)
+
+
+class PipelineStage:
+    """A stage of the user's own: a subclass defines `run`."""
+
+    def run(self, src: Iterator[Any]) -> Iterable[Any]:
+        """Return what the stage makes of `src`; a source takes no argument."""
+        raise NotImplementedError(f"{type(self).__name__} is a stage without run(src)")
+
+
+@dataclass(frozen=True)
+class CallStage(Stage):
+    """Runs a function of the user from iterator to iterator, or from nothing for a source."""
+
+    function: Callable[..., Iterable[Any]]
+    is_source: bool = False
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        items = self.function() if self.is_source else self.function(source)
+        return UnsavableIterator(items, describe(self.function), source)
+
+
+@dataclass(frozen=True)
+class IterableStage(Stage):
+    """Gives the items of something that can be iterated over again and again."""
+
+    items: Any
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        if isinstance(self.items, list | tuple):
+            return _SequenceIterator(self.items)
+        if isinstance(self.items, Stage):
+            return self.items.open(source, context)
+        opened: Iterator[Any] = iter(self.items)
+        if hasattr(opened, "state_dict"):
+            return opened
+        return UnsavableIterator(opened, describe(self.items))
+
+    def describe(self) -> dict[str, Any]:
+        items = self.items
+        about = len(items) if isinstance(items, list | tuple) else describe(items)
+        return {"stage": "IterableStage", "items": about}
+
+
+class _SequenceIterator(StageIterator):
+    def __init__(self, items: Any) -> None:
+        self._sequence = items
+        self._taken = 0
+        super().__init__()
+
+    def _run(self) -> Iterator[Any]:
+        while self._taken < len(self._sequence):
+            self._taken += 1
+            yield self._sequence[self._taken - 1]
+
+    def state_dict(self) -> State:
+        return {"taken": self._taken}
+
+    def load_state_dict(self, state: State) -> None:
+        self._taken = state["taken"]
+
+
+@dataclass(frozen=True)
+class PipelineSource(Stage):
+    """One pass over another pipeline, or as much of it as its own loops would give."""
+
+    pipeline: Any
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        pipeline = self.pipeline
+        passes: Iterator[Any] = pipeline.open_passes(
+            context.place, epoch=context.epoch, count=pipeline.extent.passes
+        )
+        return passes
+
+    def describe(self) -> dict[str, Any]:
+        return {"stage": "PipelineSource", "pipeline": self.pipeline.describe()}
+
+
+def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage, ...]:
+    """Return the stages that a program has listed.
+
+    Args:
+        listed: See `DataPipeline`.
+        has_source: Whether there are stages before these.
+
+    Raises:
+        ConfigError: If something among them is no stage.
+    """
+    stages: list[Stage] = []
+    for each in _flat(listed):
+        stages.append(_as_stage(each, is_source=not has_source and not stages))
+    return tuple(stages)
+
+
+def _flat(listed: Iterable[Any]) -> Iterator[Any]:
+    for each in listed:
+        if isinstance(each, list) and all(map(_may_be_stage, each)):
+            yield from _flat(each)
+        elif each is not None:
+            yield each
+
+
+def _may_be_stage(each: Any) -> bool:
+    return each is None or callable(each) or isinstance(each, list) or hasattr(each, "run")
+
+
+def _as_stage(each: Any, *, is_source: bool) -> Stage:
+    if isinstance(each, Stage):
+        return each
+    if hasattr(each, "open_passes"):
+        return PipelineSource(each)
+    if hasattr(each, "run"):
+        return CallStage(each.run, is_source and not _takes_source(each.run))
+    if is_source and hasattr(each, "__iter__"):
+        return IterableStage(each)
+    if callable(each):
+        return CallStage(each, is_source)
+    raise ConfigError(
+        f"{each!r} is no stage: expected stages of energon.webdataset, functions from iterator "
+        "to iterator, objects with run(iterator), and an iterable or a function as the first"
+    )
+
+
+def _takes_source(run: Callable[..., Any]) -> bool:
+    import inspect
+
+    try:
+        inspect.signature(run).bind()
+    except TypeError:
+        return True
+    return False

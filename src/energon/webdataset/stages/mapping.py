@@ -1,0 +1,223 @@
+"""Apply functions to items, keep some of them, or look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.stages.base import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    load_state,
+    state_of,
+    unpack,
+)
+from energon.webdataset.stages.draws import make_draws
+
+
+@dataclass(frozen=True)
+class Map(Stage):
+    """Yields what a function makes of each item; None leaves the item out.
+
+    A dict that is made of a dict has the same `__key__`.
+
+    Args:
+        f: Takes an item.
+        handler: Decides about errors of the function.
+    """
+
+    f: Callable[[Any], Any]
+    handler: Handler = reraise_exception
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _Mapped(_map(source, self.f, self.handler), source)
+
+
+@dataclass(frozen=True)
+class Apply(Stage):
+    """Yields exactly what a function makes of each item."""
+
+    f: Callable[[Any], Any]
+    handler: Handler = reraise_exception
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _Mapped(_apply(source, self.f, self.handler), source)
+
+
+@dataclass(frozen=True)
+class Select(Stage):
+    """Yields the items of which a function says that they are wanted.
+
+    Args:
+        predicate: Takes an item.
+        handler: Decides about errors of the function.
+    """
+
+    predicate: Callable[[Any], Any]
+    handler: Handler = reraise_exception
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _Mapped(_select(source, self.predicate, self.handler), source)
+
+
+class _Mapped(StageIterator):
+    """Holds nothing between two items, so its position is that of its source."""
+
+    def __init__(self, items: Iterator[Any], source: Iterator[Any]) -> None:
+        super().__init__(source)
+        self._items = items
+
+    def _run(self) -> Iterator[Any]:
+        return iter(())
+
+
+def _goes_on(error: Exception, item: Any, handler: Handler) -> bool:
+    """Ask the handler about an error, which is told whose it is, if the item says."""
+    _note_origin(error, item)
+    return handler(error)
+
+
+def _note_origin(error: BaseException, item: Any) -> None:
+    if isinstance(item, dict) and "__key__" in item:
+        error.add_note(f"sample {item['__key__']!r} of {item.get('__url__', 'unknown origin')}")
+
+
+def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
+    for item in source:
+        try:
+            result = function(item)
+        except Exception as error:
+            if _goes_on(error, item, handler):
+                continue
+            return
+        except BaseException as error:
+            _note_origin(error, item)
+            raise
+        if result is None:
+            continue
+        if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
+            result["__key__"] = item["__key__"]
+        yield result
+
+
+def _apply(
+    source: Iterator[Any], function: Callable[[Any], Any], handler: Handler
+) -> Iterator[Any]:
+    for item in source:
+        try:
+            result = function(item)
+        except Exception as error:
+            if _goes_on(error, item, handler):
+                continue
+            return
+        except BaseException as error:
+            _note_origin(error, item)
+            raise
+        yield result
+
+
+def _select(
+    source: Iterator[Any], predicate: Callable[[Any], Any], handler: Handler
+) -> Iterator[Any]:
+    for item in source:
+        try:
+            wanted = predicate(item)
+        except Exception as error:
+            if _goes_on(error, item, handler):
+                continue
+            return
+        except BaseException as error:
+            _note_origin(error, item)
+            raise
+        if wanted:
+            yield item
+
+
+@dataclass(frozen=True)
+class RandomSample(Stage):
+    """Yields each item with probability `p`, by numbers that are a function of the seed."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ConfigError(f"rsample(p={self.p!r}): a probability is between 0 and 1")
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _RandomSampleIterator(self.p, source, context)
+
+
+class _RandomSampleIterator(StageIterator):
+    def __init__(self, p: float, source: Iterator[Any], context: Context) -> None:
+        self._p = p
+        self._draws = make_draws(None, context.seed_of)
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        p, fraction = self._p, self._draws.fraction
+        for item in self._source:
+            if fraction() < p:
+                yield item
+
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), **self._draws.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        source, drawn = unpack(state, "source", "drawn")
+        load_state(self._source, source)
+        self._draws.load_state_dict({"drawn": drawn})
+
+
+class Slice(Stage):
+    """Yields the items that `itertools.islice` would: `Slice(stop)`, `Slice(start, stop, step)`.
+
+    Raises:
+        ConfigError: If the numbers are no slice.
+    """
+
+    def __init__(self, *args: int | None) -> None:
+        try:
+            islice((), *args)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"slice{args}: {error}") from error
+        chosen = slice(*args)
+        self.start, self.stop, self.step = chosen.start or 0, chosen.stop, chosen.step or 1
+
+    def describe(self) -> dict[str, Any]:
+        return {"stage": "Slice", "slice": [self.start, self.stop, self.step]}
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _SliceIterator(self, source)
+
+
+class _SliceIterator(StageIterator):
+    def __init__(self, stage: Slice, source: Iterator[Any]) -> None:
+        self._stage = stage
+        self._taken = 0
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        stage, source = self._stage, iter(self._source)
+        while stage.stop is None or self._taken < stage.stop:
+            item = next(source, _END)
+            if item is _END:
+                return
+            number, self._taken = self._taken, self._taken + 1
+            if number >= stage.start and not (number - stage.start) % stage.step:
+                yield item
+
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), "taken": self._taken}
+
+    def load_state_dict(self, state: State) -> None:
+        source, self._taken = unpack(state, "source", "taken")
+        load_state(self._source, source)
+
+
+_END = object()

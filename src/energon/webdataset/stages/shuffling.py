@@ -1,0 +1,167 @@
+"""Shuffle a stream through a buffer of bounded length."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import length_hint
+from typing import Any
+
+from energon.errors import ConfigError, StateError
+from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
+from energon.webdataset.stages.draws import make_draws
+from energon.webdataset.stages.replay import NOTE_ITEMS, ReplayLog
+
+
+@dataclass(frozen=True)
+class Shuffle(Stage):
+    """Yields each item once, drawn at random from a buffer.
+
+    Args:
+        bufsize: How many items the buffer holds. It fills while items are given out: two are
+            read for each one.
+        initial: How many are read before the first is given out.
+        rng: Generator to draw from, which goes on from epoch to epoch; None means that the order
+            is a function of seed, epoch and worker.
+        seed: Seed of its own, in place of the pipeline's.
+
+    Raises:
+        ConfigError: If a length is negative.
+    """
+
+    bufsize: int = 1000
+    initial: int = 100
+    rng: random.Random | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bufsize < 0 or self.initial < 0:
+            raise ConfigError(
+                f"shuffle(bufsize={self.bufsize}, initial={self.initial}): lengths of a buffer "
+                "must not be negative"
+            )
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        if self.bufsize < 1:
+            return source
+        seeds = () if self.seed is None else (self.seed,)
+        return _ShuffleIterator(self, source, lambda block: context.seed_of(*seeds, block))
+
+
+class _ShuffleIterator(StageIterator):
+    """A buffer of items, and the numbers they came with."""
+
+    def __init__(
+        self, stage: Shuffle, source: Iterator[Any], seed_of: Callable[[int], int]
+    ) -> None:
+        self._stage = stage
+        self._log = ReplayLog(source)
+        self._buffer: list[Any] = []
+        self._numbers: list[int] = []
+        self._draws = make_draws(stage.rng, seed_of)
+        self._taken = 0
+        self._is_restored = False
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        buffer, numbers, draw = self._buffer, self._numbers, self._draws.below
+        items = iter(self._source)
+        if self._is_restored:
+            self._refill(items)
+        yield from self._filling(items)
+        if len(buffer) == self._stage.bufsize:
+            yield from self._exchanging(items)
+        while buffer:
+            yield _remove(buffer, numbers, draw(len(buffer)))
+
+    def _filling(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Give out one item for every two that are taken, until the buffer is full."""
+        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+        wanted = min(max(1, self._stage.initial), size) if not self._taken else 2
+        while len(buffer) < size:
+            self._log.note(self._taken, self._oldest)
+            more = list(islice(items, min(wanted, size - len(buffer))))
+            buffer += more
+            numbers += range(self._taken, self._taken + len(more))
+            self._taken += len(more)
+            if len(buffer) == size or not more:
+                return
+            wanted = 2
+            yield _remove(buffer, numbers, self._draws.below(len(buffer)))
+
+    def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Give out an item of the full buffer for each one that is taken."""
+        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+        while True:
+            self._log.note(self._taken, self._oldest)
+            draws = self._draws.block()
+            number = self._taken
+            stop = number + min(NOTE_ITEMS, length_hint(draws, NOTE_ITEMS))
+            for fraction, item in zip(islice(draws, NOTE_ITEMS), items, strict=False):
+                place = int(fraction * size)
+                chosen = buffer[place]
+                buffer[place] = item
+                numbers[place] = number
+                self._taken = number = number + 1
+                yield chosen
+            if number < stop:
+                # There are random numbers left: it was the source that has ended.
+                return
+
+    def state_dict(self) -> State:
+        # Right after a state was loaded, that is the state.
+        oldest = 0 if self._is_restored else self._oldest()
+        return {
+            "replay": self._log.state_at(oldest),
+            "taken": self._taken - oldest,
+            "kept": [number - oldest for number in self._numbers],
+            **self._draws.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        replay, self._taken, kept, drawn = unpack(state, "replay", "taken", "kept", "drawn")
+        self._log.load_state_dict(replay)
+        self._numbers += kept
+        self._draws.load_state_dict({"drawn": drawn})
+        self._is_restored = True
+
+    def _oldest(self) -> int:
+        return min(self._numbers, default=self._taken)
+
+    def _refill(self, items: Iterator[Any]) -> None:
+        """Take the items of a restored buffer again."""
+        self._log.note(0, int)
+        self._is_restored = False
+        places = {number: place for place, number in enumerate(self._numbers)}
+        self._buffer += [None] * len(places)
+        for number, item in enumerate(islice(items, self._taken)):
+            if number in places:
+                self._buffer[places.pop(number)] = item
+        if places:
+            raise StateError(
+                f"the data has ended {len(places)} items before the saved position; has it "
+                "changed since?"
+            )
+
+
+def _remove(buffer: list[Any], numbers: list[int], pick: int) -> Any:
+    """Take an item out; the last one fills the gap, so that this costs the same everywhere."""
+    numbers[pick] = numbers[-1]
+    numbers.pop()
+    item = buffer[pick]
+    buffer[pick] = buffer[-1]
+    buffer.pop()
+    return item
+
+
+def shuffled(
+    data: Iterable[Any],
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: Any = None,
+    handler: Any = None,
+) -> Iterator[Any]:
+    """Shuffle any iterable through a buffer."""
+    return Shuffle(bufsize, initial, rng)(data)

@@ -1,0 +1,1 @@
+"""Write samples to tar files."""

@@ -1,0 +1,232 @@
+"""Write samples to one tar file.
+
+The same samples give the same bytes. Local files get their name when they are complete; after an
+exception nothing of an incomplete one is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.formats.tar_header import END, encode_header
+from energon.io.atomic import ClosesOrAborts
+from energon.prepare.writers.encode import Content
+from energon.prepare.writers.tar_writer import EncodedPart, EncodedSample, encode_sample
+from energon.webdataset import security
+from energon.webdataset.writing.encoders import bytes_only, make_encoder
+from energon.webdataset.writing.sinks import Sink, open_sink
+
+_MODE, _MTIME = slice(100, 108), slice(136, 148)
+_USER, _GROUP = slice(265, 297), slice(297, 329)
+_CHECKSUM = slice(148, 156)
+_BLOCK = 512
+
+
+class HeaderFields:
+    """What members have in common.
+
+    Args:
+        user: Name of the owner.
+        group: Name of the group.
+        mode: Permissions.
+        mtime: Seconds since 1970.
+
+    Raises:
+        ConfigError: If a name is too long, or a number too large.
+    """
+
+    def __init__(self, user: str, group: str, mode: int, mtime: int) -> None:
+        names = [name.encode() for name in (user, group)]
+        if max(map(len, names)) > 31 or not 0 <= mode < 8**7 or not 0 <= mtime < 8**11:
+            raise ConfigError(
+                f"{user=}, {group=}, {mode=:o}, {mtime=}: names have at most 31 bytes, and numbers "
+                "are positive"
+            )
+        self._values = (
+            (_MODE, b"%07o\0" % mode),
+            (_MTIME, b"%011o\0" % mtime),
+            (_USER, names[0].ljust(32, b"\0")),
+            (_GROUP, names[1].ljust(32, b"\0")),
+        )
+
+    def applied_to(self, header: bytes) -> bytes:
+        """Return a header, the last one if there are extended ones before it, with these values."""
+        start = len(header) - _BLOCK
+        block = bytearray(header[start:])
+        change = 0
+        for place, value in self._values:
+            change += sum(value) - sum(block[place])
+            block[place] = value
+        checksum = int(block[_CHECKSUM].strip(b"\0 "), 8) + change
+        block[_CHECKSUM] = b"%06o\0 " % checksum
+        return header[:start] + bytes(block)
+
+
+RECORD_BYTES = 10_240
+"""Archives are padded to a multiple of this."""
+_COPY_BYTES = 4 << 20
+_SET_BY_READERS = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
+
+
+class TarWriter(ClosesOrAborts):
+    """Writes samples to one tar file.
+
+    Args:
+        fileobj: A path, an address to write to, or an open binary stream.
+        user: Owner of the members.
+        group: Group of the members.
+        mode: Permissions of the members.
+        compress: True or "gz", "bz2", "xz", "zst"; None takes it from the end of the name.
+        encoder: True encodes fields by their extensions. False takes bytes only. A dict has a
+            function for each extension, and a function gets samples and returns them encoded.
+        keep_meta: Whether fields that begin with `_` are written.
+        mtime: Time of the members in seconds; None means 0, so that the same samples always give
+            the same bytes.
+        format: Accepted for compatibility: headers are ustar, extended where that does not do.
+        index: Whether to write the index of a local, uncompressed file beside it.
+        level: Level of the compression; None means that of the library.
+        sort_fields: Whether fields are written in the order of their names; else as they come.
+        allow: "shell" lets the address be a command.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with TarWriter(f"{folder}/dest.tar") as sink:
+        ...     sink.write({"__key__": "sample000", "txt": "text", "cls": 7})
+        5
+    """
+
+    def __init__(
+        self,
+        fileobj: Any,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        compress: bool | str | None = None,
+        encoder: Any = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+        format: Any = None,
+        *,
+        index: bool = False,
+        level: int | None = None,
+        sort_fields: bool = True,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.num_samples = 0
+        self.num_bytes = 0
+        """What the archive has so far, before compression and without its end marker."""
+        self._header = HeaderFields(user, group, mode, int(mtime or 0))
+        self._encode = make_encoder(encoder)
+        self._transform: Callable[[Any], Any] | None = encoder if self._encode is None else None
+        self._keep_meta = keep_meta
+        self._sort_fields = sort_fields
+        self._sink: Sink | None = open_sink(
+            fileobj, compress=compress, level=level, allowed=security.resolve(allow)
+        )
+        self._index = index
+
+    def write(self, obj: Mapping[str, Any]) -> int:
+        """Append a sample: its `__key__`, and a value for each field.
+
+        Returns:
+            How many bytes its fields have.
+
+        Raises:
+            ConfigError: If the sample cannot be written, or would be read back as another.
+        """
+        return self.write_encoded(self.encode(obj))
+
+    def encode(self, obj: Mapping[str, Any]) -> EncodedSample:
+        """Return a sample as it would be written."""
+        if self._transform is not None:
+            obj = self._transform(obj)
+        if not isinstance(obj, Mapping):
+            raise ConfigError(f"a sample is a dict, got {type(obj).__name__}")
+        fields = _writable(obj, self._keep_meta, self._sort_fields)
+        encode = self._encode or bytes_only
+        reserved = {name: fields.pop(name) for name in list(fields) if _is_reserved(name)}
+        encoded = encode_sample(fields, encode)
+        kept = [_kept(encoded.key, name, encode(name, v)) for name, v in reserved.items()]
+        return EncodedSample(encoded.key, kept + encoded.parts)
+
+    def write_encoded(self, sample: EncodedSample) -> int:
+        """Append a sample that is encoded already."""
+        if self._sink is None:
+            raise ConfigError("the tar file is closed")
+        payload = 0
+        try:
+            for part in sample.parts:
+                self._sink.write(self._header.applied_to(part.header))
+                _copy(part.content, part.size, self._sink)
+                self._sink.write(bytes(-part.size % 512))
+                payload += part.size
+        except BaseException:
+            # Half a sample is in it.
+            self.abort()
+            raise
+        self.num_samples += 1
+        self.num_bytes += sample.num_bytes
+        return payload
+
+    def close(self) -> None:
+        """Finish the archive."""
+        if self._sink is None:
+            return
+        sink, self._sink = self._sink, None
+        size = self.num_bytes + len(END)
+        try:
+            sink.write(END + bytes(-size % RECORD_BYTES))
+            sink.close()
+        except BaseException:
+            sink.abort()
+            raise
+        if self._index and sink.path is not None and self.num_samples:
+            from energon.prepare.index.index import index_shard
+
+            index_shard(sink.path)
+
+    def abort(self) -> None:
+        """Leave nothing of a local file, or what was written to a stream as it is."""
+        if self._sink is not None:
+            sink, self._sink = self._sink, None
+            sink.abort()
+
+
+def _writable(sample: Mapping[str, Any], keep_meta: bool, is_sorted: bool) -> dict[str, Any]:
+    """Return the fields to write, `__key__` first."""
+    if "__key__" not in sample:
+        raise ConfigError(f'a sample needs a "__key__"; this one has {", ".join(map(str, sample))}')
+    fields = {"__key__": sample["__key__"]}
+    names = [name for name in sample if name not in _SET_BY_READERS]
+    for name in sorted(names) if is_sorted else names:
+        if not name.startswith("_") or keep_meta:
+            fields[name] = sample[name]
+    return fields
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("__") and name != "__key__"
+
+
+def _kept(key: str, name: str, content: Content) -> EncodedPart:
+    """Return a field that writers leave out by default, ready to be written."""
+    size = content.stat().st_size if isinstance(content, Path) else len(content)
+    return EncodedPart(name, encode_header(f"{key}.{name}", size), content, size)
+
+
+def _copy(content: Content, size: int, sink: Sink) -> None:
+    """Write the content of a field; that of a file without holding it in memory."""
+    if isinstance(content, bytes):
+        sink.write(content)
+        return
+    left = size
+    with content.open("rb") as file:
+        while left and (data := file.read(min(left, _COPY_BYTES))):
+            sink.write(data)
+            left -= len(data)
+        if left or file.read(1):
+            raise ConfigError(f"{content}: had {size} bytes, and changed while it was copied")
