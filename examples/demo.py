@@ -169,7 +169,9 @@ def write_blend(path: Path) -> None:
     )
 
 
-def open_loader(path: Path, *, rank: int, world_size: int, num_workers: int):  # noqa: ANN201
+def open_loader(  # noqa: ANN201
+    path: Path, *, rank: int, world_size: int, num_workers: int, epoch_length: int = 0
+):
     """Return the loader of one rank."""
     config = WorkerConfig(
         rank=rank, world_size=world_size, num_workers=num_workers, lanes=LANES, seed_offset=7
@@ -180,6 +182,7 @@ def open_loader(path: Path, *, rank: int, world_size: int, num_workers: int):  #
         batch_size=BATCH_SIZE,
         shuffle_buffer_size=100,
         max_samples_per_sequence=20,
+        virtual_epoch_length=epoch_length,
         task_encoder=Encoder(),
     )
     return get_savable_loader(dataset)
@@ -244,7 +247,9 @@ def measure(path: Path, *, seconds: float = 3) -> None:
     """Print how many photos a second the loader delivers, without and with workers."""
     rates = {}
     for num_workers in (0, 2):
-        loader = open_loader(path, rank=0, world_size=1, num_workers=num_workers)
+        loader = open_loader(
+            path, rank=0, world_size=1, num_workers=num_workers, epoch_length=1_000_000
+        )
         batches = iter(loader)
         for _ in range(LANES):
             next(batches)

@@ -134,7 +134,7 @@ def test_a_field_map_of_an_option_is_checked_against_samples_before_anything_is_
     field_map = '{"image": "jpg", "caption": "json[title]"}'
     terminal = Terminal(root, "--sample-type", "CaptioningSample", "--field-map", field_map)
     shown, code = terminal.end()
-    assert code == 1
+    assert code == 2
     assert "has only the keys" in shown
     assert "Split ratio" not in shown
     assert not (root / ".nv-meta").exists()
@@ -201,7 +201,7 @@ def test_asks_nothing_if_options_say_it_all(tmp_path):
 def test_asks_nothing_if_told_so(tmp_path):
     root = write_captions(tmp_path / "ds")
     shown, code = Terminal(root, "--non-interactive").end()
-    assert code == 1
+    assert code == 2
     assert "--split-ratio" in shown
 
 
