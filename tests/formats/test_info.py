@@ -32,7 +32,14 @@ def test_reads_the_older_yaml(tmp_path):
     assert load_info(tmp_path).shard_counts == {"shards/000.tar": 1223, "shards/001.tar": 1420}
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"shard_counts": {"a": "b"}}', "[1]", "{"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", '{"shard_counts": {"a": "b"}}', "[1]", "{"),
+        f'{{"shard_counts": {{"a": {1 << 70}}}}}',
+        f'{{"shard_counts": {{"a": {1 << 52}, "b": {1 << 52}}}}}',
+    ],
+)
 def test_damaged_files_say_so(tmp_path, text):
     write(tmp_path, ".info.json", text)
     with pytest.raises(FormatError, match=r"\.info\.json"):

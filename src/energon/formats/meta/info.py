@@ -22,6 +22,8 @@ from energon.formats.meta import yaml
 from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
+MAX_SAMPLES = (1 << 53) - 1
+"""Far more than there are, and what numbers of samples are computed with holds it."""
 _ELSEWHERE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://|pipe:")
 
 
@@ -133,11 +135,16 @@ def read_if_present(path: Path) -> str | None:
 def _check(document: Any, origin: str) -> DatasetInfo:
     counts = document.get("shard_counts") if isinstance(document, dict) else None
     if not isinstance(counts, dict) or not all(
-        isinstance(shard, str) and isinstance(count, int) and count >= 0
+        isinstance(shard, str) and isinstance(count, int) and 0 <= count <= MAX_SAMPLES
         for shard, count in counts.items()
     ):
         raise FormatError(
             f"{origin}: expected `shard_counts` with a number of samples for each shard; run "
             "`energon prepare` again"
+        )
+    if sum(counts.values()) > MAX_SAMPLES:
+        raise FormatError(
+            f"{origin}: claims {sum(counts.values())} samples, more than {MAX_SAMPLES}; the file "
+            "is damaged, run `energon prepare` again"
         )
     return DatasetInfo(dict(counts), document.get("energon_version"))
