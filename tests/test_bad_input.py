@@ -216,6 +216,8 @@ def test_a_state_that_does_not_cover_all_lanes(tmp_path):
             worker_config=config(rank=number, world_size=world_size, lanes=4),
             batch_size=2,
             task_encoder=Raw(),
+            # Of endless data, the state of one rank tells where all are.
+            repeat=False,
         )
         return get_savable_loader(dataset)
 

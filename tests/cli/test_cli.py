@@ -81,7 +81,7 @@ def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
         (["--split-ratio", "x"], "split ratio 'x'"),
         ([], "--split-ratio or --split-parts"),
         (["--split-ratio", "1", "--field-map", "{"], "expected JSON"),
-        (["--split-ratio", "1", "--field-map", "[]"], "wanted is"),
+        (["--split-ratio", "1", "--field-map", "[]"], "expected {"),
     ],
 )
 def test_errors_are_one_message_and_exit_code_2(tmp_path, arguments, message):

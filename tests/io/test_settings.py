@@ -45,5 +45,5 @@ def test_sizes_have_units(text, wanted):
     ],
 )
 def test_what_makes_no_sense_is_refused(name, value):
-    with pytest.raises(ConfigError, match="wanted"):
+    with pytest.raises(ConfigError, match="expected"):
         StorageSettings.from_environment({f"ENERGON_STORAGE_{name}": value})

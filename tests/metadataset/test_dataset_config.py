@@ -128,7 +128,7 @@ def test_a_missing_file_names_the_next_step(tmp_path):
         ),
         (
             "__module__: my.code\n__class__: Mine\n",
-            ["dataset.yaml:2: no dataset class my.code.Mine. Wanted"],
+            ["dataset.yaml:2: no dataset class my.code.Mine. Expected"],
         ),
         (
             "__class__: CrudeWebdataset\n",

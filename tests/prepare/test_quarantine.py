@@ -36,7 +36,7 @@ def test_lines_of_text_and_json_may_be_mixed(tmp_path):
 def test_lines_that_make_no_sense_are_refused(tmp_path, line):
     path = tmp_path / "q.txt"
     path.write_text(f"a.tar\n{line}\n")
-    with pytest.raises(ConfigError, match=r"q\.txt:2: wanted is"):
+    with pytest.raises(ConfigError, match=r"q\.txt:2: expected"):
         load_quarantine(path)
 
 

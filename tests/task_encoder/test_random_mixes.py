@@ -274,7 +274,8 @@ def test_any_mix_resumes_on_any_topology(folder, tree, stop):
             rest += batches
         assert [found[number] for number in range(stop, turns)] == whole[stop:turns]
         if len(whole) < ROUNDS * LANES:
-            assert sorted(rest) == sorted(whole[stop:])
+            # Behind the end of a pass comes the next one.
+            assert sorted(rest) == sorted(whole[stop:] or whole)
 
 
 @given(blends(LIMITS))

@@ -199,7 +199,12 @@ class BasicDataLoader:
         if self.dataset.virtual_epoch_length or not isinstance(self.dataset, Sized):
             return -1
         ends = not lanes or self.dataset.num_batches(lanes[0], self._lanes) is not None
-        return -1 if ends else len(self.dataset)
+        if ends:
+            return -1
+        try:
+            return len(self.dataset)
+        except TypeError:  # wrappers around data without end have no length
+            return -1
 
     def stats(self) -> dict[str, Any]:
         """Return what happened so far: batches, samples, failures and deaths of workers."""

@@ -8,6 +8,7 @@ the row of the next sample, and reading can start at any.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,11 +104,15 @@ class ReadDataset(Dataset[Any]):
 
     def tell_numbers(self, lane: Lane) -> None:
         """Let user code of `lane` ask for the numbers of samples that are read here."""
+        # The lane that was active last stays known: it must not keep the stage and its files open.
+        reference = weakref.ref(self)
+        reading, lanes, stride, offset = lane.reading, lane.lanes, lane.stride, lane.offset
 
         def find(leaf: int, epoch: int, ordinal: int) -> int | None:
-            if self.leaf not in (None, leaf):
+            stage = reference()
+            if stage is None or stage.leaf not in (None, leaf):
                 return None
-            plan = lane.reading.plan or self.plan(lane.lanes)
+            plan = reading.plan or stage.plan(lanes)
             try:
                 found = plan.find(leaf, epoch, ordinal)
             except ConfigError:  # drawn with replacement
@@ -115,7 +120,7 @@ class ReadDataset(Dataset[Any]):
             if found is None:
                 return None
             number, row = found
-            return (row * lane.stride + lane.offset) * lane.lanes + number
+            return (row * stride + offset) * lanes + number
 
         lane.present.finders[self.leaf, lane.stride, lane.offset] = find
 
