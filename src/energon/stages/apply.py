@@ -94,6 +94,8 @@ class ApplyIterator(DatasetIterator[Any]):
         return {**self._position(), "given": 0, "batch": self.next_batch}
 
     def load_state_dict(self, state: State) -> None:
+        if isinstance(state, Mapping) and "batch" not in state:
+            state = {**state, "batch": None}  # saved before it was noted
         (given, self.next_batch), position = unpack_some(state, _OUTPUTS)
         self._go_to(position)
         if given:
