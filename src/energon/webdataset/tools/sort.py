@@ -7,9 +7,9 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import count
-from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from energon.errors import ConfigError, FieldAccessError
 from energon.plan.seeds import derive_seed
@@ -76,8 +76,8 @@ def sorted_samples(
         memory_bytes: How much content is held at a time; the rest waits in files.
         folder: Where these are; None means the system's folder for such files.
     """
-    with tempfile.TemporaryDirectory(prefix="energon-sort-", dir=folder) as name:
-        runs = _Runs(Path(name), reverse)
+    with ExitStack() as files:
+        runs = _Runs(files, folder, reverse)
         held: list[Record] = []
         size = 0
         for number, sample in enumerate(samples):
@@ -91,35 +91,35 @@ def sorted_samples(
 
 
 class _Runs:
-    """Sorted records in files."""
+    """Sorted records in files without names, of which nothing is left if the process is killed."""
 
-    def __init__(self, folder: Path, reverse: bool) -> None:
+    def __init__(self, stack: ExitStack, folder: str | None, reverse: bool) -> None:
+        self._stack = stack
         self._folder = folder
         self._reverse = reverse
-        self._numbers = count()
-        self._files: list[Path] = []
+        self._files: list[IO[bytes]] = []
 
     def add(self, records: Iterable[Record]) -> None:
         self._files.append(self._written(records))
         if len(self._files) >= MAX_RUNS:
             merged = self._written(self._merge(self._files, []))
             for file in self._files:
-                file.unlink()
+                file.close()
             self._files = [merged]
 
     def merged(self, held: list[Record]) -> Iterator[Record]:
         return self._merge(self._files, held)
 
-    def _merge(self, files: list[Path], held: list[Record]) -> Iterator[Record]:
+    def _merge(self, files: list[IO[bytes]], held: list[Record]) -> Iterator[Record]:
         runs: list[Iterable[Record]] = [*map(_records, files), held]
         return heapq.merge(*runs, key=_order, reverse=self._reverse)
 
-    def _written(self, records: Iterable[Record]) -> Path:
-        path = self._folder / f"{next(self._numbers):06}"
-        with path.open("wb") as file:
-            for record in records:
-                pickle.dump(record, file, protocol=5)
-        return path
+    def _written(self, records: Iterable[Record]) -> IO[bytes]:
+        file: IO[bytes] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - the stack closes it
+        self._stack.callback(file.close)
+        for record in records:
+            pickle.dump(record, file, protocol=5)
+        return file
 
 
 def _ordered(records: list[Record], reverse: bool) -> list[Record]:
@@ -131,14 +131,14 @@ def _order(record: Record) -> tuple[Any, int]:
     return record[0], record[1]
 
 
-def _records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file that this process has written to a folder of its own."""
-    with path.open("rb") as file:
-        while True:
-            try:
-                yield pickle.load(file)
-            except EOFError:
-                return
+def _records(file: IO[bytes]) -> Iterator[Record]:
+    """Yield the records of a file that this process has written, and nobody else can open."""
+    file.seek(0)
+    while True:
+        try:
+            yield pickle.load(file)
+        except EOFError:
+            return
 
 
 def _size(sample: Sample) -> int:
