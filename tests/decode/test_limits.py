@@ -358,7 +358,9 @@ def test_records_in_streams_have_the_limits_of_documents(stage, value, tmp_path,
         file.write(end)
     tracemalloc.start()
     try:
-        with pytest.raises(FormatError, match="more than 1000000 bytes; .*DOCUMENT_BYTES"):
+        # Old releases of msgpack have a limit of their own, from which ours follows.
+        refused = "more than 1000000 bytes; .*DOCUMENT_BYTES|exceeds max_bin_len"
+        with pytest.raises(FormatError, match=refused):
             list(wds.DataPipeline(wds.SimpleShardList(str(path)), stage()))
         assert tracemalloc.get_traced_memory()[1] < 50 * MB
     finally:
