@@ -1,9 +1,13 @@
 """Who runs: ranks, workers and lanes.
 
-A run is divided into `lanes`: V fixed streams of batches. Batch b of lane v has the global
+A run is divided into `lanes`: V fixed sequences of batches. Batch b of lane v has the global
 number g = b·V + v. Of W ranks, rank r delivers the batches with g ≡ r (mod W), in ascending
 order, so W must divide V; the lanes of a rank are dealt to its workers. Therefore neither
 ranks nor workers have a say in the order: they only host lanes.
+
+Unless the user says otherwise, a run gets a multiple of 24 lanes and of its workers, so that it
+can go on with any number of ranks that divides 24, and no worker is idle. The lanes that begin
+in one worker read the same slices of the data, and cost no more than one lane would.
 """
 
 from __future__ import annotations
@@ -12,12 +16,16 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any
 
 from energon.counting import counted
 from energon.errors import ConfigError
 
 logger = logging.getLogger("energon")
+
+COMMON_LANES = 24
+"""The number of lanes of a run with few workers: many numbers of ranks divide it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +36,12 @@ class WorkerConfig:
         rank: Data-parallel rank of this process.
         world_size: Number of data-parallel ranks.
         num_workers: Loader workers of this rank; 0 loads in the training process.
-        lanes: Number of fixed streams of batches. Runs with the same number have the same
-            global order on any topology whose `world_size` divides it. None means
-            `world_size * max(1, num_workers)`, or that of a restored state. Recommended: the
-            number of micro-batches in a global batch.
+        lanes: Number of fixed sequences of batches. A run can be resumed on any `world_size`
+            that divides it, with any number of workers, and goes on exactly. None means the
+            number of a restored state, or for a new run the least common multiple of 24 and
+            `world_size * max(1, num_workers)`; a pipeline that holds samples back (packing,
+            grouping) or has little data gets one lane for each worker. Runs with the same
+            explicit number have the same global order on any topology from the start.
         data_parallel_group: Process group of torch.distributed over which global states are
             gathered; None means the default group.
         seed_offset: The seed of the run.
@@ -70,13 +80,26 @@ class WorkerConfig:
             check_lanes(self.lanes, self.world_size)
 
     @property
-    def default_lanes(self) -> int:
-        """The number of lanes when neither the user nor a state names one."""
-        return self.lanes or self.world_size * max(1, self.num_workers)
+    def total_workers(self) -> int:
+        """How many workers all ranks have together; a rank without workers counts as one."""
+        return self.world_size * max(1, self.num_workers)
 
-    def rank_lanes(self, lanes: int) -> range:
-        """Return the lanes that this rank delivers, of `lanes` in all, in order of delivery."""
-        check_lanes(lanes, self.world_size)
+    @property
+    def default_lanes(self) -> int:
+        """The number of lanes of a new run, unless its pipeline wants one for each worker."""
+        return self.lanes or lcm(self.total_workers, COMMON_LANES)
+
+    def rank_lanes(self, lanes: int, *, hint: str = "") -> range:
+        """Return the lanes that this rank delivers, of `lanes` in all, in order of delivery.
+
+        Args:
+            lanes: How many lanes the run has.
+            hint: What else can be done if they cannot be dealt to the ranks, for the message.
+
+        Raises:
+            ConfigError: If they cannot.
+        """
+        check_lanes(lanes, self.world_size, hint=hint)
         return range(self.rank, lanes, self.world_size)
 
     def global_rank(self) -> int:
@@ -140,11 +163,17 @@ class WorkerConfig:
         )
 
 
-def check_lanes(lanes: int, world_size: int) -> None:
-    """Raise ConfigError unless `lanes` can be dealt evenly to `world_size` ranks."""
+def check_lanes(lanes: int, world_size: int, *, hint: str = "") -> None:
+    """Raise ConfigError unless `lanes` can be dealt evenly to `world_size` ranks.
+
+    Args:
+        lanes: The number of lanes.
+        world_size: That of ranks.
+        hint: What else can be done, for the message.
+    """
     if lanes < 1 or lanes % world_size:
         nearest = max(1, round(lanes / world_size)) * world_size
         raise ConfigError(
             f"{counted(lanes, 'lane')} cannot be dealt evenly to {counted(world_size, 'rank')}; "
-            f"use a world size that divides {lanes}, or a new run with lanes={nearest}"
+            f"use a world size that divides {lanes}, {hint or f'or a new run with lanes={nearest}'}"
         )

@@ -24,6 +24,10 @@ class FakePipeline:
     restart: bool = False
     print_of: dict[str, Any] = field(default_factory=lambda: {"seed": 7})
 
+    @property
+    def default_lanes(self):
+        return self.worker_config.lanes or self.worker_config.total_workers
+
     def open_lane(self, lane, state):
         return FakeBatches(self, lane, state["row"] if state else 0)
 

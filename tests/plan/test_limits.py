@@ -239,7 +239,11 @@ def test_what_is_gone_is_counted_no_longer_and_cannot_be_read():
     assert set(leaf.tolist()) == {0}
     assert draws[0] == 10
     with pytest.raises(StateError, match=r"samples of (left|lost) wait.*weight 0"):
-        plan.draws(0, np.arange(30))
+        plan.at(0, np.arange(30))
+    # Those that no lane has read yet are left out.
+    leaf, _, ordinal = plan.rows(0, 0, 30)
+    assert sorted(leaf.tolist()) == [-1] * 20 + [0] * 10
+    assert sorted(ordinal[leaf == 0].tolist()) == list(range(10))
 
 
 def test_far_rows_cost_no_more_than_near_ones():

@@ -28,8 +28,8 @@ class Plain(DefaultTaskEncoder):
         return samples
 
 
-def open_loader(path, *, num_workers: int = 0, **settings):
-    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, lanes=2)
+def open_loader(path, *, num_workers: int = 0, lanes: int | None = 2, **settings):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, lanes=lanes)
     settings = {"max_samples_per_sequence": 4, "parallel_shard_iters": 3, **settings}
     dataset = get_train_dataset(
         path, worker_config=config, batch_size=3, task_encoder=Plain(), **settings

@@ -67,3 +67,21 @@ def test_what_is_fetched_ahead_is_not_fetched_again(distant):
     for _ in range(100):
         next(batches)
     assert fetched_bytes(proxy) <= 1.2 * (300 * SAMPLE_BYTES + BUDGET) + 50 * SAMPLE_BYTES
+
+
+def test_lanes_that_share_slices_fetch_them_once(distant):
+    """24 lanes in one worker take no more of a store than one, and no more requests."""
+    proxy, address = distant
+    fetched, requests = {}, {}
+    for lanes in (1, None):
+        forget_stores()
+        before = len(proxy.requests), fetched_bytes(proxy)
+        batches = start(address, lanes=lanes, max_samples_per_sequence=SLICE)
+        for _ in range(100):
+            next(batches)
+        fetched[lanes] = fetched_bytes(proxy) - before[1]
+        requests[lanes] = len(proxy.requests) - before[0]
+        batches.close()
+    slice_bytes = 3 * SLICE * SAMPLE_BYTES
+    assert fetched[None] <= 1.1 * fetched[1] + slice_bytes
+    assert requests[None] <= 1.1 * requests[1] + 24

@@ -22,7 +22,7 @@ class NumberPlan:
             count = max(0, min(count, self.num_rows(lane) - start))
         return self.at(lane, np.arange(start, start + count, dtype=np.int64))
 
-    def at(self, lane: int, rows: np.ndarray) -> Rows:
+    def at(self, lane: int, rows: np.ndarray, *, gaps: bool = False) -> Rows:
         count = len(rows)
         return Rows(
             np.full(count, self.leaf, np.int32), np.zeros(count, np.int64), rows * self.lanes + lane
@@ -44,7 +44,7 @@ class NumberReader:
             for leaf, ordinal in zip(rows.leaf.tolist(), rows.ordinal.tolist(), strict=True)
         ]
 
-    def look_ahead(self, rows: Any) -> None:
+    def look_ahead(self, lanes_of_stream: int) -> None:
         return None
 
 

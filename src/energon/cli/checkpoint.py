@@ -21,8 +21,8 @@ def command() -> None:
     """Look at saved states of loaders, and deal them to other ranks.
 
     FILES are JSON or written by torch.save, with the state of a rank or of all, or folders of
-    them. States load on any world size that divides their lanes without being dealt again; it is
-    for programs that give each rank a file.
+    them. States load on any world size that divides their lanes without being dealt again; `redist`
+    is for programs that give each rank a file, and for other world sizes.
 
     \b
     Example:
@@ -49,14 +49,31 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
 @_FILES
 @click.argument("folder", type=ADDRESS)
 @click.option("--new-world-size", type=click.IntRange(1), required=True, prompt="Number of ranks")
-def redist(files: tuple[AnyPath, ...], folder: AnyPath, new_world_size: int) -> None:
+@click.option(
+    "--lanes",
+    type=click.IntRange(1),
+    help="Give the run so many lanes, a multiple of the number of ranks. Without it, the run keeps "
+    "its lanes and goes on exactly.",
+)
+def redist(
+    files: tuple[AnyPath, ...], folder: AnyPath, new_world_size: int, lanes: int | None
+) -> None:
     """Deal the states of FILES to another number of ranks, one file each, into FOLDER.
 
-    The new files are called and written like FILES, if these are numbered.
+    The new files are called and written like FILES, if these are numbered. If the number of ranks
+    does not divide the lanes of the run, --lanes gives it others: the position in the data is
+    kept and later epochs are exact, but some samples of the epochs in progress may come again or
+    be left out. How many is printed.
     """
+    from energon.loader.relane import relane
     from energon.loader.state_files import read_states, redistribute, write_states
 
-    paths = write_states(redistribute(read_states(files), new_world_size), folder, like=files)
+    state = read_states(files)
+    if lanes is not None and lanes != state["lanes"]:
+        relaned = relane(state, lanes)
+        echo(f"{counted(state['lanes'], 'lane')} became {relaned.describe()}")
+        state = relaned.state
+    paths = write_states(redistribute(state, new_world_size), folder, like=files)
     echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
 
 

@@ -13,6 +13,7 @@ from energon.counting import counted
 from energon.inspect.planned_run import PlannedRun
 from energon.io.ranges import merge_ranges
 from energon.plan.blend import BlendPlan
+from energon.plan.dealt import DealtPlan
 from energon.plan.quality import shuffle_quality
 from energon.plan.window import WindowPlan
 from energon.sources.kinds import Source
@@ -20,7 +21,7 @@ from energon.sources.spans import span_edges
 from energon.stages.read import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 MEASURED_ROWS = 4096
-MEASURED_LANES = 4
+MEASURED_STREAMS = 4
 
 Ints = NDArray[np.int64]
 
@@ -36,11 +37,12 @@ class LeafReads(NamedTuple):
 def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
     """Return for each leaf that comes in some blocks of rows what reading its samples takes."""
     sums: dict[int, list[Ints]] = {}
-    lanes = np.unique(np.linspace(0, run.lanes - 1, MEASURED_LANES).astype(int)).tolist()
-    for lane in lanes:
-        available = run.rows_until(lane, batches)
-        count = min(_block_rows(run), MEASURED_ROWS // len(lanes), available)
-        rows = run.plan.rows(lane, (available - count) // 2, count)
+    number = run.streams.lanes
+    streams = np.unique(np.linspace(0, number - 1, MEASURED_STREAMS).astype(int)).tolist()
+    for stream in streams:
+        available = sum(run.rows_until(lane, batches) for lane in range(stream, run.lanes, number))
+        count = min(_block_rows(run), MEASURED_ROWS // len(streams), available)
+        rows = run.streams.rows(stream, (available - count) // 2, count)
         for leaf in np.unique(rows.leaf).tolist():
             sums.setdefault(leaf, []).append(_read(run, leaf, rows.ordinal[rows.leaf == leaf]))
     found = {}
@@ -51,7 +53,7 @@ def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
 
 
 def _block_rows(run: PlannedRun) -> int:
-    """Return how many rows of a lane are read at once."""
+    """Return how many rows of a stream are read at once."""
     sizes = [leaf.source.mean_sample_bytes for leaf in run.leaves]
     return max(1, min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, sum(sizes) / len(sizes)))))
 
@@ -211,11 +213,13 @@ def _describe_leaf(
 
 def _last_batch(run: PlannedRun, leaf: int) -> int | None:
     """Return with which batch the last sample of a leaf with a limit comes."""
-    plan = run.plan.plan if isinstance(run.plan, WindowPlan) else run.plan
+    plan = run.streams.plan if isinstance(run.streams, WindowPlan) else run.streams
     if not isinstance(plan, BlendPlan):
         return None
     source = next(n for n, leaves in enumerate(plan.sources) if leaf in leaves)
     place = plan.last_row(source)
+    if place is not None and isinstance(run.plan, DealtPlan):
+        place = run.plan.lane_of(*place)
     return None if place is None else run.moment(*place).batch
 
 

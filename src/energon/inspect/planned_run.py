@@ -7,11 +7,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from energon.metadataset.resolve import DatasetPath, resolve
+from energon.plan.blend import BlendPlan
+from energon.plan.line import LinePlan
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
+from energon.plan.window import WindowPlan
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.settings import TrainSettings
-from energon.task_encoder.train_plan import train_plan
+from energon.task_encoder.train_plan import default_lanes, train_plan
 from energon.worker import WorkerConfig
 
 
@@ -49,6 +52,11 @@ class PlannedRun:
     def plan(self) -> Plan:
         """The order of all lanes."""
         return self.recipe(self.lanes)
+
+    @cached_property
+    def streams(self) -> BlendPlan | LinePlan | WindowPlan:
+        """The order of the streams that the lanes share."""
+        return self.recipe.of_streams(self.recipe.num_streams(self.lanes))
 
     @property
     def names(self) -> list[str]:
@@ -94,6 +102,7 @@ def open_run(
     """
     resolved = resolve(path, split_part=split_part, training=True)
     leaves = open_leaves(resolved.leaves, None)
-    recipe = train_plan(resolved, leaves, settings, seed=workers.seed_offset)
+    recipe = train_plan(resolved, leaves, settings, workers)
     batch_size = settings.batch_size or 1
-    return PlannedRun(recipe, tuple(leaves), workers.default_lanes, batch_size, workers)
+    lanes = default_lanes(recipe, workers, batch_size=batch_size)
+    return PlannedRun(recipe, tuple(leaves), lanes, batch_size, workers)

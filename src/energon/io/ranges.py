@@ -119,20 +119,14 @@ class Span:
         object_: Of what.
         start: First byte.
         stop: The byte behind the last.
-        first_row: When it is needed first, in rows of the one who planned it.
-        last_row: When it is needed last.
     """
 
-    __slots__ = ("first_row", "future", "last_row", "object", "start", "stop")
+    __slots__ = ("future", "object", "start", "stop")
 
-    def __init__(
-        self, object_: RemoteObject, start: int, stop: int, first_row: int = 0, last_row: int = 0
-    ) -> None:
+    def __init__(self, object_: RemoteObject, start: int, stop: int) -> None:
         self.object = object_
         self.start = start
         self.stop = stop
-        self.first_row = first_row
-        self.last_row = last_row
         self.future: Future[bytes] | None = None
 
     @property
@@ -144,10 +138,7 @@ class Span:
         """Return it in pieces that are small enough for a request."""
         count = max(1, -(-self.size // MAX_SPAN_BYTES))
         edges = [self.start + self.size * piece // count for piece in range(count + 1)]
-        return [
-            Span(self.object, low, high, self.first_row, self.last_row)
-            for low, high in pairwise(edges)
-        ]
+        return [Span(self.object, low, high) for low, high in pairwise(edges)]
 
 
 class SpanBuffer:

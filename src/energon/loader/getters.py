@@ -53,6 +53,26 @@ class CachedPipeline:
             return self
         return CachedPipeline(self.pipeline.continuing(fingerprint), self.pool)
 
+    def begin_mix(
+        self, fingerprint: Mapping[str, Any], states: Mapping[int, State | None], lanes: int
+    ) -> Mapping[int, State | None]:
+        """Return saved states of lanes, in which the mix of this pipeline has begun."""
+        if not isinstance(self.pipeline, Continues):
+            return states
+        return self.pipeline.begin_mix(fingerprint, states, lanes)
+
+    def restarted(self) -> Pipeline:
+        """Return this pipeline for another pass over the data, from the beginning."""
+        if not isinstance(self.pipeline, Continues):
+            return self
+        restarted = self.pipeline.restarted()
+        return self if restarted is self.pipeline else CachedPipeline(restarted, self.pool)
+
+    @property
+    def default_streams(self) -> int | None:
+        """How many streams the lanes of a new run share; None for as many as there are."""
+        return self.pipeline.default_streams if isinstance(self.pipeline, Continues) else None
+
     def state_after(self, batches: int) -> State | None:
         """Return the state of a lane after so many batches; None if that is not known."""
         if not isinstance(self.pipeline, CountsRows):

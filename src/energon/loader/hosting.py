@@ -10,6 +10,7 @@ import pickle
 import traceback
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from heapq import heapify, heappop, heapreplace
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
 from energon.stages.hook import describe_exit, is_of_program
-from energon.stages.lane import Lane, Present
+from energon.stages.lane import Host, Lane, Present
 
 
 class DeliveryOrder:
@@ -92,7 +93,8 @@ class Watch(Protocol):
 class LaneHost:
     """The batches of some lanes, in the order of delivery.
 
-    Lanes are opened when it is their turn, so the first batch waits for one lane only.
+    Lanes are opened when it is their turn, so the first batch waits for one lane only; but if
+    they share anything, all are opened after it, so that this knows of them.
 
     Args:
         pipeline: What the lanes run.
@@ -115,6 +117,7 @@ class LaneHost:
         self._watch = watch
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
         self._open: dict[int, tuple[DatasetIterator[Any], Lane]] = {}
+        self._host = Host(has_begun=any(p.batches for p in positions.values()))
 
     @property
     def lane(self) -> int | None:
@@ -130,6 +133,8 @@ class LaneHost:
             raise StopIteration
         if self._watch is not None:
             self._watch.enter(lane)
+        if self._host.shared and len(self._open) < len(self._positions):
+            self._open_others()
         try:
             iterator, opened = self._open.get(lane) or self._open_lane(lane)
             batch = next(iterator, _END)
@@ -164,6 +169,13 @@ class LaneHost:
         sample = self._pipeline.describe_row(lane, self._lanes, present.row, state)
         return f"{place}, at row {present.row}: {sample}"
 
+    def _open_others(self) -> None:
+        for number in self._positions:
+            if number not in self._open:
+                # What cannot be opened fails when it is its turn.
+                with suppress(Exception):
+                    self._open_lane(number)
+
     def _open_lane(self, number: int) -> tuple[DatasetIterator[Any], Lane]:
         position = self._positions[number]
         lane = Lane(
@@ -174,6 +186,7 @@ class LaneHost:
             progress=None if self._watch is None else self._watch.row,
             counts=Counter(position.counts),
             present=Present(batch=position.batches),
+            host=self._host,
         )
         iterator = self._pipeline.open_lane(lane, position.saved_state())
         self._open[number] = iterator, lane

@@ -16,7 +16,7 @@ from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.log import log
 from energon.loader.options import LoaderOptions
 from energon.loader.pinning import pin_batches
-from energon.loader.pipeline import Pipeline, Reports, RestoresSamples
+from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.warn_once import warn_once
 from energon.worker import WorkerConfig
@@ -142,7 +142,7 @@ class BasicDataLoader:
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self.options = options or LoaderOptions()
-        self._lanes = self.worker_config.default_lanes
+        self._lanes = dataset.default_lanes
         self._positions: dict[int, LanePosition] | None = None
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
@@ -302,6 +302,11 @@ class BasicDataLoader:
 
     def _restart(self) -> None:
         """Go to the first batch of every lane; what was learned about bad rows is kept."""
+        if isinstance(self.dataset, Continues):
+            dataset = self.dataset.restarted()
+            if dataset is not self.dataset:
+                self.close()
+                self.dataset = dataset
         self._positions = {
             lane: LanePosition(skip_rows=position.skip_rows, counts=position.counts)
             for lane, position in self._current_positions().items()

@@ -18,6 +18,10 @@ class Pipeline(Protocol):
         """Where this process stands in the training job."""
 
     @property
+    def default_lanes(self) -> int:
+        """The number of lanes of a new run."""
+
+    @property
     def virtual_epoch_length(self) -> int:
         """Batches of a rank after which a `for` loop ends; 0 means where the data ends."""
 
@@ -72,10 +76,31 @@ class RestoresSamples(Protocol):
 
 @runtime_checkable
 class Continues(Protocol):
-    """A pipeline that can also take up a run which was saved with another mix of datasets."""
+    """A pipeline that can also take up a run with another mix of datasets, or other lanes."""
+
+    @property
+    def default_streams(self) -> int | None:
+        """How many streams the lanes of a new run share; None for as many as there are."""
 
     def continuing(self, fingerprint: Mapping[str, Any]) -> Pipeline:
         """Return the pipeline for a run that was saved with `fingerprint`."""
+
+    def begin_mix(
+        self, fingerprint: Mapping[str, Any], states: Mapping[int, State | None], lanes: int
+    ) -> Mapping[int, State | None]:
+        """Return saved states of lanes, in which the mix of this pipeline has begun.
+
+        Args:
+            fingerprint: What the run was saved with.
+            states: Of the lanes that are known; None at the beginning.
+            lanes: How many lanes the run has in all.
+
+        Raises:
+            StateError: If lanes are missing that begin it together with one of these.
+        """
+
+    def restarted(self) -> Pipeline:
+        """Return the pipeline for another pass over the data, from the beginning."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from energon.errors import ConfigError, StateError
 from energon.loader.loader import BasicDataLoader
 from energon.loader.log import log
 from energon.loader.pipeline import Continues, CountsRows
+from energon.loader.relane import Relaned, relane
 from energon.loader.state import (
     LanePosition,
     batches_of_lanes,
@@ -104,7 +105,8 @@ class SavableDataLoader(BasicDataLoader):
 
     Saving counts exactly what the trainer has received and waits for nothing. States are JSON.
     They can be restored on a fresh loader of any world size that divides their number of
-    lanes, and of any number of workers, in-line, threads or processes.
+    lanes, and of any number of workers, in-line, threads or processes; with `relane=True` on
+    any other world size, too.
     """
 
     def save_state_rank(self) -> State:
@@ -136,7 +138,11 @@ class SavableDataLoader(BasicDataLoader):
         return True
 
     def restore_state_rank(
-        self, state: State | Sequence[State] | None, *, strict: bool | Collection[str] = True
+        self,
+        state: State | Sequence[State] | None,
+        *,
+        strict: bool | Collection[str] = True,
+        relane: bool = False,
     ) -> None:
         """Go to where `state` was saved; it has to cover the lanes of this rank.
 
@@ -145,11 +151,13 @@ class SavableDataLoader(BasicDataLoader):
                 is none yet, stays at the beginning.
             strict: Which differences between saved and present configuration are errors; see
                 `restore_state_global`.
+            relane: Whether the run may go on with other lanes, for which a state of all ranks
+                is needed; see `restore_state_global`.
         """
         if state is None:
             self._check_fresh()
         else:
-            self._restore(_merged(state, strict), strict)
+            self._restore(_merged(state, strict), strict, relane)
 
     def save_state_global(
         self, global_dst_rank: int = 0, *, dst_rank: int | None = None
@@ -177,6 +185,7 @@ class SavableDataLoader(BasicDataLoader):
         *,
         src_rank: int | None = None,
         strict: bool | Collection[str] = True,
+        relane: bool = False,
     ) -> None:
         """Go to where a global state was saved.
 
@@ -189,6 +198,10 @@ class SavableDataLoader(BasicDataLoader):
                 goes on from the same rows whatever differs; a collection of names, like
                 `["batch_size", "data.train"]`, lets only these differ; "steps" lets ranks be
                 after different numbers of batches, from where each goes on.
+            relane: Whether the run may go on with other lanes, if those of the state cannot be
+                dealt to this world size, or `WorkerConfig(lanes=...)` names others. The position
+                in all data is kept and later epochs are exact, but some samples of the epochs in
+                progress may come again or be left out; how many is logged.
 
         Raises:
             StateError: If the loader has started, lanes are missing or doubled, ranks were ahead
@@ -199,11 +212,11 @@ class SavableDataLoader(BasicDataLoader):
             merged = _complete(state, strict)
         else:
             merged = scatter_states(
-                lambda: _deal(_complete(state, strict), self.worker_config.world_size),
+                lambda: self._dealt(_complete(state, strict), strict, relane),
                 self.worker_config,
                 src_rank=src_rank,
             )
-        self._restore(merged, strict)
+        self._restore(merged, strict, relane)
 
     def save_state(self, dst_rank: int = 0) -> State | None:
         """Do what `save_state_global` does, under its former name."""
@@ -234,42 +247,114 @@ class SavableDataLoader(BasicDataLoader):
         return dict(flatten(state))
 
     def load_state_dict(
-        self, state: State | Sequence[State], *, strict: bool | Collection[str] = True
+        self,
+        state: State | Sequence[State],
+        *,
+        strict: bool | Collection[str] = True,
+        relane: bool = False,
     ) -> None:
         """Go to where a state was saved that covers the lanes of this rank, of whatever kind.
 
         Takes what `state_dict`, `save_state_rank` or `save_state_global` returned, or a list of
-        these from all ranks.
+        these from all ranks. Arguments are those of `restore_state_global`.
         """
-        self._restore(_merged(state, strict), strict)
+        self._restore(_merged(state, strict), strict, relane)
 
-    def _restore(self, state: State, strict: bool | Collection[str]) -> None:
+    def _restore(self, state: State, strict: bool | Collection[str], relane: bool = False) -> None:
         """Go to the merged `state`."""
         self._check_fresh()
+        state = self._fitted(state, relane=relane)
         lanes = state["lanes"]
         if self.worker_config.lanes not in (None, lanes):
             raise StateError(
                 f"the state was saved with {counted(lanes, 'lane')}, this loader has "
                 f"WorkerConfig(lanes={self.worker_config.lanes}); leave lanes out to take them "
-                "from the state"
+                "from the state, or pass relane=True to go on with these, to within a batch of each"
             )
         wanted = self.worker_config.rank_lanes(lanes)
-        whose = covered_by(state)
-        if whose is not None and not set(map(str, wanted)) <= state["positions"].keys():
-            state = self._with_all_lanes(state, *whose)
-        positions = read_positions(state, wanted)
+        state, whose = self._filled(state, wanted), covered_by(state)
+        read_positions(state, wanted)
         saved, present = state["fingerprint"], self.dataset.fingerprint(lanes)
         for difference in check_fingerprint(saved, present, strict=strict):
             log.warning("restored although the configuration differs: %s", difference)
+        positions = read_positions(self._with_mix(state), wanted)
         if isinstance(self.dataset, Continues):
             self.dataset = self.dataset.continuing(saved)
         if saved.get("mix") != present.get("mix"):
             # Whether the data end there, too, is for the new mix to say.
             positions = {v: replace(position, ended=False) for v, position in positions.items()}
+        self._note_idle_workers(len(wanted))
         self._began_together = self._is_turn(state, whose)
         self._others_go_on = not all(each.get("ended") for each in state["positions"].values())
         self._lanes = lanes
         self._positions = positions
+
+    def _filled(self, state: State, wanted: Iterable[int]) -> State:
+        """Return a state with some lanes, if they are there or follow from those that are."""
+        whose = covered_by(state)
+        if whose is None or set(map(str, wanted)) <= state["positions"].keys():
+            return state
+        return self._with_all_lanes(state, *whose)
+
+    def _fitted(self, state: State, *, relane: bool) -> State:
+        """Return a state whose lanes can be dealt to the ranks of this run.
+
+        It gets others if they cannot, and that is wanted or costs nothing.
+        """
+        config, lanes = self.worker_config, state["lanes"]
+        if (config.lanes or lanes) == lanes and lanes % config.world_size == 0:
+            return state
+        if not relane and config.lanes is not None:
+            return state
+        try:
+            relaned = self._relaned(state)
+        except StateError as error:
+            if relane:
+                raise
+            config.rank_lanes(lanes, hint=f"nor can it be given others ({error})")
+            raise
+        if not relane and (relaned.again or relaned.left_out):
+            config.rank_lanes(lanes, hint=f"or pass relane=True to go on with {relaned.describe()}")
+        log.warning("the state of %s was given %s", counted(lanes, "lane"), relaned.describe())
+        return relaned.state
+
+    def _relaned(self, state: State) -> Relaned:
+        """Return a state with the lanes of a new run."""
+        dataset = self.dataset
+        streams = dataset.default_streams if isinstance(dataset, Continues) else None
+        state = self._filled(state, range(state["lanes"]))
+        return relane(state, dataset.default_lanes, streams=streams)
+
+    def _dealt(self, state: State, strict: bool | Collection[str], relane: bool) -> list[State]:
+        """Return for each rank what it needs of a state that has all lanes."""
+        state = self._fitted(state, relane=relane)
+        present = self.dataset.fingerprint(state["lanes"])
+        check_fingerprint(state["fingerprint"], present, strict=strict)
+        return _deal(self._with_mix(state), self.worker_config.world_size)
+
+    def _with_mix(self, state: State) -> State:
+        """Return a state in which the mix of this loader has begun, in all its lanes."""
+        if not isinstance(self.dataset, Continues):
+            return state
+        saved = {int(lane): LanePosition.from_json(p) for lane, p in state["positions"].items()}
+        found = self.dataset.begin_mix(
+            state["fingerprint"], {v: p.saved_state() for v, p in saved.items()}, state["lanes"]
+        )
+        for lane, position in saved.items():
+            position.state = found[lane]
+        return {**state, "positions": {str(lane): p.to_json() for lane, p in saved.items()}}
+
+    def _note_idle_workers(self, lanes: int) -> None:
+        """Log if a restored run has less lanes than workers."""
+        workers = self.worker_config.num_workers
+        if lanes < workers:
+            log.warning(
+                "the state has %s for each rank, so %d of %d workers have nothing to do; give the "
+                "run other lanes once, with WorkerConfig(lanes=...) and relane=True",
+                counted(lanes, "lane"),
+                workers - lanes,
+                workers,
+            )
 
     def _is_turn(self, state: State, whose: tuple[int, int, bool] | None) -> bool:
         """Return whether all ranks of this run go on with the same turn from a state."""

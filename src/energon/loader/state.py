@@ -34,8 +34,8 @@ VERSION = 1
 HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 COVERS = "covers"
 """Part of a rank state that tells whose lanes are in it."""
-PAST = "mix_before"
-"""Part of a fingerprint that tells how data were mixed earlier in the run."""
+PAST = ("mix_before", "eras")
+"""Parts of a fingerprint that tell how data were mixed and dealt to lanes earlier in the run."""
 _FLAT_LANE = "lane_"
 _MAX_ADDRESS = (1 << 53) - 1
 """Far beyond any row, and far from where the plan would have to count in more than 64 bits."""
@@ -284,7 +284,8 @@ def check_fingerprint(
     waived: list[str] = []
     refused: list[str] = []
     names: list[str] = []
-    for path, text in _differences(_present(saved), _present(current)):
+    names_apart = _taken_over(saved, current)
+    for path, text in _differences(_without(saved, names_apart), _without(current, names_apart)):
         if _may_differ(path, strict):
             waived.append(text)
         else:
@@ -300,9 +301,17 @@ def check_fingerprint(
     return waived
 
 
-def _present(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fingerprint` without what went before, which a run takes over from the state."""
-    return {name: value for name, value in fingerprint.items() if name != PAST}
+def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
+    """Return what need not agree because a run takes it over from the state.
+
+    That is what went before, and how lanes share the rows of streams.
+    """
+    shared = "streams" in saved or "stripe" not in saved or "stripe" not in current
+    return {*PAST, "streams", *(["stripe"] if shared else [])}
+
+
+def _without(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in fingerprint.items() if name not in names}
 
 
 def flatten(state: State) -> dict[str, str]:

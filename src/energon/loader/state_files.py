@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import lcm
 from typing import Any
 
 from energon.errors import FormatError, StateError
@@ -16,7 +17,7 @@ from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.loader.state import FORMAT, check_steps, merge_states
 from energon.stages.base import State
-from energon.worker import check_lanes
+from energon.worker import COMMON_LANES, check_lanes
 
 WRAPPED = "dataloader_state_dict"
 """Where Megatron puts the state of a loader into what it saves."""
@@ -64,7 +65,9 @@ def redistribute(state: State, world_size: int) -> list[State]:
         StateError: If some ranks were ahead of others.
     """
     lanes = state["lanes"]
-    check_lanes(lanes, world_size)
+    other = lcm(world_size, COMMON_LANES)
+    hint = f"or give the run other lanes, for instance --lanes {other}, and keep the position"
+    check_lanes(lanes, world_size, hint=hint)
     check_steps(state, state)
     return [
         {

@@ -28,7 +28,7 @@ from energon.errors import StateError
 from energon.plan.blend_stages import BlendStages
 from energon.plan.curve import Clock
 from energon.plan.find import find_draw
-from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
+from energon.plan.leaf import Era, Ints, LeafOrder, PlanLeaf
 from energon.plan.line import Line
 from energon.plan.mix import Mix
 from energon.plan.rows import Rows
@@ -50,6 +50,8 @@ class BlendPlan:
         gone: Names of the sources -1, -2, …, which are no longer there.
         changes: For each lane, the row at which each mix but the first began; what is missing
             has not happened there.
+        eras: What went before with other lanes; their draws are those of sources.
+        clock: Tells the rows of positions; None for a run that began with these lanes.
     """
 
     leaves: tuple[PlanLeaf, ...]
@@ -61,12 +63,29 @@ class BlendPlan:
     batch_size: int = 1
     gone: tuple[str, ...] = ()
     changes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    eras: tuple[Era, ...] = ()
+    clock: Clock | None = None
+
+    @property
+    def lanes_of_stream(self) -> int:
+        """How many lanes read the same slices."""
+        return 1
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        """Return `rows`: each lane is a stream."""
+        return rows
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return `stream_row`: each lane is a stream."""
+        return stream_row
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> BlendPlan:
         """Return the plan of a run in which `lane` took up the later mixes at `rows`.
 
         Each begins with a unit, or where the lane ended with the mix before.
         """
+        if not rows and not self.changes.get(lane):
+            return self
         changed = replace(self, changes={**self.changes, lane: ()})
         for row in rows:
             end, begin = changed.num_rows(lane), -(-row // self.unit) * self.unit
@@ -84,11 +103,28 @@ class BlendPlan:
         if self._ends:
             end = self._stages.end(lane, stop)
             stop = stop if end is None else max(start, min(stop, end))
-        return self.at(lane, np.arange(start, stop, dtype=np.int64))
+        return self.at(lane, np.arange(start, stop, dtype=np.int64), gaps=True)
 
-    def at(self, lane: int, rows: Ints) -> Rows:
-        """Return what comes at `rows` of a lane, in any order; all must exist."""
+    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
+        """Return what comes at `rows` of a lane, in any order; all must exist.
+
+        Raises:
+            StateError: If a row was drawn from a source that is gone, and `gaps` is not set: then
+                its leaf is below 0.
+        """
         source, draws = self.draws(lane, rows)
+        if (gone := source < 0).any():
+            if not gaps:
+                raise StateError(
+                    f"lane {lane}: samples of {self.gone[-1 - int(source.min())]} wait in a window "
+                    "that is to be read again, but it is no longer in the blend; give it weight 0 "
+                    "instead of taking it out"
+                )
+            found, there = self.at(lane, rows[~gone]), np.flatnonzero(~gone)
+            columns = [np.full(len(rows), -1, column.dtype) for column in found]
+            for column, values in zip(columns, found, strict=True):
+                column[there] = values
+            return Rows(*columns)
         epoch, ordinal = self._order.draw(lane, source, draws)
         if self._is_plain:
             return Rows(source, epoch, ordinal)
@@ -100,8 +136,17 @@ class BlendPlan:
             epoch[chosen], ordinal[chosen] = found.epoch, found.ordinal
         return Rows(leaf, epoch, ordinal)
 
+    def numbers(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """Return for each row the source, and the number of the draw among all from it."""
+        source, draws = self.draws(lane, rows)
+        return source, self._order.numbers(lane, source, draws)
+
+    def quota(self, lane: int, source: int, total: int) -> int:
+        """Return how many of the first `total` draws from a source are those of a lane."""
+        return self._order.quota(lane, source, total)
+
     def draws(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """Return for each row the source, and how often the lane drew from it before."""
+        """Return for each row the source, below 0 if it is gone, and draws from it before."""
         if self._is_single:
             return np.zeros(len(rows), np.int32), rows
         stages = self._stages.until(lane, int(rows.max(initial=0)) + 1)
@@ -112,14 +157,7 @@ class BlendPlan:
         for number in np.unique(place).tolist():
             stage = stages[number]
             chosen = slice(None) if (place == number).all() else np.flatnonzero(place == number)
-            found, draws[chosen] = stage.at(rows[chosen])
-            if found.min(initial=0) < 0:
-                name = self.gone[-1 - int(found.min())]
-                raise StateError(
-                    f"lane {lane}: samples of {name} wait in a window that is to be read again, "
-                    "but it is no longer in the blend; give it weight 0 instead of taking it out"
-                )
-            source[chosen] = found
+            source[chosen], draws[chosen] = stage.at(rows[chosen])
         return source, draws
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
@@ -134,7 +172,10 @@ class BlendPlan:
         found = self._lines[source].find(number, epoch, ordinal)
         if found is None:
             return None
-        lane, draw = find_draw(self._order, source, *found)
+        drawn = find_draw(self._order, source, *found)
+        if drawn is None:
+            return None
+        lane, draw = drawn
         if len(self.changes.get(lane, ())) < len(self.mixes) - 1:
             return None
         row = self._row_of(lane, source, draw)
@@ -149,7 +190,10 @@ class BlendPlan:
         limit = self.mixes[-1].limits.get(source)
         if limit is None:
             return None
-        draw, lane = divmod(self._stages.limit(source, limit) - 1, self.lanes)
+        drawn = self._order.lane_of(source, self._stages.limit(source, limit) - 1)
+        if drawn is None:
+            return None
+        lane, draw = drawn
         row = self._row_of(lane, source, draw)
         return None if row is None else (lane, row)
 
@@ -207,7 +251,7 @@ class BlendPlan:
             lines=self._lines,
             gone=self.gone,
             order=self._order,
-            clock=Clock(self.lanes, self.batch_size),
+            clock=self.clock or Clock(self.lanes, self.batch_size),
             seed=self.seed,
             unit=self.unit,
         )
@@ -215,7 +259,7 @@ class BlendPlan:
     @cached_property
     def _order(self) -> LeafOrder:
         orders = [line.order for line in self._lines]
-        return LeafOrder(orders, lanes=self.lanes, seed=self.seed)
+        return LeafOrder(orders, lanes=self.lanes, seed=self.seed, eras=self.eras)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

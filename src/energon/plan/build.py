@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.blend import BlendPlan
-from energon.plan.curve import Curve, Point
-from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.curve import Clock, Curve, Point
+from energon.plan.leaf import Era, PlanLeaf, choose_slice_samples
 from energon.plan.line import LinePlan
 from energon.plan.mix import Entry, Mix
-from energon.plan.rows import Plan
 from energon.plan.window import WindowPlan
 
 __all__ = ["blend_plan", "choose_slice_samples", "concat_plan", "epochized_plan", "mix_plan"]
@@ -24,7 +23,7 @@ def blend_plan(
     seed: int,
     schedule: Sequence[tuple[int, Sequence[float]]] | None = None,
     shuffle_window: int = 0,
-) -> Plan:
+) -> BlendPlan | LinePlan | WindowPlan:
     """Return an endless plan that draws from `leaves` by weight.
 
     Args:
@@ -61,7 +60,9 @@ def mix_plan(
     batch_size: int = 1,
     gone: Sequence[str] = (),
     shuffle_window: int = 0,
-) -> Plan:
+    eras: Sequence[Era] = (),
+    clock: Clock | None = None,
+) -> BlendPlan | LinePlan | WindowPlan:
     """Return a plan that draws from sources as mixes say; endless, unless they have limits.
 
     Args:
@@ -74,6 +75,8 @@ def mix_plan(
         batch_size: Rows of a batch, for schedules that count batches.
         gone: Names of the sources -1, -2, … of earlier mixes, which are no longer there.
         shuffle_window: Rows of a lane that are permuted together; 0 for none.
+        eras: What went before with other lanes, in draws from each source.
+        clock: Tells the rows of positions; None for a run that began with these lanes.
     """
     plan = BlendPlan(
         _checked(leaves, lanes),
@@ -84,6 +87,8 @@ def mix_plan(
         unit,
         batch_size,
         tuple(gone),
+        eras=tuple(eras),
+        clock=clock,
     )
     return _windowed(plan, shuffle_window, seed)
 
@@ -111,7 +116,8 @@ def epochized_plan(
     repeat: bool,
     stripe: int = 1,
     shuffle_window: int = 0,
-) -> Plan:
+    eras: Sequence[Era] = (),
+) -> BlendPlan | LinePlan | WindowPlan:
     """Return a plan of all samples of `leaves`, each `repetitions` times, as one mixed line.
 
     Args:
@@ -121,14 +127,19 @@ def epochized_plan(
         repeat: Whether the line starts again, mixed anew, at its end.
         stripe: Consecutive samples that go to the same lane where the order is kept.
         shuffle_window: Rows of a lane that are permuted together; 0 for none.
+        eras: What went before with other lanes, in draws from the line.
     """
     leaves = _checked(leaves, lanes)
     shuffle = any(leaf.shuffle_over_epochs is not None for leaf in leaves)
-    plan = LinePlan(leaves, lanes, seed, repeat=repeat, shuffle=shuffle, stripe=stripe)
+    plan = LinePlan(
+        leaves, lanes, seed, repeat=repeat, shuffle=shuffle, stripe=stripe, eras=tuple(eras)
+    )
     return _windowed(plan, shuffle_window, seed)
 
 
-def concat_plan(leaves: Sequence[PlanLeaf], *, lanes: int, stripe: int = 1) -> Plan:
+def concat_plan(
+    leaves: Sequence[PlanLeaf], *, lanes: int, stripe: int = 1, eras: Sequence[Era] = ()
+) -> BlendPlan | LinePlan | WindowPlan:
     """Return the finite plan that gives each sample once, leaf after leaf, in order.
 
     Args:
@@ -136,9 +147,10 @@ def concat_plan(leaves: Sequence[PlanLeaf], *, lanes: int, stripe: int = 1) -> P
         lanes: V.
         stripe: Consecutive samples that go to the same lane. With the batch size, global batch
             g is made of samples g·stripe to (g + 1)·stripe.
+        eras: What went before with other lanes, in samples.
     """
     once = [PlanLeaf(leaf.uid, leaf.num_samples) for leaf in _checked(leaves, lanes)]
-    return LinePlan(tuple(once), lanes, stripe=stripe)
+    return LinePlan(tuple(once), lanes, stripe=stripe, eras=tuple(eras))
 
 
 def _checked(leaves: Sequence[PlanLeaf], lanes: int) -> tuple[PlanLeaf, ...]:
@@ -155,5 +167,7 @@ def _checked(leaves: Sequence[PlanLeaf], lanes: int) -> tuple[PlanLeaf, ...]:
     return tuple(leaves)
 
 
-def _windowed(plan: Plan, size: int, seed: int) -> Plan:
+def _windowed(
+    plan: BlendPlan | LinePlan, size: int, seed: int
+) -> BlendPlan | LinePlan | WindowPlan:
     return WindowPlan(plan, size, seed) if size > 1 else plan

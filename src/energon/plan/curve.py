@@ -32,17 +32,27 @@ class Clock(NamedTuple):
 
     All lanes advance together, so the first `n` samples of a run are the first `n / lanes`
     rows of each. Positions that fall between rows or batches are rounded up.
+
+    Where a run goes on with another number of lanes, rows count from there, and positions
+    before it have negative rows.
     """
 
     lanes: int
     batch_size: int
+    start: int = 0
+    """How many samples the run had drawn when it got these lanes."""
+    first_lanes: int | None = None
+    """How many lanes the run had at first, if those were others; `rows` are rows of those."""
 
     def row(self, position: int, unit: Unit) -> int:
         """Return the first row of a lane at or after a position."""
         if unit == "rows":
-            return position
-        turns = -(-position // self.lanes)
-        return turns * self.batch_size if unit == "batches" else turns
+            if self.first_lanes is None:
+                return position
+            return -((self.start - position * self.first_lanes) // self.lanes)
+        if unit == "batches":
+            return -((self.start // self.batch_size - position) // self.lanes) * self.batch_size
+        return -((self.start - position) // self.lanes)
 
 
 @dataclass(frozen=True)

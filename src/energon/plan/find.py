@@ -14,33 +14,32 @@ from energon.plan.leaf import (
     SLICE,
     WINDOW,
     LeafOrder,
+    LeafTable,
 )
 from energon.plan.permutation import unpermute
 from energon.plan.seeds import U64, combine
 
 
-def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[int, int]:
+def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
     """Return which lane draws a sample in an epoch of a leaf, and with which of its draws.
+
+    None if it was drawn before the run had these lanes.
 
     Raises:
         ConfigError: If samples are drawn with replacement: then there is no such draw.
     """
-    table, lanes = order.table, order.lanes
-    n = int(table.num_samples[leaf])
-    if table.kind[leaf] == REPLACED:
+    n = int(order.table.num_samples[leaf])
+    if order.table.kind[leaf] == REPLACED:
         raise ConfigError(
             f"{order.leaves[leaf].uid} is drawn with replacement, so a sample has no place in an "
             "epoch"
         )
-    if table.kind[leaf] == IN_ORDER:
-        length = int(table.slice_samples[leaf])
-        stripe, within = divmod(epoch * n + ordinal, length)
-        turn, lane = divmod(stripe, lanes)
-        return lane, turn * length + within
-    pass_, copy = divmod(epoch, int(table.copies[leaf]))
-    position = _position(order, leaf, pass_, copy * n + ordinal)
-    draw, lane = divmod(pass_ * int(table.size[leaf]) + position, lanes)
-    return lane, draw
+    if order.table.kind[leaf] == IN_ORDER:
+        return order.lane_of(leaf, epoch * n + ordinal)
+    pass_, copy = divmod(epoch, int(order.table.copies[leaf]))
+    table = order.table_of_pass(leaf, pass_)
+    position = _position(table, leaf, pass_, copy * n + ordinal)
+    return order.lane_of(leaf, pass_ * int(table.size[leaf]) + position)
 
 
 def unpermuted(image: int, size: int, key: U64) -> int:
@@ -48,12 +47,12 @@ def unpermuted(image: int, size: int, key: U64) -> int:
     return int(unpermute(np.array([image]), np.array([size]), key)[0])
 
 
-def _position(order: LeafOrder, leaf: int, pass_: int, place: int) -> int:
+def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:
     """Return at which position of a pass a place on the line of samples stands.
 
     See `LeafOrder` for what the parts of a line are.
     """
-    table, lanes = order.table, order.lanes
+    lanes = table.lanes
     size, length = int(table.size[leaf]), int(table.slice_samples[leaf])
     key = combine(table.key[leaf : leaf + 1], pass_)
     place = (place - int(combine(key, ROTATION)[0] % np.uint64(size))) % size

@@ -16,6 +16,9 @@ reading consecutive samples:
 - Rotation. The line begins at a random sample in every epoch, so slices are cut elsewhere.
 
 Everything is computed element by element on arrays, for draws of many leaves at once.
+
+A run may go on with another number of lanes (`Era`). Then draw numbers go on where they were,
+K = D + k·V + v, and an epoch that has begun keeps its columns, so it is not permuted anew.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +96,14 @@ def choose_slice_samples(mean_sample_bytes: float) -> int:
     return int(min(MAX_SLICE_SAMPLES, max(1, SLICE_BYTES // max(1.0, mean_sample_bytes))))
 
 
+class Era(NamedTuple):
+    """A part of a run in which its lanes did not change; another one followed."""
+
+    draws: tuple[int, ...]
+    """How often each leaf had been drawn from at its end, since the run began."""
+    lanes: int
+
+
 class LeafOrder:
     """The order of draws from some leaves, all at once.
 
@@ -99,50 +111,106 @@ class LeafOrder:
         leaves: The leaves.
         lanes: V.
         seed: Seed of the run.
+        eras: What went before with other lanes.
     """
 
-    def __init__(self, leaves: Sequence[PlanLeaf], *, lanes: int, seed: int) -> None:
+    def __init__(
+        self, leaves: Sequence[PlanLeaf], *, lanes: int, seed: int, eras: Sequence[Era] = ()
+    ) -> None:
         self.leaves = tuple(leaves)
         self.lanes = lanes
         self.seed = seed
+        self.eras = tuple(eras)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"leaves": self.leaves, "lanes": self.lanes, "seed": self.seed}
+        return {name: getattr(self, name) for name in ("leaves", "lanes", "seed", "eras")}
 
     def draw(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
         """Return epoch and ordinal for draw number `draws` of `lane` from `leaf`, elementwise."""
-        table = self.table
-        kind = table.kind[leaf]
+        return self.at(leaf, self.numbers(lane, leaf, draws))
+
+    def numbers(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> Ints:
+        """Return which draws of their leaves draws of a lane are, elementwise."""
+        table, lanes = self.table, self.lanes
+        numbers = draws * lanes + lane
+        if table.keeps_order.any():
+            # Runs of samples are dealt to the lanes in turn.
+            turn, within = np.divmod(draws, table.slice_samples[leaf])
+            runs = (turn * lanes + lane) * table.slice_samples[leaf] + within
+            numbers = np.where(table.keeps_order[leaf], runs, numbers)
+        return numbers + table.before[leaf] if self.eras else numbers
+
+    def lane_of(self, leaf: int, number: int) -> tuple[int, int] | None:
+        """Return which lane makes draw `number` of a leaf, and with which of its own draws.
+
+        None if it was made before the run had these lanes.
+        """
+        run = int(self.table.slice_samples[leaf]) if self.table.keeps_order[leaf] else 1
+        number -= int(self.table.before[leaf])
+        if number < 0:
+            return None
+        turn, within = divmod(number, run)
+        turn, lane = divmod(turn, self.lanes)
+        return lane, turn * run + within
+
+    def at(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
+        """Return epoch and ordinal of draws from leaves by their numbers, elementwise."""
+        kind = self.table.kind[leaf]
         if (kind == SHUFFLED).all():
-            return self._shuffled(lane, leaf, draws)
+            return self._shuffled(leaf, numbers)
         epoch = np.empty(len(leaf), np.int64)
         ordinal = np.empty(len(leaf), np.int64)
         for number, method in enumerate((self._shuffled, self._replaced, self._in_order)):
             chosen = np.flatnonzero(kind == number)
             if len(chosen):
-                epoch[chosen], ordinal[chosen] = method(lane, leaf[chosen], draws[chosen])
+                epoch[chosen], ordinal[chosen] = method(leaf[chosen], numbers[chosen])
         return epoch, ordinal
 
     def quota(self, lane: int, leaf: int, total: int) -> int:
         """Return how many of the first `total` draws from `leaf` are those of `lane`."""
         table = self.table
-        stripe = int(table.slice_samples[leaf]) if table.kind[leaf] == IN_ORDER else 1
-        full, rest = divmod(total, stripe * self.lanes)
-        return full * stripe + min(stripe, max(0, rest - lane * stripe))
+        run = int(table.slice_samples[leaf]) if table.keeps_order[leaf] else 1
+        full, rest = divmod(max(0, total - int(table.before[leaf])), run * self.lanes)
+        return full * run + min(run, max(0, rest - lane * run))
 
-    def _shuffled(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
-        table, lanes = self.table, self.lanes
+    def lanes_of(self, leaf: int, pass_: int) -> int:
+        """Return how many lanes there were when a pass over a leaf began."""
+        for era in self.eras:
+            if pass_ * int(self.table.size[leaf]) < era.draws[leaf]:
+                return era.lanes
+        return self.lanes
+
+    def _shuffled(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
+        table = self.table
         size = table.size[leaf]
-        pass_, position = np.divmod(draws * lanes + lane, size)
+        pass_, position = np.divmod(numbers, size)
         keys = combine(table.key[leaf], pass_)
-        place = self._place(leaf, size, position, keys)
+        if not self.eras or (pass_ * size >= table.before[leaf]).all():
+            place = self._place(table, leaf, position, keys)
+        else:
+            place = self._place_by_era(leaf, pass_ * size, position, keys)
         # One pass over m copies is m epochs.
         copy, ordinal = np.divmod(place, table.num_samples[leaf])
         return pass_ * table.copies[leaf] + copy, ordinal
 
-    def _place(self, leaf: NDArray[np.int32], size: Ints, position: Ints, keys: U64) -> Ints:
-        """Return where on the line of `size` samples each position of a pass lies."""
-        table, lanes = self.table, self.lanes
+    def _place_by_era(
+        self, leaf: NDArray[np.int32], begin: Ints, position: Ints, keys: U64
+    ) -> Ints:
+        """Return what `_place` does, by the lanes that there were when each pass began."""
+        place = np.empty(len(leaf), np.int64)
+        left = np.ones(len(leaf), np.bool_)
+        for era in (*self.eras, None):
+            begun = left if era is None else left & (begin < np.array(era.draws)[leaf])
+            chosen = np.flatnonzero(begun)
+            if len(chosen):
+                table = self.table if era is None else self._table_of(era.lanes)
+                place[chosen] = self._place(table, leaf[chosen], position[chosen], keys[chosen])
+                left &= ~begun
+        return place
+
+    def _place(self, table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
+        """Return where on the line of samples each position of a pass lies."""
+        lanes, size = table.lanes, table.size[leaf]
         row, column = np.divmod(position, lanes)
         length, parallel = table.slice_samples[leaf], table.parallel[leaf]
         sliced = table.sliced_rows[leaf]
@@ -190,29 +258,33 @@ class LeafOrder:
         rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
         return (base + slice_ * width + within + rotation) % size
 
-    def _replaced(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
+    def _replaced(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
         table = self.table
         size, length = table.num_samples[leaf], table.slice_samples[leaf]
         keys = table.key[leaf]
         window_rows = length * table.parallel[leaf]
-        window, inner = np.divmod(draws, window_rows)
-        inner = permute(inner, window_rows, combine(keys, WINDOW, lane, window))
+        row, column = np.divmod(numbers, self.lanes)
+        window, inner = np.divmod(row, window_rows)
+        inner = permute(inner, window_rows, combine(keys, WINDOW, column, window))
         slice_ = (window * window_rows + inner) // length
-        start = (combine(keys, SLICE, lane, slice_) % size.astype(np.uint64)).astype(np.int64)
-        epoch = (draws * self.lanes + lane) // size
-        return epoch, (start + inner % length) % size
+        start = (combine(keys, SLICE, column, slice_) % size.astype(np.uint64)).astype(np.int64)
+        return numbers // size, (start + inner % length) % size
 
-    def _in_order(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
-        """Deal runs of `slice_samples` samples to the lanes in turn."""
-        table = self.table
-        turn, within = np.divmod(draws, table.slice_samples[leaf])
-        position = (turn * self.lanes + lane) * table.slice_samples[leaf] + within
-        epoch, ordinal = np.divmod(position, table.num_samples[leaf])
+    def _in_order(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
+        epoch, ordinal = np.divmod(numbers, self.table.num_samples[leaf])
         return epoch, ordinal
 
     @cached_property
     def table(self) -> LeafTable:
-        return LeafTable(self.leaves, self.lanes, self.seed)
+        """The numbers of the leaves."""
+        return self._table_of(self.lanes)
+
+    def table_of_pass(self, leaf: int, pass_: int) -> LeafTable:
+        """Return the numbers of the leaves as they were when a pass over one of them began."""
+        return self._table_of(self.lanes_of(leaf, pass_))
+
+    def _table_of(self, lanes: int) -> LeafTable:
+        return LeafTable(self.leaves, lanes, self.seed, self.eras[-1].draws if self.eras else ())
 
 
 SHUFFLED, REPLACED, IN_ORDER = range(3)
@@ -222,7 +294,11 @@ WINDOW, SLICE, REST, SINGLE, ROTATION = range(5)
 class LeafTable:
     """The numbers of all leaves as arrays."""
 
-    def __init__(self, leaves: Sequence[PlanLeaf], lanes: int, seed: int) -> None:
+    def __init__(
+        self, leaves: Sequence[PlanLeaf], lanes: int, seed: int, before: Sequence[int]
+    ) -> None:
+        self.lanes = lanes
+        self.before = np.array(before or [0] * len(leaves), np.int64)
         multipliers = [leaf.shuffle_over_epochs for leaf in leaves]
         self.kind = np.array(
             [
@@ -243,3 +319,4 @@ class LeafTable:
             self.kind == SHUFFLED, np.minimum(wanted, fits), np.minimum(wanted, self.num_samples)
         )
         self.sliced_rows = rows // self.slice_samples * self.slice_samples
+        self.keeps_order = self.kind == IN_ORDER

@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.plan.find import find_draw
-from energon.plan.leaf import Ints, LeafOrder, PlanLeaf
+from energon.plan.leaf import Era, Ints, LeafOrder, PlanLeaf
 from energon.plan.rows import Rows
 from energon.plan.seeds import combine, derive_seed
+
+JOINED = " + "
+"""What joins the names of the leaves of a line."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Line:
             return self.leaves[0]
         shuffled = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
         return PlanLeaf(
-            uid=" + ".join(leaf.uid for leaf in self.leaves),
+            uid=JOINED.join(leaf.uid for leaf in self.leaves),
             num_samples=self.length,
             slice_samples=min(leaf.slice_samples for leaf in self.leaves),
             parallel_slices=max(leaf.parallel_slices for leaf in self.leaves),
@@ -126,6 +129,7 @@ class LinePlan:
         repeat: Whether the line starts again at its end.
         shuffle: Whether the line is permuted, with the locality of leaves.
         stripe: If it is not, how many consecutive samples go to the same lane.
+        eras: What went before with other lanes; the line is their only leaf.
     """
 
     leaves: tuple[PlanLeaf, ...]
@@ -134,18 +138,32 @@ class LinePlan:
     repeat: bool = False
     shuffle: bool = False
     stripe: int = 1
+    eras: tuple[Era, ...] = ()
 
     @property
     def length(self) -> int:
         """Samples of the whole line."""
         return self._line.length
 
+    @property
+    def lanes_of_stream(self) -> int:
+        """How many lanes read the same slices."""
+        return 1
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        """Return `rows`: each lane is a stream."""
+        return rows
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return `stream_row`: each lane is a stream."""
+        return stream_row
+
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None if the line repeats."""
         if self.repeat:
             return None
         stripe = 1 if self.shuffle else self.stripe
-        full, rest = divmod(self.length, stripe * self.lanes)
+        full, rest = divmod(max(0, self.length - self._before), stripe * self.lanes)
         return full * stripe + min(stripe, max(0, rest - lane * stripe))
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> LinePlan:
@@ -158,13 +176,32 @@ class LinePlan:
         stop = start + count if end is None else min(start + count, end)
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
 
-    def at(self, lane: int, rows: Ints) -> Rows:
-        """Return what comes at `rows` of a lane, in any order."""
+    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
+        """Return what comes at `rows` of a lane, in any order; a line has no gaps."""
+        _, numbers = self.numbers(lane, rows)
         if self.shuffle:
-            line, position = self._order.draw(lane, np.zeros(len(rows), np.int32), rows)
+            line, position = self._order.at(np.zeros(len(rows), np.int32), numbers)
         else:
-            line, position = np.divmod(self._position(lane, rows), self.length)
+            line, position = np.divmod(numbers, self.length)
         return self._line.at(line, position)
+
+    def numbers(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """Return for each row the source, which is the line, and the number of the draw from it."""
+        source = np.zeros(len(rows), np.int32)
+        if self.shuffle:
+            return source, self._order.numbers(lane, source, rows)
+        return source, self._position(lane, rows)
+
+    def drawn(self, lane: int, row: int) -> Ints:
+        """Return how often each source, that is the line, comes in the rows of a lane before."""
+        return np.array([row], np.int64)
+
+    def quota(self, lane: int, source: int, total: int) -> int:
+        """Return how many of the first `total` draws from the line are those of a lane."""
+        if self.shuffle:
+            return self._order.quota(lane, source, total)
+        full, rest = divmod(max(0, total - self._before), self.stripe * self.lanes)
+        return full * self.stripe + min(self.stripe, max(0, rest - lane * self.stripe))
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`."""
@@ -184,9 +221,15 @@ class LinePlan:
         if found is None:
             return None
         if self.shuffle:
-            lane, row = find_draw(self._order, 0, *found)
+            drawn = find_draw(self._order, 0, *found)
+            if drawn is None:
+                return None
+            lane, row = drawn
         else:
-            stripe, within = divmod(found[0] * self.length + found[1], self.stripe)
+            number = found[0] * self.length + found[1] - self._before
+            if number < 0:
+                return None
+            stripe, within = divmod(number, self.stripe)
             turn, lane = divmod(stripe, self.lanes)
             row = turn * self.stripe + within
         end = self.num_rows(lane)
@@ -195,7 +238,12 @@ class LinePlan:
     def _position(self, lane: int, rows: Any) -> Any:
         """Return where on the endless line rows of a lane lie that keeps its order."""
         turn, within = np.divmod(rows, self.stripe)
-        return (turn * self.lanes + lane) * self.stripe + within
+        return (turn * self.lanes + lane) * self.stripe + within + self._before
+
+    @property
+    def _before(self) -> int:
+        """Samples that were drawn in earlier eras."""
+        return self.eras[-1].draws[0] if self.eras else 0
 
     @cached_property
     def _line(self) -> Line:
@@ -204,11 +252,10 @@ class LinePlan:
     @cached_property
     def _order(self) -> LeafOrder:
         line = replace(self._line.order, shuffle_over_epochs=1)
-        return LeafOrder((line,), lanes=self.lanes, seed=self.seed)
+        return LeafOrder((line,), lanes=self.lanes, seed=self.seed, eras=self.eras)
 
     def __getstate__(self) -> dict[str, object]:
-        names = ("leaves", "lanes", "seed", "repeat", "shuffle", "stripe")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

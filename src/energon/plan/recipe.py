@@ -5,16 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from math import gcd
+from typing import Any, Literal, NamedTuple
 
 from energon.errors import StateError
+from energon.plan.blend import BlendPlan
 from energon.plan.build import concat_plan, epochized_plan, mix_plan
-from energon.plan.leaf import PlanLeaf
-from energon.plan.line import Line
+from energon.plan.curve import Clock
+from energon.plan.dealt import DealtPlan
+from energon.plan.leaf import Era, PlanLeaf
+from energon.plan.line import JOINED, Line, LinePlan
 from energon.plan.mix import Mix
 from energon.plan.rows import Plan
+from energon.plan.seeds import ORDER_VERSION
+from energon.plan.window import WindowPlan
 
-Mixes = Sequence[Mapping[str, Any]]
+MAX_NUMBER = 1 << 62
+WHOLE = "all"
+"""The name of the line of an epochized blend, or of validation, among draws."""
+
+
+class _Continued(NamedTuple):
+    """What a run takes over from the state that it goes on from."""
+
+    streams: int | None
+    stripe: int | None
+    eras: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> _Continued:
+        """Return it from a fingerprint, checked."""
+        streams, stripe, eras = (saved.get(name) for name in ("streams", "stripe", "eras"))
+        numbers = [number for number in (streams, stripe) if number is not None]
+        for era in eras or ():
+            match era:
+                case {"samples": samples, "draws": dict(draws), "streams": many}:
+                    numbers += [samples, *draws.values(), many or None]
+                case _:
+                    numbers.append(None)
+        if all(isinstance(number, int) and 0 <= number < MAX_NUMBER for number in numbers):
+            return cls(streams, stripe or None, tuple(eras or ()))
+        raise StateError(
+            f"the fingerprint of the state has {streams=}, {stripe=}, eras={eras!r:.100}, which no "
+            "loader writes; the state is damaged or was edited"
+        )
 
 
 @dataclass(frozen=True)
@@ -27,13 +61,17 @@ class PlanRecipe:
         leaves: The leaves with their sizes.
         seed: Seed of the run.
         repeat: Whether an epochized line starts again at its end.
-        stripe: How many consecutive samples go to the same lane where a line keeps its order.
-        shuffle_window: Rows that are permuted together after blending; 0 for none.
+        stripe: How many consecutive samples go to the same lane where a line keeps its order,
+            and of a stream that several lanes share: those of a batch.
+        shuffle_window: Rows of a stream that are permuted together after blending; 0 for none.
         sources: What a blend draws from, as numbers of leaves; None for each leaf by itself.
         mix: Shares of the sources of a blend; None for the weights of the leaves.
         unit: Consecutive rows of a lane that come from one source.
         batch_size: Rows of a batch, for schedules that count batches.
         past: The mixes of a run before it was restored with this one, as `mix_json` gave them.
+        streams: How many streams the lanes share; None for as many as there are lanes.
+        eras: For each time the run went on with other lanes, where it was and how it was read
+            until then: `samples` in all, `draws` by the name of the source, `streams`.
     """
 
     kind: Literal["blend", "epochized", "concat"]
@@ -47,12 +85,19 @@ class PlanRecipe:
     unit: int = 1
     batch_size: int = 1
     past: tuple[Mapping[str, Any], ...] = ()
+    streams: int | None = None
+    eras: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_striped(self) -> bool:
         """Whether `stripe` has a say in the order."""
         shuffles = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
-        return self.kind == "concat" or (self.kind == "epochized" and not shuffles)
+        kept = self.kind == "concat" or (self.kind == "epochized" and not shuffles)
+        return kept or self.streams is not None
+
+    def num_streams(self, lanes: int) -> int:
+        """Return how many streams `lanes` lanes share."""
+        return gcd(lanes, self.streams or lanes)
 
     @property
     def blend_sources(self) -> tuple[tuple[int, ...], ...]:
@@ -71,27 +116,41 @@ class PlanRecipe:
 
     def __call__(self, lanes: int) -> Plan:
         """Return the plan for `lanes` lanes."""
+        streams = self.num_streams(lanes)
+        plan = self.of_streams(streams)
+        return plan if streams == lanes else DealtPlan(plan, lanes, self.stripe)
+
+    def of_streams(self, streams: int) -> BlendPlan | LinePlan | WindowPlan:
+        """Return the plan for `streams` streams, or for as many lanes if each is a stream."""
+        eras = [self._era(era) for era in self.eras]
         if self.kind == "concat":
-            return concat_plan(self.leaves, lanes=lanes, stripe=self.stripe)
+            return concat_plan(self.leaves, lanes=streams, stripe=self.stripe, eras=eras)
         if self.kind == "epochized":
             return epochized_plan(
                 self.leaves,
-                lanes=lanes,
+                lanes=streams,
                 seed=self.seed,
                 repeat=self.repeat,
                 stripe=self.stripe,
                 shuffle_window=self.shuffle_window,
+                eras=eras,
             )
+        clock = Clock(streams, self.batch_size)
+        if self.eras:
+            first, last = self.eras[0], self.eras[-1]
+            clock = clock._replace(start=last["samples"], first_lanes=first["streams"])
         return mix_plan(
             self.leaves,
             self.blend_sources,
             self._mixes,
-            lanes=lanes,
+            lanes=streams,
             seed=self.seed,
             unit=self.unit,
             batch_size=self.batch_size,
             gone=self._gone,
             shuffle_window=self.shuffle_window,
+            eras=eras,
+            clock=clock,
         )
 
     @cached_property
@@ -107,24 +166,27 @@ class PlanRecipe:
             return None
         return self.blend_mix.to_json(dict(enumerate(self.source_names)))
 
-    def continuing(
-        self, mix: Mapping[str, Any] | None, past: Mixes, *, unit: int, batch_size: int
-    ) -> PlanRecipe:
-        """Return the recipe of a run that went on until now with other mixes.
+    def continuing(self, saved: Mapping[str, Any]) -> PlanRecipe:
+        """Return the recipe of a run that was saved with some fingerprint and goes on with this.
+
+        How its lanes share samples is taken over; another mix begins where the run was saved.
 
         Args:
-            mix: What it was saved with, as `mix_json` gave it.
-            past: The mixes before that.
-            unit: Consecutive rows that came from one source.
-            batch_size: Rows of a batch.
+            saved: What `to_json` gave, and the `batch_size`.
 
         Raises:
-            StateError: If the rows that were read cannot be told any more.
+            StateError: If the rows that were read cannot be told any more, or it is damaged.
         """
+        known = _Continued.from_json(saved)
+        # The lanes of a stream share its rows in the same stripes as before, whatever makes a
+        # batch now.
+        stripe = known.stripe if known.streams and known.stripe else self.stripe
+        recipe = replace(self, streams=known.streams or None, eras=known.eras, stripe=stripe)
+        mix, past = saved.get("mix"), saved.get("mix_before", ())
         if self.kind != "blend" or mix is None:
-            return self
-        past = past if mix == self.mix_json() else (*past, mix)
-        recipe = replace(self, past=tuple(past))
+            return recipe
+        recipe = replace(recipe, past=(*past,) if mix == self.mix_json() else (*past, mix))
+        unit, batch_size = saved.get("unit", 1), saved.get("batch_size") or 1
         if unit != self.unit:
             raise StateError(
                 f"the run has drawn {unit} samples in a row from one dataset, now it is "
@@ -146,6 +208,78 @@ class PlanRecipe:
                 )
         return recipe
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the leaves as plain data, for the fingerprint of states."""
+        return {
+            "order_version": ORDER_VERSION,
+            "kind": self.kind,
+            "seed": self.seed,
+            "repeat": self.repeat,
+            "shuffle_window": self.shuffle_window,
+            **({"streams": self.streams} if self.streams is not None else {}),
+            **({"eras": list(self.eras)} if self.eras else {}),
+            **({"stripe": self.stripe} if self.is_striped else {}),
+            **({"mix": self.mix_json(), "unit": self.unit} if self.kind == "blend" else {}),
+            **({"mix_before": list(self.past)} if self.past else {}),
+        }
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> PlanRecipe:
+        """Return the recipe of a run, as far as its order is concerned, from its fingerprint.
+
+        Args:
+            saved: What `to_json` gave, with the `leaves` and the `batch_size`.
+
+        Raises:
+            StateError: If it is no such fingerprint.
+        """
+        try:
+            known = _Continued.from_json(saved)
+            leaves = {
+                uid: PlanLeaf(
+                    uid,
+                    about["samples"],
+                    repetitions=about["repetitions"],
+                    slice_samples=about["slice"][0],
+                    parallel_slices=about["slice"][1],
+                    shuffle_over_epochs=about["shuffle_over_epochs"],
+                )
+                for uid, about in saved["leaves"].items()
+            }
+            mixes = [*saved.get("mix_before", ()), *([saved["mix"]] if "mix" in saved else [])]
+            names = list(dict.fromkeys(name for mix in mixes for name in Mix.names_in(mix)))
+            sources = [_leaves_named(name, [*leaves]) for name in names]
+            # What was taken out goes on where it was, should it come back.
+            gone = [name for name, found in zip(names, sources, strict=True) if found is None]
+            numbers = {uid: number for number, uid in enumerate([*leaves, *gone])}
+            recipe = cls(
+                kind=saved["kind"],
+                leaves=(*leaves.values(), *(PlanLeaf(name, 1) for name in gone)),
+                seed=saved["seed"],
+                repeat=saved["repeat"],
+                stripe=saved.get("stripe") or saved["batch_size"] or 1,
+                shuffle_window=saved["shuffle_window"],
+                sources=tuple(
+                    tuple(numbers[uid] for uid in found or [name])
+                    for name, found in zip(names, sources, strict=True)
+                )
+                or None,
+                unit=saved.get("unit", 1),
+                batch_size=saved["batch_size"] or 1,
+                past=tuple(saved.get("mix_before", ())),
+                streams=known.streams or None,
+                eras=known.eras,
+            )
+            if "mix" not in saved:
+                return recipe
+            order = {name: number for number, name in enumerate(recipe.source_names)}
+            return replace(recipe, mix=Mix.from_json(saved["mix"], order))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                "the state is not that of a pipeline of get_train_dataset or get_val_dataset, "
+                f"or it was edited ({error!r})"
+            ) from error
+
     @property
     def _mixes(self) -> list[Mix]:
         """The mixes of the run from its beginning on; sources that are gone are below 0."""
@@ -159,6 +293,11 @@ class PlanRecipe:
         names = {name: None for mix in self.past for name in Mix.names_in(mix)}
         return [name for name in names if name not in self.source_names]
 
+    def _era(self, saved: Mapping[str, Any]) -> Era:
+        draws = saved["draws"]
+        names = self.source_names if self.kind == "blend" else [WHOLE]
+        return Era(tuple(draws.get(name, 0) for name in names), saved["streams"])
+
     def _line(self, source: Sequence[int]) -> Line:
         return Line(tuple(self.leaves[leaf] for leaf in source), self.seed)
 
@@ -167,3 +306,16 @@ class PlanRecipe:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def _leaves_named(name: str, uids: Sequence[str]) -> list[str] | None:
+    """Return the leaves of the source with a name, see `Line.order`; None if it has others."""
+    found: list[str] = []
+    rest = name
+    while rest:
+        first = next((u for u in uids if rest == u or rest.startswith(f"{u}{JOINED}")), None)
+        if first is None:
+            return None
+        found.append(first)
+        rest = rest[len(first) + len(JOINED) :]
+    return found

@@ -12,7 +12,7 @@ class Rows(NamedTuple):
     """Some rows of a lane; three arrays of equal length."""
 
     leaf: NDArray[np.int32]
-    """Index of the leaf."""
+    """Index of the leaf; below 0 for a gap: a sample of a dataset that is gone."""
     epoch: NDArray[np.int64]
     """Which pass over the leaf."""
     ordinal: NDArray[np.int64]
@@ -30,11 +30,29 @@ class Plan(Protocol):
     def lanes(self) -> int:
         """Number of lanes."""
 
-    def at(self, lane: int, rows: NDArray[np.int64]) -> Rows:
-        """Return what comes at `rows` of a lane, in any order; all must exist."""
+    @property
+    def lanes_of_stream(self) -> int:
+        """How many lanes read the same slices, see `DealtPlan`."""
+
+    def stream_rows(self, lane: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which rows of the stream that a lane reads some of its rows are."""
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return how many rows of a lane come before a row of its stream."""
+
+    def at(self, lane: int, rows: NDArray[np.int64], *, gaps: bool = False) -> Rows:
+        """Return what comes at `rows` of a lane, in any order; all must exist.
+
+        Raises:
+            StateError: If a dataset is gone from which a row was drawn, unless `gaps` is set.
+        """
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
-        """Return rows `start` to `start + count`; fewer only at the end of a finite plan."""
+        """Return rows `start` to `start + count`; fewer only at the end of a finite plan.
+
+        Where the mix was changed, a stream may lack samples of a dataset that is gone since:
+        there are gaps.
+        """
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""
@@ -56,3 +74,21 @@ class Plan(Protocol):
         Raises:
             ConfigError: If the leaf is drawn from with replacement.
         """
+
+
+class StreamPlan(Plan, Protocol):
+    """A plan each of whose lanes is a stream, and that knows what is drawn from its sources."""
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> StreamPlan:
+        """Return the plan of a run in which `lane` took up each mix but the first at `rows`."""
+
+    def numbers(
+        self, lane: int, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return for each row the source, and the number of the draw among all from it."""
+
+    def drawn(self, lane: int, row: int) -> NDArray[np.int64]:
+        """Return how often each source comes in the rows of a lane before `row`."""
+
+    def quota(self, lane: int, source: int, total: int) -> int:
+        """Return how many of the first `total` draws from a source are those of a lane."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from energon.plan.find import unpermuted
 from energon.plan.leaf import Ints
 from energon.plan.permutation import permute
-from energon.plan.rows import Plan, Rows
+from energon.plan.rows import Rows, StreamPlan
 from energon.plan.seeds import U64, combine, derive_seed
 
 
@@ -31,7 +31,7 @@ class WindowPlan:
         cuts: For each lane, the rows at which its mix changed, where windows begin anew.
     """
 
-    plan: Plan
+    plan: StreamPlan
     size: int
     seed: int
     cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -40,6 +40,19 @@ class WindowPlan:
     def lanes(self) -> int:
         """Number of lanes."""
         return self.plan.lanes
+
+    @property
+    def lanes_of_stream(self) -> int:
+        """How many lanes read the same slices."""
+        return self.plan.lanes_of_stream
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        """Return `rows`: each lane is a stream."""
+        return rows
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return `stream_row`: each lane is a stream."""
+        return stream_row
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""
@@ -50,6 +63,8 @@ class WindowPlan:
 
         Each begins with the first window of which no row was asked for before its row.
         """
+        if not rows and not self.cuts.get(lane):
+            return self
         cuts: tuple[int, ...] = ()
         for row in rows:
             end = self.plan.with_changes(lane, cuts).num_rows(lane)
@@ -63,14 +78,14 @@ class WindowPlan:
         """Return rows `start` to `start + count` of a lane; fewer only at the end."""
         end = self.num_rows(lane)
         stop = start + count if end is None else min(start + count, end)
-        return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
+        return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64), gaps=True)
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`."""
         begin = int(self._windows(lane, np.array([row]))[0][0])
         counts = self.plan.leaf_counts(lane, begin)
-        opened = self.at(lane, np.arange(begin, row, dtype=np.int64))
-        return counts + np.bincount(opened.leaf, minlength=len(counts))
+        leaf = self.rows(lane, begin, row - begin).leaf
+        return counts + np.bincount(leaf[leaf >= 0], minlength=len(counts))
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
@@ -82,11 +97,18 @@ class WindowPlan:
         start = int(begin[0])
         return lane, start + unpermuted(row - start, int(size[0]), self._keys(lane, begin))
 
-    def at(self, lane: int, rows: Ints) -> Rows:
+    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         """Return what comes at `rows` of a lane, in any order."""
+        return self.plan.at(lane, self.unmixed(lane, rows), gaps=gaps)
+
+    def unmixed(self, lane: int, rows: Ints) -> Ints:
+        """Return which rows of the plan come at `rows`."""
         begin, size = self._windows(lane, rows)
-        inner = permute(rows - begin, size, self._keys(lane, begin))
-        return self.plan.at(lane, begin + inner)
+        return begin + permute(rows - begin, size, self._keys(lane, begin))
+
+    def window_of(self, lane: int, row: int) -> int:
+        """Return with which row the window of a row begins."""
+        return int(self._windows(lane, np.array([row], np.int64))[0][0])
 
     def _windows(self, lane: int, rows: Ints) -> tuple[Ints, Ints]:
         """Return for each row with which row its window begins, and how many rows that has."""

@@ -1,16 +1,21 @@
-"""Fetch what a lane will read, before it does.
+"""Fetch what lanes will read, before they do.
 
 The order is known, so requests are planned as reads of local files are: rows of the plan become
 byte ranges, neighbours among them become spans, and spans are fetched in the order in which
-they are needed first, as many as fit into the memory of the lane. A span that is begun is
-complete: planning looks beyond its rows by a window, within which every sample of a slice comes.
+they are needed first, as many as fit into memory. A span that is begun is complete: planning
+looks beyond its rows by a window, within which every sample of a slice comes. Lanes that are
+read together are planned together, since they read the same slices.
+
+How far planning has come is counted for each lane from where it is, not from where it began:
+hooks that skip samples let some lanes come further than others. For the same reason a span is
+dropped when all its rows were read, whichever comes last.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +27,7 @@ from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows
 from energon.sources.kinds import Source
+from energon.stages.read import Reading
 
 FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048
@@ -29,145 +35,261 @@ MAX_STEP_ROWS = 2048
 MAX_ROWS_AHEAD = 32_768
 MAX_WINDOW_ROWS = 16_384
 
-PlanRows = Callable[[int, int], Rows]
-"""`rows(start, count)` of a lane."""
-
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _open_lanes: weakref.WeakSet[LookAhead] = weakref.WeakSet()
 
 
 class LookAhead:
-    """What is on its way for a lane. Used by one thread.
+    """What is on its way for lanes that are read together. Used by one thread.
 
     Args:
         sources: One for each leaf; those on this machine are left out.
-        rows: The plan of the lane.
-        window_rows: Within so many rows, all samples of a slice come.
+        window_rows: Within so many rows of a stream, all samples of a slice come.
+        lanes_of_stream: How many lanes read the same slices, all workers together.
         settings: Says how much memory all lanes of this process have together.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        rows: PlanRows,
         *,
         window_rows: int,
+        lanes_of_stream: int,
         settings: StorageSettings,
     ) -> None:
         self._sources = sources
-        self._rows = rows
-        self._window = window_rows
+        self._window = -(-window_rows // lanes_of_stream)
         self._budget = settings.read_ahead_bytes
         self._buffer = span_buffer()
-        self._held: deque[Span] = deque()
-        self._queue: deque[Span] = deque()
+        self._held: dict[int, list[Span]] = {}
+        self._queue: deque[int] = deque()
+        self._spans: dict[int, _Needed] = {}
+        self._next_span = 0
         self._held_bytes = 0
-        self._expected, self._settled, self._planned = -1, 0, 0
+        self._lanes: dict[int, _Lane] = {}
         self._pending = _Pending.none()
-        self._ended = False
         self._step = FIRST_STEP_ROWS
         _open_lanes.add(self)
         weakref.finalize(self, _drop, self._buffer, self._held).atexit = False
 
-    def move_to(self, row: int, count: int) -> None:
-        """Note that rows `row` to `row + count` are read next, and fetch what is needed soon."""
-        if row != self._expected:
+    def move_to(self, readings: Sequence[Reading]) -> None:
+        """Note what is read next of each lane, and fetch what is needed soon."""
+        known = self._lanes
+        if any(each.lane in known and known[each.lane].stop != each.start for each in readings):
+            self._forget()
+        is_first = not self._lanes
+        for each in readings:
+            lane = self._lanes.get(each.lane)
+            if lane is None:
+                lane = self._lanes[each.lane] = _Lane(len(self._lanes), each)
+            self._release(lane.move_to(each))
+        if is_first:
             # The first samples come one by one: their slices would take longer.
-            self._begin(row)
-            self._plan(count, window=0)
+            self._plan({lane.slot: lane.stop for lane in self._lanes.values()}, window=0)
         else:
-            self._release(row)
-            self._plan_ahead(row, count)
+            self._plan_ahead()
         self._fetch()
-        self._expected = row + count
 
     def take_counts(self) -> Mapping[str, int]:
         """Return what stores were asked for since this was last called, in this process."""
         return take_counts()
 
-    def _plan_ahead(self, row: int, count: int) -> None:
+    def _plan_ahead(self) -> None:
         """Make spans until memory is full, and in any case those of the next rows."""
-        while not self._ended and (
-            self._settled < row + count or (self._fetch() and self._settled < row + MAX_ROWS_AHEAD)
-        ):
-            self._plan(max(self._step, row + count - self._settled), window=self._window)
+        while lanes := [lane for lane in self._lanes.values() if not lane.ended]:
+            depth = min(lane.settled - lane.start for lane in lanes)
+            is_short = any(lane.settled < lane.stop for lane in lanes)
+            if not is_short and not (self._fetch() and depth * len(lanes) < MAX_ROWS_AHEAD):
+                break
+            depth += max(1, self._step // len(lanes))
+            targets = {
+                lane.slot: max(lane.settled, lane.stop, lane.start + depth) for lane in lanes
+            }
+            self._plan(targets, window=self._window)
             self._step = min(2 * self._step, MAX_STEP_ROWS)
 
-    def _begin(self, row: int) -> None:
-        """Forget all plans and begin at a row."""
-        _drop(self._buffer, self._held)
-        self._queue.clear()
-        self._held_bytes = 0
-        self._settled = self._planned = row
-        self._pending = _Pending.none()
-        self._ended = False
-        self._step = FIRST_STEP_ROWS
+    def _plan(self, targets: dict[int, int], *, window: int) -> None:
+        """Make the spans that are begun before some row of each lane, by slot.
 
-    def _plan(self, step: int, *, window: int) -> None:
-        """Make the spans whose first row is one of the next `step`."""
-        target = self._settled + step
-        wanted = target + window - self._planned
-        if wanted > 0:
-            rows = self._rows(self._planned, wanted)
-            self._ended = len(rows.leaf) < wanted
-            self._pending = self._pending.extended(rows, self._planned)
-            self._planned += len(rows.leaf)
-        if self._ended:
-            target = self._planned
-        spans = sorted(self._settle(target), key=lambda span: span.first_row)
-        self._queue.extend(spans)
-        self._settled = target
+        Args:
+            targets: The rows.
+            window: How far to look beyond them for what belongs to the same spans.
+        """
+        lanes = [lane for lane in self._lanes.values() if lane.slot in targets]
+        planned = [lane.plan(targets[lane.slot] + window) for lane in lanes]
+        self._pending = self._pending.extended([each for each in planned if each is not None])
+        edges = np.zeros(len(self._lanes), np.int64)
+        starts = np.zeros(len(self._lanes), np.int64)
+        for lane in self._lanes.values():
+            if lane.slot in targets:
+                lane.settled = lane.planned if lane.ended else targets[lane.slot]
+            edges[lane.slot], starts[lane.slot] = lane.settled, lane.start
+        self._settle(edges, starts)
 
-    def _settle(self, target: int) -> Iterator[Span]:
-        """Yield the spans that are needed before row `target`, and forget the rows in them."""
-        done = self._pending.row < target
-        for leaf in np.unique(self._pending.leaf).tolist():
+    def _settle(self, edges: Ints, starts: Ints) -> None:
+        """Make spans of what is pending and needed before `edges`, rows of the lanes by slot."""
+        pending = self._pending
+        due = pending.row < edges[pending.slot]
+        done = due.copy()
+        urgency = pending.row - starts[pending.slot]
+        number = np.full(len(due), -1, np.int64)
+        made: list[tuple[int, int]] = []
+        for leaf in np.unique(pending.leaf).tolist():
             source = self._sources[leaf]
-            if not source.is_remote:
+            if leaf < 0 or not source.is_remote:
                 continue
-            mine = np.flatnonzero(self._pending.leaf == leaf)
-            for file, places, low, high in source.extents(self._pending.ordinal[mine]):
-                if not isinstance(file, RemoteFile):
-                    continue
-                places = mine[places]
-                merged = merge_ranges(low, high)
-                rows = self._pending.row[places]
-                first = np.full(len(merged.start), np.iinfo(np.int64).max)
-                last = np.zeros(len(merged.start), np.int64)
-                np.minimum.at(first, merged.owner, rows)
-                np.maximum.at(last, merged.owner, rows)
-                begun = first < target
-                done[places] |= begun[merged.owner]
-                chosen = np.flatnonzero(begun)
-                edges = (merged.start, merged.stop, first, last)
-                for numbers in zip(*(edge[chosen].tolist() for edge in edges), strict=True):
-                    yield from Span(file.object, *numbers).pieces()
-        self._pending = self._pending.picked(~done)
+            mine = np.flatnonzero(pending.leaf == leaf)
+            for file, places, low, high in source.extents(pending.ordinal[mine]):
+                if isinstance(file, RemoteFile):
+                    made += self._make_spans(
+                        file,
+                        low,
+                        high,
+                        due[mine[places]],
+                        urgency[mine[places]],
+                        mine[places],
+                        number,
+                    )
+        done |= number >= 0
+        for lane in self._lanes.values():
+            chosen = np.flatnonzero((pending.slot == lane.slot) & (number >= 0))
+            lane.assign(pending.row[chosen], number[chosen])
+        self._queue.extend(span for _, span in sorted(made))
+        self._pending = pending.picked(~done)
+
+    def _make_spans(
+        self,
+        file: RemoteFile,
+        low: Ints,
+        high: Ints,
+        due: Bools,
+        urgency: Ints,
+        places: Ints,
+        number: Ints,
+    ) -> Iterator[tuple[int, int]]:
+        """Make the spans of a file that are due; yield when each is needed first, and its number.
+
+        Args:
+            file: The file.
+            low: Where samples begin.
+            high: Where they end.
+            due: Which of them are due.
+            urgency: How soon each is needed.
+            places: Their places in `number`,
+            number: which gets the number of the span that each lies in.
+        """
+        merged = merge_ranges(low, high)
+        begun = np.zeros(len(merged.start), np.bool_)
+        begun[merged.owner[due]] = True
+        first = np.full(len(merged.start), np.iinfo(np.int64).max)
+        np.minimum.at(first, merged.owner, urgency)
+        rows = np.bincount(merged.owner, minlength=len(merged.start))
+        numbers = np.full(len(merged.start), -1, np.int64)
+        for at in np.flatnonzero(begun).tolist():
+            start, stop = int(merged.start[at]), int(merged.stop[at])
+            pieces = Span(file.object, start, stop).pieces()
+            self._spans[self._next_span] = _Needed(pieces, int(rows[at]))
+            numbers[at] = self._next_span
+            yield int(first[at]), self._next_span
+            self._next_span += 1
+        number[places] = numbers[merged.owner]
 
     def _fetch(self) -> bool:
         """Begin to fetch what there is memory for; return whether there is some left."""
         share = self._budget // max(1, len(_open_lanes))
         while self._queue:
-            span = self._queue[0]
-            if self._held and self._held_bytes + span.size > share:
-                return False
-            self._buffer.fetch(self._queue.popleft())
-            self._held.append(span)
-            self._held_bytes += span.size
+            number = self._queue[0]
+            needed = self._spans.get(number)
+            if needed is not None:
+                size = sum(piece.size for piece in needed.pieces)
+                if self._held and self._held_bytes + size > share:
+                    return False
+                for piece in needed.pieces:
+                    self._buffer.fetch(piece)
+                self._held[number] = needed.pieces
+                self._held_bytes += size
+            self._queue.popleft()
         return self._held_bytes < share
 
-    def _release(self, row: int) -> None:
-        """Drop what is not needed from a row on."""
-        spent = [span for span in self._held if span.last_row < row]
-        if spent:
-            self._buffer.drop(spent)
-            self._held_bytes -= sum(span.size for span in spent)
-            left = [span for span in self._held if span.last_row >= row]
-            self._held.clear()
-            self._held.extend(left)
-        while self._queue and self._queue[0].last_row < row:
-            self._queue.popleft()
+    def _release(self, numbers: Ints) -> None:
+        """Note that a row was read of the span of each number; drop spans that are used up."""
+        for number, rows in zip(*np.unique(numbers, return_counts=True), strict=True):
+            needed = self._spans.get(int(number))
+            if needed is None:
+                continue
+            needed.rows -= int(rows)
+            if needed.rows <= 0:
+                del self._spans[int(number)]
+                held = self._held.pop(int(number), [])
+                self._buffer.drop(held)
+                self._held_bytes -= sum(piece.size for piece in held)
+
+    def _forget(self) -> None:
+        """Forget all plans, to begin elsewhere."""
+        _drop(self._buffer, self._held)
+        self._spans.clear()
+        self._queue.clear()
+        self._lanes.clear()
+        self._held_bytes = 0
+        self._pending = _Pending.none()
+        self._step = FIRST_STEP_ROWS
+
+
+class _Needed:
+    """A span, in pieces small enough for a request, and how many rows in it were not read yet."""
+
+    def __init__(self, pieces: list[Span], rows: int) -> None:
+        self.pieces = pieces
+        self.rows = rows
+
+
+class _Lane:
+    """How far a lane is read and planned.
+
+    Of its rows
+
+    - those from `start` to `stop` are read now,
+    - those before `settled` have their spans,
+    - those before `planned` are known.
+
+    Args:
+        slot: Its number among the lanes that are read together.
+        reading: What is read of it first.
+    """
+
+    def __init__(self, slot: int, reading: Reading) -> None:
+        self.slot = slot
+        self.start = self.stop = self.settled = self.planned = reading.start
+        self.ended = False
+        self._reading = reading
+        # The number of the span of each row from `start` to `planned`; -1 for none.
+        self._spans = np.empty(0, np.int64)
+
+    def move_to(self, reading: Reading) -> Ints:
+        """Read on; return the numbers of the spans of the rows that were read."""
+        passed = reading.start - self.start
+        used, self._spans = self._spans[:passed], self._spans[passed:]
+        self._reading = reading
+        self.start, self.stop = reading.start, reading.start + reading.number
+        return used[used >= 0]
+
+    def plan(self, target: int) -> tuple[int, int, Rows] | None:
+        """Plan until a row; return the slot, the first row and what comes there."""
+        wanted = target - self.planned
+        if wanted <= 0 or self.ended:
+            return None
+        start = self.planned
+        rows = self._reading.rows(start, wanted)
+        self.ended = len(rows.leaf) < wanted
+        self.planned += len(rows.leaf)
+        self._spans = np.concatenate((self._spans, np.full(len(rows.leaf), -1, np.int64)))
+        return self.slot, start, rows
+
+    def assign(self, rows: Ints, spans: Ints) -> None:
+        """Note in which spans some rows lie."""
+        self._spans[rows - self.start] = spans
 
 
 def window_rows(leaves: Sequence[PlanLeaf], *, shuffle_window: int = 0) -> int:
@@ -188,26 +310,36 @@ def window_rows(leaves: Sequence[PlanLeaf], *, shuffle_window: int = 0) -> int:
 class _Pending:
     """Rows whose spans are not made yet."""
 
-    def __init__(self, row: Ints, leaf: NDArray[np.int32], ordinal: Ints) -> None:
+    def __init__(self, slot: Ints, row: Ints, leaf: NDArray[np.int32], ordinal: Ints) -> None:
+        self.slot = slot
         self.row = row
         self.leaf = leaf
         self.ordinal = ordinal
 
     @classmethod
     def none(cls) -> _Pending:
-        return cls(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
+        none = np.empty(0, np.int64)
+        return cls(none, none, np.empty(0, np.int32), none)
 
-    def extended(self, rows: Rows, start: int) -> _Pending:
+    def extended(self, planned: Sequence[tuple[int, int, Rows]]) -> _Pending:
+        if not planned:
+            return self
+        slots = [np.full(len(rows.leaf), slot, np.int64) for slot, _, rows in planned]
+        numbers = [np.arange(start, start + len(rows.leaf)) for _, start, rows in planned]
         return _Pending(
-            np.concatenate((self.row, np.arange(start, start + len(rows.leaf)))),
-            np.concatenate((self.leaf, rows.leaf)),
-            np.concatenate((self.ordinal, rows.ordinal)),
+            np.concatenate((self.slot, *slots)),
+            np.concatenate((self.row, *numbers)),
+            np.concatenate((self.leaf, *(rows.leaf for *_, rows in planned))),
+            np.concatenate((self.ordinal, *(rows.ordinal for *_, rows in planned))),
         )
 
-    def picked(self, chosen: NDArray[np.bool_]) -> _Pending:
-        return _Pending(self.row[chosen], self.leaf[chosen], self.ordinal[chosen])
+    def picked(self, chosen: Bools) -> _Pending:
+        return _Pending(
+            self.slot[chosen], self.row[chosen], self.leaf[chosen], self.ordinal[chosen]
+        )
 
 
-def _drop(buffer: SpanBuffer, held: deque[Span]) -> None:
-    buffer.drop(held)
+def _drop(buffer: SpanBuffer, held: dict[int, list[Span]]) -> None:
+    for pieces in held.values():
+        buffer.drop(pieces)
     held.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -48,7 +48,7 @@ class LeafReader:
     Args:
         sources: One for each leaf of the plan.
         subflavors: What goes into `__subflavors__`, for each leaf.
-        window_rows: Within how many rows of a lane all samples of a slice come, for reading
+        window_rows: Within how many rows of a stream all samples of a slice come, for reading
             ahead of what lies in distant stores.
     """
 
@@ -61,18 +61,18 @@ class LeafReader:
         """Bytes of a sample, as a mean over the leaves."""
         return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
 
-    def look_ahead(self, rows: Callable[[int, int], Rows]) -> LookAhead | None:
-        """Return what fetches samples for a lane before they are read; None if all are local.
+    def look_ahead(self, lanes_of_stream: int) -> LookAhead | None:
+        """Return what fetches samples for lanes before they are read; None if all are local.
 
         Args:
-            rows: Returns rows of the lane, from a start and in a number.
+            lanes_of_stream: How many lanes read the same slices, all workers together.
         """
         if not any(source.is_remote for source in self.sources):
             return None
         return LookAhead(
             self.sources,
-            rows,
             window_rows=self.window_rows,
+            lanes_of_stream=lanes_of_stream,
             settings=StorageSettings.from_environment(),
         )
 

@@ -1,8 +1,8 @@
 """Remember at which rows the mix of a run was changed.
 
 A blend may be restored with other weights. Rows that were read before keep their order, since
-stages that hold items back read them again; the new mix begins with the first row that was
-never read. That row is part of the state of the lane from then on.
+stages that hold items back read them again; the new mix begins with the first row of a stream
+that was never read by any of its lanes. That row is part of their states from then on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from energon.errors import StateError
+from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
 from energon.stages.lane import Lane
@@ -37,7 +40,11 @@ class ChangesDataset(ThroughDataset):
 
 
 class _ChangesIterator(ThroughIterator):
-    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "read": int, "changes": list}
+    saves: ClassVar[Mapping[str, Kind]] = {
+        "inner": dict | None,
+        "read": int,
+        "changes": list,
+    }
 
     def __init__(self, stage: ChangesDataset, lane: Lane) -> None:
         self.stage = stage
@@ -60,8 +67,10 @@ class _ChangesIterator(ThroughIterator):
 
     def load_state_dict(self, state: State) -> None:
         inner, self.lane.reading.row, _ = unpack(state, self.saves)
+        self.lane.reading.known = self.lane.reading.row
         self._begin(state)
-        self.inner.load_state_dict(inner)
+        if inner is not None:
+            self.inner.load_state_dict(inner)
 
     def _begin(self, state: State | None) -> None:
         self.changes = rows_of_changes(state, self.stage.changes)
@@ -86,3 +95,50 @@ def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
             "changes of the mix; it is damaged or was edited"
         )
     return (*known, *[state["read"]] * (count - len(known)))
+
+
+def begin_changes(
+    states: Mapping[int, State | None], recipe: PlanRecipe, lanes: int
+) -> dict[int, State | None]:
+    """Return states of lanes that know all changes of a run: the new ones take place now.
+
+    Args:
+        states: Of the lanes that are known; None if nothing was read.
+        recipe: The order, with the changes.
+        lanes: How many lanes the run has in all.
+
+    Raises:
+        StateError: If lanes are missing that share a stream with one of these.
+    """
+    begun = dict(states)
+    count, streams = len(recipe.past), recipe.num_streams(lanes)
+    plan = recipe(lanes)
+    for stream in sorted({lane % streams for lane in states}) if count else ():
+        known = {lane: states.get(lane) for lane in range(stream, lanes, streams)}
+        found = {
+            lane: unpack(state, _ChangesIterator.saves)
+            for lane, state in known.items()
+            if state is not None
+        }
+        for lane in found:
+            rows_of_changes(known[lane], count)
+        if all(len(changes) == count for _, _, changes in found.values()):
+            continue
+        missing = sorted(known.keys() - states.keys())
+        if missing:
+            raise StateError(
+                f"another mix begins in lanes {', '.join(map(str, known))} together, but the state "
+                f"has nothing of {', '.join(map(str, missing))}; pass a global state or the states "
+                "of all ranks"
+            )
+        read = [
+            int(plan.stream_rows(lane, np.array([rows - 1]))[0]) + 1
+            for lane, (_, rows, _) in found.items()
+            if rows
+        ]
+        start = max(read, default=0)
+        for lane in known:
+            inner, rows, changes = found.get(lane, (None, 0, []))
+            changes = [*changes, *[start] * (count - len(changes))]
+            begun[lane] = {"inner": inner, "read": rows, "changes": changes}
+    return begun

@@ -102,7 +102,7 @@ class Hook:
 
 
 class HookRunner:
-    """A hook in one lane: knows how often it failed in a row."""
+    """A hook in one lane: knows how often it failed in a row, and in the worker at all."""
 
     def __init__(self, hook: Hook, lane: Lane) -> None:
         self.hook = hook
@@ -110,8 +110,8 @@ class HookRunner:
         self.function = hook.function
         self.record = hook.record
         self.failed_in_a_row = 0
-        self.failed = 0
-        self.succeeded = 0
+        # Hooks are known by identity: they hold functions of the user, equal to who knows what.
+        self.tally = lane.host.tallies[id(hook)]
 
     def __call__(self, argument: Any, address: Address) -> Any:
         """Return the output, an iterator of outputs, or SKIPPED.
@@ -141,7 +141,7 @@ class HookRunner:
         if output is None and self.hook.title is not None:
             raise self._nothing("returned", argument)
         self.failed_in_a_row = 0
-        self.succeeded += 1
+        self.tally.succeeded += 1
         self.record.succeeded = True
         return output
 
@@ -171,7 +171,7 @@ class HookRunner:
             if output is None and self.hook.title is not None:
                 raise self._nothing("yielded", argument)
             self.failed_in_a_row = 0
-            self.succeeded += 1
+            self.tally.succeeded += 1
             self.record.succeeded = True
             yield output
 
@@ -242,11 +242,12 @@ class HookRunner:
 
     def _intolerable(self) -> str | None:
         """Account for a failure, and return why it is one too many; None if it is not."""
-        hook = self.hook
-        self.failed += 1
+        hook, tally = self.hook, self.tally
+        tally.failed += 1
         self.failed_in_a_row += 1
-        # Behind the beginning of a lane it has succeeded, be it before a restore.
-        untried = not self.record.succeeded and not self.lane.present.batch
+        # Behind the beginning of a run it has succeeded, be it before a restore.
+        lane = self.lane
+        untried = not (self.record.succeeded or lane.present.batch or lane.host.has_begun)
         if untried and hook.untried_tolerance <= self.failed_in_a_row < hook.tolerance:
             return (
                 f"that makes {counted(self.failed_in_a_row, 'failure')}, and it has not succeeded "
@@ -259,10 +260,10 @@ class HookRunner:
                 "data or the hook, or raise the tolerance with @stateless(failure_tolerance=...); "
                 "0 tolerates any number"
             )
-        calls = self.failed + self.succeeded
-        if hook.rate is not None and calls >= RATED_CALLS and self.failed > hook.rate * calls:
+        calls = tally.failed + tally.succeeded
+        if hook.rate is not None and calls >= RATED_CALLS and tally.failed > hook.rate * calls:
             return (
-                f"that makes {self.failed} failures in {calls} calls, more than the tolerated "
+                f"that makes {tally.failed} failures in {calls} calls, more than the tolerated "
                 f"share of {hook.rate:g}. Correct the data or the hook, or raise the share with "
                 "@stateless(failure_rate=...)"
             )

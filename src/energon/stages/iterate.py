@@ -11,7 +11,7 @@ from typing import Any
 from energon.counting import counted
 from energon.errors import ConfigError
 from energon.stages.base import DatasetIterator
-from energon.stages.lane import Lane
+from energon.stages.lane import Host, Lane
 from energon.worker import WorkerConfig
 
 Lanes = deque[tuple[Lane, DatasetIterator[Any]]]
@@ -29,10 +29,14 @@ class IterableLanes:
     worker_config: WorkerConfig
     virtual_epoch_length: int
 
+    @property
+    def default_lanes(self) -> int:
+        """The number of lanes of a new run."""
+        return self.worker_config.lanes or self.worker_config.total_workers
+
     def __iter__(self) -> Iterator[Any]:
-        config = self.worker_config
-        lanes = config.default_lanes
-        mine = list(config.rank_lanes(lanes))
+        lanes = self.default_lanes
+        mine = list(self.worker_config.rank_lanes(lanes))
         number, workers = _torch_worker()
         if workers > len(mine):
             raise ConfigError(
@@ -40,7 +44,8 @@ class IterableLanes:
                 f"rank; use at most {len(mine)}, or WorkerConfig(lanes=...) with more lanes"
             )
         share = mine[number::workers]
-        batches = self._round_robin([Lane(lane, lanes) for lane in share])
+        host = Host()
+        batches = self._round_robin([Lane(lane, lanes, host=host) for lane in share])
         length = self.virtual_epoch_length
         return islice(batches, len(range(number, length, workers)) if length else None)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -25,13 +27,38 @@ class Reading:
     Args:
         plan: The order, if it is not that of the stage which reads.
         row: The row behind the last one that was ever handed on.
+        known: What that was when the lane was opened.
     """
 
     plan: Plan | None = None
     row: int = 0
+    known: int = 0
 
 
 Find = Callable[[int, int, int], int | None]
+
+
+@dataclass(eq=False)
+class Tally:
+    """How often a hook has succeeded and failed in a worker."""
+
+    succeeded: int = 0
+    failed: int = 0
+
+
+@dataclass(eq=False)
+class Host:
+    """What the lanes have in common that one worker hosts.
+
+    Args:
+        shared: What their stages share, by what only they know. Who uses it keeps it.
+        has_begun: Whether any of them has given a batch before.
+        tallies: What became of the calls of each hook, by what only those who call it know.
+    """
+
+    shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
+    has_begun: bool = False
+    tallies: defaultdict[Hashable, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
 
 @dataclass(eq=False)
@@ -89,6 +116,7 @@ class Lane:
         stride: What to multiply a row with, and
         offset: what to add to it, to get the number by which it is known outside.
         reading: By which plan and how far the lane is read.
+        host: What it shares with the other lanes of the worker.
     """
 
     number: int
@@ -102,6 +130,7 @@ class Lane:
     stride: int = 1
     offset: int = 0
     reading: Reading = field(default_factory=Reading)
+    host: Host = field(default_factory=Host)
 
     def enter(self, row: int, address: Address = (), *, several: bool = False) -> None:
         """Note that user code gets the sample of this row, or several that begin with it.

@@ -32,7 +32,7 @@ class MapDataset(Dataset[Any]):
     hooks: Callable[[Any], tuple[Hook, ...]]
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
-        return _MapIterator(self, lane)
+        return _MapIterator(self, lane, self.dataset.open(lane))
 
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
@@ -47,7 +47,7 @@ class MapDataset(Dataset[Any]):
                 "edited"
             )
         items = self.dataset.read_again(lane, [inner for inner, *_ in places])
-        iterator = _MapIterator(self, lane)
+        iterator = _MapIterator(self, lane, _NOTHING)
         return [
             item if item is SKIPPED else iterator.output(item, place)
             for item, place in zip(items, places, strict=True)
@@ -59,9 +59,13 @@ class MapDataset(Dataset[Any]):
         return apply_again(item, self.hooks(item), lane, address=flat(own), key=own, subs=subs)
 
 
+_NOTHING: DatasetIterator[Any] = DatasetIterator()
+"""For hooks that are run on items which are there already."""
+
+
 class _MapIterator(ApplyIterator):
-    def __init__(self, stage: MapDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset.open(lane), lane)
+    def __init__(self, stage: MapDataset, lane: Lane, inner: DatasetIterator[Any]) -> None:
+        super().__init__(inner, lane)
         self.hooks = stage.hooks
 
     @property

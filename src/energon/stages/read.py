@@ -3,6 +3,10 @@
 Rows are planned and samples are read in blocks, which grow from a single batch at the start
 (so that the first one comes at once) to what a good read takes. The position is one number,
 the row of the next sample, and reading can start at any.
+
+Lanes whose plan draws from the same slices are read together where one worker hosts several
+of them: a block then holds the next batches of all, in the order in which they are delivered.
+So it is no larger for many lanes than for one, and takes as few reads.
 """
 
 from __future__ import annotations
@@ -13,11 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from math import ceil
+from typing import Any, ClassVar, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from energon.errors import ConfigError, StateError
+from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
 from energon.samples.restore_key import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
@@ -27,6 +34,10 @@ MAX_PLANNED_ROWS = 4096
 """Rows planned at once; the cost per row of numpy calls is flat from about here on."""
 MAX_BLOCK_BYTES = 8 << 20
 """Bytes read at once for a lane: enough for full spans, little enough for hundreds of lanes."""
+
+
+PlanRows = Callable[[int, int], Rows]
+"""`rows(start, count)` of a lane."""
 
 
 class Reader(Protocol):
@@ -39,19 +50,30 @@ class Reader(Protocol):
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order."""
 
-    def look_ahead(self, rows: Callable[[int, int], Rows]) -> LookAhead | None:
-        """Return what fetches samples of a lane before they are read; None if nothing has to be.
+    def look_ahead(self, lanes_of_stream: int) -> LookAhead | None:
+        """Return what fetches samples of lanes before they are read; None if nothing has to be.
 
         Args:
-            rows: Returns rows of the lane, from a start and in a number.
+            lanes_of_stream: How many lanes read the same slices, all workers together.
         """
 
 
-class LookAhead(Protocol):
-    """Fetches what a lane will read."""
+class Reading(NamedTuple):
+    """What is read next of a lane."""
 
-    def move_to(self, row: int, count: int) -> None:
-        """Note that rows `row` to `row + count` are read next."""
+    lane: int
+    rows: PlanRows
+    """Returns rows of the lane, from a start and in a number."""
+    start: int
+    number: int
+    """How many rows."""
+
+
+class LookAhead(Protocol):
+    """Fetches what lanes will read that are read together."""
+
+    def move_to(self, readings: Sequence[Reading]) -> None:
+        """Note what is read next of each lane, and that what came before is not needed again."""
 
     def take_counts(self) -> Mapping[str, int]:
         """Return what happened since this was last called, by name, for statistics."""
@@ -125,26 +147,30 @@ class ReadDataset(Dataset[Any]):
         lane.present.finders[self.leaf, lane.stride, lane.offset] = find
 
 
+_GAP = object()
+"""In the place of a sample whose dataset is no longer there."""
+_NO_ROWS = Rows(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 class _ReadIterator(DatasetIterator[Any]):
     saves: ClassVar[Mapping[str, Kind]] = {"row": int}
 
     def __init__(self, stage: ReadDataset, lane: Lane) -> None:
-        self.reader = stage.reader
         self.stage = stage
-        self.plan: Plan | None = None
         self.lane = lane
         self.reading = lane.reading
-        self.max_block = max(
-            1,
-            min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, stage.reader.mean_sample_bytes))),
-        )
+        self.used_of_turn = 0
+        self._noted_row = 0
+        self._noted_batch = self.num_batches
         self._row = 0
-        self._planned: Rows | None = None
-        self._planned_start = 0
         self._block: list[Any] = []
         self._block_start = 0
-        self._ahead: LookAhead | None = None
-        self._next_block = 1
+        self._plan: Plan | None = None
+        self._planned = _NO_ROWS
+        self._planned_start = 0
+        self._ended = False
+        self._has_gaps = False
+        self._blocks = _blocks_of(self)
         stage.tell_numbers(lane)
 
     @property
@@ -155,15 +181,23 @@ class _ReadIterator(DatasetIterator[Any]):
     def place(self) -> Place:
         return self._row - 1
 
+    @property
+    def stop(self) -> int:
+        """The row behind the last one that was read, if it was not handed on yet."""
+        return self._block_start + len(self._block)
+
     def __next__(self) -> Any:
-        at = self._row - self._block_start
-        if at == len(self._block):
-            self._read(1)
-            at = 0
-        self._row += 1
-        if self._row > self.reading.row:
-            self.reading.row = self._row
-        return self._block[at]
+        while True:
+            at = self._row - self._block_start
+            if at == len(self._block):
+                self._read(1)
+                at = 0
+            self._row += 1
+            if self._row > self.reading.row:
+                self.reading.row = self._row
+            sample = self._block[at]
+            if sample is not _GAP:
+                return sample
 
     def take(self, count: int) -> list[Any]:
         samples: list[Any] = []
@@ -177,7 +211,7 @@ class _ReadIterator(DatasetIterator[Any]):
                 at = 0
             found = self._block[at : at + count - len(samples)]
             self._row += len(found)
-            samples += found
+            samples += [each for each in found if each is not _GAP] if self._has_gaps else found
         self.reading.row = max(self.reading.row, self._row)
         return samples
 
@@ -186,36 +220,238 @@ class _ReadIterator(DatasetIterator[Any]):
 
     def load_state_dict(self, state: State) -> None:
         (self._row,) = unpack(state, self.saves)
-        self._block_start = self._row
+        self._block, self._block_start = [], self._row
+        self._planned, self._planned_start = _NO_ROWS, self._row
+        self._noted_row = self._row
 
     def _read(self, wanted: int) -> None:
-        count = min(self.max_block, max(wanted, self._next_block))
-        self._next_block = min(self.max_block, 2 * count)
-        rows = self._plan_rows(count)
-        if not len(rows.leaf):
+        self._blocks.read(self, wanted)
+        if self._row == self.stop:
             raise StopIteration
-        if self._ahead is not None:
-            self._ahead.move_to(self._row, len(rows.leaf))
-        # The old block is dropped first: two of them would double the memory of a lane.
-        self._block = []
-        with _uncollected():
-            self._block = self.reader.read(rows)
-        if self._ahead is not None:
-            self.lane.counts.update(self._ahead.take_counts())
-        self._block_start = self._row
 
-    def _plan_rows(self, count: int) -> Rows:
-        at = self._row - self._planned_start
-        if self._planned is None or at + count > len(self._planned.leaf):
-            ahead = min(MAX_PLANNED_ROWS, max(count, 8 * self._next_block))
-            if self.plan is None:
-                # Not before: restoring the lane may decide it.
-                self.plan = self.reading.plan or self.stage.plan(self.lane.lanes)
-                self._ahead = self.reader.look_ahead(partial(self.plan.rows, self.lane.number))
-            self._planned = self.plan.rows(self.lane.number, self._row, ahead)
-            self._planned_start = self._row
-            at = 0
-        return self._planned.pick(slice(at, at + count))
+    @property
+    def plan(self) -> Plan:
+        """The order of the lane."""
+        if self._plan is None:
+            # Not before: restoring the lane may decide it.
+            self._plan = self.reading.plan or self.stage.plan(self.lane.lanes)
+        return self._plan
+
+    @property
+    def num_planned(self) -> int:
+        """How many of the next rows to be read are planned."""
+        return self._planned_start + len(self._planned.leaf) - self.stop
+
+    def set_planned(self, rows: Rows, *, wanted: int) -> None:
+        """Take what was planned from `stop` on; less than `wanted` is all that the lane has."""
+        self._planned, self._planned_start = rows, self.stop
+        self._ended = len(rows.leaf) < wanted
+
+    def has_planned(self, count: int) -> bool:
+        """Return whether so many of the next rows are planned, or all that there are."""
+        return self._ended or count <= self.num_planned
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all of the lane was read."""
+        return self._ended and not self.num_planned
+
+    def next_rows(self, count: int) -> Rows:
+        """Return the next rows to be read, of those that are planned."""
+        start = self.stop - self._planned_start
+        return self._planned.pick(slice(start, start + count))
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches the lane has made."""
+        return self.lane.present.batch or 0
+
+    @property
+    def new_batches(self) -> int:
+        """How many batches the lane has made since it was noted where it is."""
+        return self.num_batches - self._noted_batch
+
+    @property
+    def used_rows(self) -> int:
+        """How many rows it used for these, and for the one that it makes now."""
+        return self._row - self._noted_row + self.used_of_turn
+
+    def note(self, used_of_turn: int) -> None:
+        """Note where the lane is, and how many rows it has used for the batch that it makes."""
+        self.used_of_turn = used_of_turn
+        self._noted_row, self._noted_batch = self._row, self.num_batches
+
+    def drop_used(self) -> None:
+        """Let go of the samples that were handed on."""
+        at = self._row - self._block_start
+        self._block, self._block_start = self._block[at:], self._row
+
+    def extend(self, samples: list[Any], *, gaps: bool) -> None:
+        """Append what was read, with or without gaps."""
+        self._block += samples
+        self._has_gaps |= gaps
+
+
+class _Blocks:
+    """Reads blocks for lanes that are read together, or for one."""
+
+    def __init__(self, stage: ReadDataset, lanes_of_stream: int) -> None:
+        self._stage = stage
+        self._reader = stage.reader
+        self._lanes_of_stream = lanes_of_stream
+        # Whoever reads holds this and is not held by it, so that all goes with the last reader.
+        self._lanes: WeakValueDictionary[int, _ReadIterator] = WeakValueDictionary()
+        self._max_block = max(
+            1,
+            min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, self._reader.mean_sample_bytes))),
+        )
+        self._next_block = 1
+        self._turn_rows = 0.0
+        self._ahead: LookAhead | None = None
+        self._has_begun = False
+
+    def add(self, iterator: _ReadIterator) -> None:
+        """Read for one more lane, or for the same one from elsewhere."""
+        self._lanes[iterator.lane.number] = iterator
+
+    def read(self, first: _ReadIterator, wanted: int) -> None:
+        """Read the next rows of a lane, at least one unless it has ended, and of the others."""
+        count = min(self._max_block, max(wanted, self._next_block))
+        self._next_block = min(self._max_block, 2 * count)
+        if self._lanes.get(first.lane.number) is not first:
+            self.add(first)
+        lanes = self._in_order(first)
+        for lane in lanes:
+            lane.drop_used()
+        shares = self._share(lanes, count, wanted)
+        if not all(lane.has_planned(n) for lane, n in zip(lanes, shares, strict=True)):
+            self._plan(lanes, shares)
+        reading = [(lane, share) for lane, share in zip(lanes, shares, strict=True) if share]
+        rows = [lane.next_rows(share) for lane, share in reading]
+        counts = [len(each.leaf) for each in rows]
+        if not sum(counts):
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._ahead = self._reader.look_ahead(self._lanes_of_stream)
+        if self._ahead is not None:
+            due = dict.fromkeys(lanes, 0) | {
+                lane: number for (lane, _), number in zip(reading, counts, strict=True)
+            }
+            self._ahead.move_to(
+                [
+                    Reading(
+                        lane.lane.number,
+                        partial(lane.plan.rows, lane.lane.number),
+                        lane.stop,
+                        number,
+                    )
+                    for lane, number in due.items()
+                ]
+            )
+        together = (
+            rows[0] if len(rows) == 1 else Rows(*map(np.concatenate, zip(*rows, strict=True)))
+        )
+        gaps = bool((together.leaf < 0).any())
+        with _uncollected():
+            samples = (
+                self._read_between_gaps(together, reading) if gaps else self._reader.read(together)
+            )
+        if self._ahead is not None:
+            first.lane.counts.update(self._ahead.take_counts())
+        start = 0
+        for (lane, _), number in zip(reading, counts, strict=True):
+            lane.extend(samples[start : start + number], gaps=gaps)
+            start += number
+
+    def _read_between_gaps(
+        self, rows: Rows, reading: Sequence[tuple[_ReadIterator, int]]
+    ) -> list[Any]:
+        """Return the samples of `rows`, with gaps where the dataset is gone."""
+        for lane, share in reading:
+            again = np.arange(lane.stop, min(lane.stop + share, lane.reading.known))
+            # Whoever has read these rows before needs them again.
+            lane.plan.at(lane.lane.number, again)
+        samples: list[Any] = [_GAP] * len(rows.leaf)
+        there = np.flatnonzero(rows.leaf >= 0)
+        for place, sample in zip(there.tolist(), self._reader.read(rows.pick(there)), strict=True):
+            samples[place] = sample
+        return samples
+
+    def _plan(self, lanes: Sequence[_ReadIterator], shares: Sequence[int]) -> None:
+        """Plan the next rows of all lanes at once, at least those that are to be read."""
+        ahead = min(MAX_PLANNED_ROWS, 8 * self._next_block)
+        if len(lanes) > 1:
+            # The same number of batches of each, so that all lack rows at the same time.
+            turn = max(1, ceil(self._turn_rows))
+            ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, ahead // len(lanes)))
+            ahead = 0 if 2 * sum(shares) > MAX_PLANNED_ROWS else ahead // turn * turn
+        wanted = [
+            (lane.lane.number, lane.stop, max(share, ahead))
+            for lane, share in zip(lanes, shares, strict=True)
+        ]
+        planned = plan_together(lanes[0].plan, wanted)
+        for lane, rows, (*_, count) in zip(lanes, planned, wanted, strict=True):
+            lane.set_planned(rows, wanted=count)
+
+    def _in_order(self, first: _ReadIterator) -> list[_ReadIterator]:
+        """Return the lanes in the order in which they make the next batches."""
+        if len(self._lanes) == 1:
+            return [first]
+        others = [lane for lane in self._lanes.values() if lane is not first]
+        others.sort(key=lambda each: (each.num_batches, each.lane.number))
+        return [first, *others]
+
+    def _share(self, lanes: Sequence[_ReadIterator], count: int, wanted: int) -> list[int]:
+        """Return how many rows of each lane to read: those that are needed first, `count` in all.
+
+        What was read and not handed on counts, too; the first lane gets a row in any case.
+        """
+        if len(lanes) == 1:
+            return [count]
+        turn = max(wanted, ceil(self._rows_of_turn(lanes)))
+        missing = [turn - (lane.stop - lane.row) for lane in lanes]
+        missing[0] = max(wanted, turn - lanes[0].used_of_turn)
+        room = count - sum(lane.stop - lane.row for lane in lanes)
+        shares = [0] * len(lanes)
+        shares[0] = min(missing[0], max(room, min(wanted, count)))
+        room -= shares[0]
+        missing[0] -= shares[0]
+        places = [place for place, lane in enumerate(lanes) if not lane.is_exhausted]
+        while room > 0 and places:
+            for place in places:
+                share = max(0, min(missing[place], room))
+                shares[place] += share
+                missing[place] -= share - turn
+                room -= share
+        return shares
+
+    def _rows_of_turn(self, lanes: Sequence[_ReadIterator]) -> float:
+        """Return how many rows a batch took lately, on average."""
+        # All but the first are between two batches.
+        first, *others = lanes
+        batches = sum(lane.new_batches for lane in others)
+        if batches > 0:
+            self._turn_rows = sum(lane.used_rows for lane in others) / batches
+        for lane in others:
+            lane.note(0)
+        first.note(max(0, round(first.used_rows - first.new_batches * self._turn_rows)))
+        return self._turn_rows
+
+
+def _blocks_of(iterator: _ReadIterator) -> _Blocks:
+    """Return what reads for a lane: the same for lanes of a worker that read the same slices."""
+    lane, stage, plan = iterator.lane, iterator.stage, iterator.reading.plan
+    together = 1 if plan is None else plan.lanes_of_stream
+    if together == 1:
+        blocks = _Blocks(stage, 1)
+    else:
+        stream = lane.number % (lane.lanes // together)
+        # Stages are known by identity: what they hold may not be hashable. The blocks hold the
+        # stage, so no other one gets its number.
+        blocks = lane.host.shared.setdefault((id(stage), stream), _Blocks(stage, together))
+    blocks.add(iterator)
+    return blocks
 
 
 @contextmanager

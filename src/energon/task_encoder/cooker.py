@@ -127,7 +127,7 @@ def stateless(
             they are seeded once a batch.
         failure_tolerance: How many failures in a row end the run, 0 for never; None for that of
             the task encoder.
-        failure_rate: Which share of the samples may fail, 0 to 1, judged in each lane from
+        failure_rate: Which share of the samples may fail, 0 to 1, judged in each worker from
             1,000 samples on; None for that of the task encoder.
         error_handler: Called as `error_handler(exception, sample, sources)` for each failure
             that is tolerated; None for that of `WorkerConfig`.

@@ -14,13 +14,14 @@ from energon.counting import counted
 from energon.errors import ConfigError, StateError
 from energon.plan.mix import Mix
 from energon.plan.recipe import PlanRecipe
-from energon.plan.seeds import ORDER_VERSION
+from energon.plan.rows import Plan
 from energon.samples.restore_key import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, Place, State
-from energon.stages.changes import ChangesDataset, rows_of_changes
+from energon.stages.changes import ChangesDataset, begin_changes, rows_of_changes
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane, Present
+from energon.task_encoder.train_plan import default_lanes, streams
 from energon.worker import WorkerConfig
 
 _OUTCOMES = ("skipped", "failed")
@@ -119,6 +120,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         restart: Whether each pass starts from the beginning (validation) or goes on.
         batch_drop_last: Whether a batch that is not full does not count in the length.
         batch_rows: How many rows every batch takes, unless hooks skip some; None if that differs.
+        grouping: Whether samples wait for others of their group.
     """
 
     stage: Dataset[Any]
@@ -132,6 +134,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     restart: bool = False
     batch_drop_last: bool = False
     batch_rows: int | None = None
+    grouping: bool = False
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
@@ -139,6 +142,19 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             raise ConfigError(
                 f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
             )
+
+    @property
+    def default_lanes(self) -> int:
+        """The number of lanes of a new run."""
+        config = self.worker_config
+        if self.grouping or self.packing_buffer_size:
+            return config.lanes or config.total_workers
+        return default_lanes(self.plan, config, batch_size=self.batch_size or 1)
+
+    @property
+    def default_streams(self) -> int | None:
+        """How many streams the lanes of a new run share; None for as many as there are."""
+        return streams(self.worker_config)
 
     def __repr__(self) -> str:
         leaves = self.plan.leaves
@@ -151,7 +167,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     def __len__(self) -> int:
         """Return how many batches this rank delivers in an epoch."""
         config = self.worker_config
-        lanes = config.default_lanes
+        lanes = self.default_lanes
         batches = [self.num_batches(lane, lanes) for lane in config.rank_lanes(lanes)]
         if None not in batches:
             total = sum(count or 0 for count in batches)
@@ -188,7 +204,21 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return self._planned_stage(lane).open(lane)
 
     def _planned_stage(self, lane: Lane) -> Dataset[Any]:
-        return ChangesDataset(self.stage, self.plan(lane.lanes), len(self.plan.past))
+        return ChangesDataset(self.stage, self._plan_of(lane.lanes), len(self.plan.past))
+
+    def _plan_of(self, lanes: int) -> Plan:
+        """Return the plan; the same one each time, for all that it finds out."""
+        known = self.__dict__.setdefault("_plans", {})
+        if lanes not in known:
+            known[lanes] = self.plan(lanes)
+        plan: Plan = known[lanes]
+        return plan
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
 
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.stage.num_items(lane, lanes)
@@ -280,7 +310,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             raise StateError(f"{key!r} is not a restore key; pass the __restore_key__ of a batch")
         lane = Lane(
             number=0,
-            lanes=lanes or self.worker_config.default_lanes,
+            lanes=lanes or self.default_lanes,
             seed=self.plan.seed,
             present=Present(batch=None, batch_rows=self.batch_rows),
         )
@@ -295,14 +325,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         """Return all that decides the order, as JSON: a state fits only where it is equal."""
         plan = self.plan
         return {
-            "order_version": ORDER_VERSION,
-            "kind": plan.kind,
-            "seed": plan.seed,
+            **plan.to_json(),
             "lanes": lanes,
-            "repeat": plan.repeat,
-            **({"stripe": plan.stripe} if plan.is_striped else {}),
-            "shuffle_window": plan.shuffle_window,
-            **self._mix_fingerprint(),
             "batch_size": self.batch_size,
             "packing_buffer_size": self.packing_buffer_size,
             "leaves": {
@@ -316,39 +340,48 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             },
         }
 
-    def _mix_fingerprint(self) -> dict[str, Any]:
-        plan = self.plan
-        if plan.kind != "blend":
-            return {}
-        past = {"mix_before": list(plan.past)} if plan.past else {}
-        return {"mix": plan.mix_json(), "unit": plan.unit, **past}
-
     def continuing(self, fingerprint: Mapping[str, Any]) -> SavableDataset:
         """Return this pipeline for a run that was saved with `fingerprint`.
 
-        If the mix was another one, it ends where the lanes were read to, and that of this
-        pipeline begins there.
+        Its lanes share samples as they did. If the mix was another one, it ends where the lanes
+        were read to, and that of this pipeline begins there.
 
         Raises:
             StateError: If epochs could not go on with this mix.
         """
-        plan = self.plan.continuing(
-            fingerprint.get("mix"),
-            fingerprint.get("mix_before", ()),
-            unit=fingerprint.get("unit", 1),
-            batch_size=fingerprint.get("batch_size") or 1,
-        )
-        if inexact := self._breaks_epochs(fingerprint):
+        changed = replace(self, plan=self.plan.continuing(fingerprint))
+        if inexact := changed._breaks_epochs(fingerprint):
             log.warning(
                 "samples of the epochs in progress may come twice or not at all, since %s differ "
                 "from what the state was saved with",
                 ", ".join(inexact),
             )
-        return replace(self, plan=plan)
+        return changed
+
+    def begin_mix(
+        self, fingerprint: Mapping[str, Any], states: Mapping[int, State | None], lanes: int
+    ) -> dict[int, State | None]:
+        """Return saved states of lanes, in which the mix of this pipeline has begun.
+
+        It begins with the first row that no lane of a stream has read.
+
+        Args:
+            fingerprint: What the run was saved with.
+            states: Of the lanes that are known; None at the beginning.
+            lanes: How many lanes the run has in all.
+
+        Raises:
+            StateError: If lanes are missing that share a stream with one of these.
+        """
+        return begin_changes(states, self.plan.continuing(fingerprint), lanes)
+
+    def restarted(self) -> SavableDataset:
+        """Return this pipeline for another pass over the data, from the beginning."""
+        return replace(self, plan=replace(self.plan, eras=())) if self.plan.eras else self
 
     def _breaks_epochs(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the differences after which epochs that have begun are not exact."""
-        present = self.fingerprint(self.worker_config.default_lanes)
+        present = self.fingerprint(self.default_lanes)
         names = ("kind", "seed", "repeat", "stripe", "shuffle_window", "packing_buffer_size")
         found = [name for name in names if saved.get(name) != present.get(name)]
         before, now = saved.get("leaves"), present["leaves"]
@@ -360,7 +393,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def config(self) -> dict[str, Any]:
         """Return a description of the pipeline as plain data."""
-        return self.fingerprint(self.worker_config.default_lanes)
+        return self.fingerprint(self.default_lanes)
 
 
 def _at_row(state: State, row: int) -> State:

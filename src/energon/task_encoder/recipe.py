@@ -36,7 +36,7 @@ from energon.task_encoder.join_hooks import leaf_hooks
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import SampleHooks
 from energon.task_encoder.settings import BatchSettings, TrainSettings, ValidationSettings
-from energon.task_encoder.train_plan import train_plan
+from energon.task_encoder.train_plan import streams, train_plan
 from energon.worker import WorkerConfig
 
 
@@ -54,7 +54,7 @@ def train_recipe(
     """
     return Recipe(
         opened=tuple(opened),
-        plan=train_plan(resolved, opened, settings, seed=worker_config.seed_offset),
+        plan=train_plan(resolved, opened, settings, worker_config),
         encoder=encoder,
         settings=settings,
         worker_config=worker_config,
@@ -79,6 +79,7 @@ def validation_recipe(
         seed=worker_config.seed_offset,
         repeat=False,
         stripe=settings.batch_size or 1,
+        streams=streams(worker_config),
     )
     return Recipe(
         opened=tuple(opened),
@@ -191,6 +192,7 @@ class Recipe:
             virtual_epoch_length=self._epoch_length,
             restart=not self.training,
             batch_drop_last=settings.batch_drop_last,
+            grouping=self._groups,
         )
 
     @cached_property

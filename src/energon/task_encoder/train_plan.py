@@ -14,16 +14,18 @@ from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.settings import TrainSettings
+from energon.worker import WorkerConfig
 
 PARALLEL_SLICES = 16
+MIN_BATCHES_OF_LANE = 8
+"""Batches that a lane of finite data has at least, for there to be more lanes than workers."""
 
 
 def train_plan(
     resolved: LeafList,
     opened: Sequence[OpenedLeaf],
     settings: TrainSettings,
-    *,
-    seed: int,
+    workers: WorkerConfig,
 ) -> PlanRecipe:
     """Return the order of a training run over leaves that are mixed as `resolved` says.
 
@@ -35,13 +37,14 @@ def train_plan(
     plan = PlanRecipe(
         kind="blend" if is_blend or endless else "epochized",
         leaves=tuple(_plan_leaf(leaf, settings) for leaf in opened),
-        seed=seed,
+        seed=workers.seed_offset,
         repeat=settings.repeat,
         stripe=settings.batch_size or 1,
         shuffle_window=settings.shuffle_buffer_size or 0,
         sources=resolved.sources,
         mix=resolved.mix,
         batch_size=settings.batch_size or 1,
+        streams=streams(workers),
     )
     if is_blend and (settings.blend_unit or resolved.unit) == "batch":
         _check_batches(settings)
@@ -58,6 +61,27 @@ def train_plan(
             "samples a batch takes; schedule them in samples (schedule_unit: samples)"
         )
     return plan
+
+
+def streams(workers: WorkerConfig) -> int | None:
+    """Return how many groups of lanes read the same slices: one for each worker of the run.
+
+    None, if the user chose the lanes: then the order must not depend on workers.
+    """
+    return workers.total_workers if workers.lanes is None else None
+
+
+def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -> int:
+    """Return the number of lanes of a new run whose stages hold no samples back.
+
+    Where data end, the last batch of a lane is smaller by what hooks skip. With few batches
+    that would be felt, so there are no more lanes than workers then.
+    """
+    lanes = workers.default_lanes
+    rows = plan(workers.lanes or workers.total_workers).num_rows(0)
+    if rows is None or rows * workers.total_workers >= MIN_BATCHES_OF_LANE * batch_size * lanes:
+        return lanes
+    return workers.lanes or workers.total_workers
 
 
 def _plan_leaf(leaf: OpenedLeaf, settings: TrainSettings) -> PlanLeaf:

@@ -48,6 +48,11 @@ class LanePipeline:
     restart = False
 
     @property
+    def default_lanes(self) -> int:
+        """The number of lanes of a new run: each has its part of the shards, as workers have."""
+        return self.worker_config.total_workers
+
+    @property
     def virtual_epoch_length(self) -> int:
         """Batches of a rank after which a loop ends; 0 means where the data ends."""
         if not self.dataset.extent.goes_on:

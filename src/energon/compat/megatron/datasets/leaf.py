@@ -186,8 +186,18 @@ class _Numbered:
     def lanes(self) -> int:
         return self.plan.lanes
 
-    def at(self, lane: int, rows: Ints) -> Rows:
-        return self._renumber(self.plan.at(lane, rows))
+    @property
+    def lanes_of_stream(self) -> int:
+        return self.plan.lanes_of_stream
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        return self.plan.stream_rows(lane, rows)
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        return self.plan.rows_before(lane, stream_row)
+
+    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
+        return self._renumber(self.plan.at(lane, rows, gaps=gaps))
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
         return replace(self, plan=self.plan.with_changes(lane, rows))

@@ -99,7 +99,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         """Return how many items a lane yields in a pass: that of a worker, or lane 0."""
-        return self.num_items(worker_idx or 0, self.worker_config.default_lanes) or 0
+        return self.num_items(worker_idx or 0, self.default_lanes) or 0
 
     def len_rank(self) -> int:
         """Return how many items this rank gets in a pass."""
@@ -108,7 +108,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
     def __len__(self) -> int:
         if self.virtual_epoch_length:
             return self.virtual_epoch_length
-        lanes = self.worker_config.default_lanes
+        lanes = self.default_lanes
         counts = [self.num_items(lane, lanes) for lane in self.worker_config.rank_lanes(lanes)]
         if None in counts:
             raise TypeError(f"{type(self).__name__} has no end, so it has no length")
@@ -134,7 +134,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         config = self.worker_config
         lane = Lane(
             number=0,
-            lanes=lanes or config.default_lanes,
+            lanes=lanes or self.default_lanes,
             seed=config.seed_offset,
             present=Present(batch=None),
         )

@@ -1,0 +1,147 @@
+"""Give a saved run another number of lanes.
+
+States go on exactly with the lanes that they have. Other lanes are for world sizes that do not
+divide these: the position in every dataset is kept to the sample, the number of the next batch to
+one of each new lane. What lanes held back for packing or groups counts as not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon.counting import counted
+from energon.errors import ConfigError
+from energon.loader.state import COVERS, LanePosition, read_positions
+from energon.plan.era import end_era
+from energon.plan.recipe import PlanRecipe
+from energon.plan.rows import Plan
+from energon.stages.base import State, unpack_some
+
+
+class Relaned(NamedTuple):
+    """A state with other lanes, and what that cost."""
+
+    state: State
+    again: int
+    """Samples of the epochs in progress that may come again."""
+    left_out: int
+    """Samples of these epochs that may be left out."""
+
+    def describe(self) -> str:
+        """Return what it has, and what that cost, in words."""
+        lanes = counted(self.state["lanes"], "lane")
+        if not (self.again or self.left_out):
+            return f"{lanes}; no sample comes again or is left out"
+        return (
+            f"{lanes}; of the epochs in progress, up to {counted(self.again, 'sample')} may come "
+            f"again and up to {self.left_out:,} may be left out; all later epochs are exact"
+        )
+
+
+def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
+    """Return a merged state of all lanes of a run with another number of lanes.
+
+    Args:
+        state: The state.
+        lanes: The new number.
+        streams: How many streams they share; None for as many, see `DealtPlan`.
+
+    Raises:
+        StateError: If lanes are missing, or the pipeline has no plan.
+    """
+    old, about = state["lanes"], state["fingerprint"]
+    positions = read_positions(state, range(old))
+    recipe = PlanRecipe.from_json(about)
+    packing = about.get("packing_buffer_size") or 0
+    rows: dict[int, int] = {}
+    changes: dict[int, tuple[int, ...]] = {}
+    num_held = 0
+    for lane, position in positions.items():
+        saved = position.saved_state()
+        read, known = _read(saved)
+        held = min(read, _held(saved, packing))
+        rows[lane] = read - held
+        num_held += held
+        stream = lane % recipe.num_streams(old)
+        changes[stream] = max(known, changes.get(stream, ()), key=len)
+    ended = end_era(recipe, rows, streams=streams, stripe=about["batch_size"] or 1, changes=changes)
+    skip_rows = _moved(positions, rows, recipe, changes, ended.recipe(lanes))
+    order = {name: about[name] for name in ("mix",) if name in about}
+    kept = {name: value for name, value in about.items() if name not in recipe.to_json()}
+    relaned = {
+        **{name: value for name, value in state.items() if name != COVERS},
+        "lanes": lanes,
+        "fingerprint": {**ended.recipe.to_json(), **order, **kept, "lanes": lanes},
+        "positions": _positions(positions, lanes, skip_rows),
+    }
+    return Relaned(
+        relaned,
+        sum(ended.again.values()) + num_held,
+        sum(ended.left_out.values()) + num_held,
+    )
+
+
+def _moved(
+    positions: Mapping[int, LanePosition],
+    rows: Mapping[int, int],
+    recipe: PlanRecipe,
+    changes: Mapping[int, tuple[int, ...]],
+    after: Plan,
+) -> dict[int, list[int]]:
+    """Return, by lane, the rows that are to be left out from now on, where they come."""
+    found: dict[int, list[int]] = {}
+    plan = recipe(len(positions))
+    for lane, position in positions.items():
+        ahead = [row for row in position.skip_rows if row >= rows[lane]]
+        if not ahead:
+            continue
+        changed = plan.with_changes(lane, changes[lane % recipe.num_streams(len(positions))])
+        columns = (column.tolist() for column in changed.at(lane, np.array(ahead, np.int64)))
+        for leaf, epoch, ordinal in zip(*columns, strict=True):
+            with suppress(ConfigError):  # drawn with replacement
+                place = after.find(leaf, epoch, ordinal)
+                if place is not None:
+                    found.setdefault(place[0], []).append(place[1])
+    return found
+
+
+def _positions(
+    positions: Mapping[int, LanePosition], lanes: int, skip_rows: Mapping[int, list[int]]
+) -> dict[str, Any]:
+    """Return new positions, as JSON, that have done as many batches as the old ones together."""
+    total = sum(position.batches for position in positions.values())
+    of_epoch = sum(position.epoch_batches for position in positions.values())
+    batches = (total + lanes // 2) // lanes
+    ended = all(position.ended for position in positions.values())
+    return {
+        str(lane): LanePosition(
+            batches=batches,
+            epoch_batches=(of_epoch + lanes - 1 - lane) // lanes,
+            skip_rows=tuple(skip_rows.get(lane, ())),
+            ended=ended,
+        ).to_json()
+        for lane in range(lanes)
+    }
+
+
+def _read(saved: State | None) -> tuple[int, tuple[int, ...]]:
+    """Return how many rows a lane has read, and at which rows of its stream the mix changed."""
+    if saved is None:
+        return 0, ()
+    (rows, changes), _ = unpack_some(saved, {"read": int, "changes": list})
+    return rows, tuple(changes)
+
+
+def _held(saved: Any, packing: int) -> int:
+    """Return how many of the rows that a lane has read wait for others."""
+    if not isinstance(saved, Mapping):
+        return 0
+    waiting = saved.get("waiting")
+    held = len(waiting) if isinstance(waiting, list) else 0
+    if "carried" in saved and "group" in saved:
+        held += packing
+    return held + sum(_held(value, packing) for value in saved.values())
