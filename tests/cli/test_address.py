@@ -7,7 +7,7 @@ import json
 import pytest
 
 from energon.errors import ConfigError
-from energon.io.files import delete_file, list_files, write_text
+from energon.io.files import delete_file, list_files, write_bytes, write_text
 from energon.prepare.writers.shard_writer import ShardWriter
 from energon.prepare.writers.tar_writer import TarWriter
 from energon.stages.quarantine import Quarantine
@@ -37,6 +37,14 @@ def test_a_dataset_in_a_bucket_is_prepared_and_described(address):
     assert about["samples"] == 60
     assert about["sample_type"] == "CrudeWebdataset"
     assert len(train(address, batches=5)[0]) == 5
+
+
+def test_who_prepares_files_in_a_bucket_is_told_to_pack_them(s3):
+    write_bytes(f"{s3.address}/raw/1.jpg", jpeg(1))
+    done = run("prepare", f"{s3.address}/raw", *PREPARE)
+    assert done.exit_code == 2
+    pack = f"`energon pack {s3.address}/raw {s3.address}/raw_packed`"
+    assert f"it has files (.jpg) and no shards; {pack}" in done.output
 
 
 def test_a_second_preparation_needs_to_be_confirmed(address):

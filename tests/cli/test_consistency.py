@@ -116,6 +116,29 @@ def test_old_names_of_options_go_on_working(tmp_path):
     assert run("verify", root, "--workers", "1").exit_code == 0
 
 
+def test_options_that_mean_nothing_for_what_is_prepared_are_refused(tmp_path):
+    root = make_crude(tmp_path / "ds", [3])
+    (tmp_path / "mix.yaml").write_text("splits: {train: {path: ds}}")
+    assert run("prepare", tmp_path / "mix.yaml", "--non-interactive", "-q").exit_code == 0
+    done = run("prepare", tmp_path / "mix.yaml", "--exclude-from", "x", "--split-ratio", "8,1,1")
+    assert done.exit_code == 2
+    said = "is a metadataset, for which --split-ratio, --exclude-from cannot count"
+    assert said in " ".join(done.output.split())
+    split = (root / ".nv-meta/split.yaml").read_text()
+    done = run("prepare", root, "--tar-index-only", "--split-ratio", "8,1,1")
+    assert done.exit_code == 2
+    assert "for which --split-ratio cannot count" in " ".join(done.output.split())
+    assert run("prepare", root, "--tar-index-only", "--workers", "1").exit_code == 0
+    assert (root / ".nv-meta/split.yaml").read_text() == split
+
+
+def test_addresses_of_files_are_paths(tmp_path):
+    root = make_crude(tmp_path / "a folder", [3])
+    for command in ("info", "lint", "preview", "plan", "verify"):
+        done = run(command, root.as_uri())
+        assert done.exit_code == 0, done.output
+
+
 def test_preview_beyond_the_end_is_an_error(tmp_path):
     root = make_crude(tmp_path / "ds", [3])
     done = run("preview", root, "--start", "3")

@@ -86,6 +86,32 @@ def test_buckets_prefixes_and_what_is_not_prepared_are_told_apart(s3, address, s
         dataset_kind(address.format(root=s3.address))
 
 
+@pytest.mark.parametrize(
+    ("names", "address", "said"),
+    [
+        (["1.jpg", "2.jpg"], "raw", "has files (.jpg) and no shards; `energon pack {raw} {raw}_p"),
+        (["a.csv", "b.csv"], "raw", "has tables (.csv); `energon pack {raw} {raw}_packed`"),
+        (["a.tar.gz"], "raw", "has compressed archives; `energon pack {raw} {raw}_packed`"),
+        (["t.csv"], "raw/t.csv", "is a table; `energon pack {raw}/t.csv {raw}/t_packed`"),
+        (["t.tar"], "raw/t.tar", "is a shard; `energon prepare {raw}` makes"),
+    ],
+)
+def test_of_what_lies_in_a_store_is_said_how_it_becomes_a_dataset(s3, names, address, said):
+    for name in names:
+        write_bytes(f"{s3.address}/raw/{name}", b"x")
+    message = f"{s3.address}/{address} {said.format(raw=f'{s3.address}/raw')}"
+    with pytest.raises(DatasetNotFoundError, match=re.escape(message)):
+        dataset_kind(f"{s3.address}/{address}")
+
+
+def test_nobody_is_told_to_write_beside_a_bucket():
+    write_bytes("memory://photos-in-here/1.jpg", b"x")
+    with pytest.raises(
+        DatasetNotFoundError, match=r"`energon pack memory://photos-in-here TARGET`"
+    ):
+        dataset_kind("memory://photos-in-here")
+
+
 def test_web_servers_are_not_asked_for_what_they_cannot_list(tmp_path):
     with (
         web_server(tmp_path) as server,

@@ -219,6 +219,45 @@ def test_the_command_prepares_describes_and_checks_it(path):
     assert (result.exit_code, result.output) == (0, "40 samples: no problems\n")
 
 
+def test_what_a_quarantine_file_lists_is_left_out(path, tmp_path):
+    assert run("lint", path, "--quarantine", tmp_path / "none.jsonl").exit_code == 0
+    assert run("prepare", path, "--exclude-from", tmp_path / "none.jsonl").exit_code == 0
+    assert not (tmp_path / "lines.jsonl.split.yaml").exists()
+    (tmp_path / "bad.txt").write_text("lines.jsonl/3\n5\n")
+    assert run("prepare", path, "--exclude-from", tmp_path / "bad.txt").exit_code == 0
+    kept = [n for n in range(N) if n not in (3, 5)]
+    for split in ("train", "val"):
+        assert numbers(JsonlSource(path, split_part=split).read(np.arange(N - 2))) == kept
+    (tmp_path / "more.jsonl").write_text('{"shard": "lines.jsonl", "key": "7", "reason": "x"}\n')
+    again = ("prepare", path, "--exclude-from", tmp_path / "more.jsonl", "--split-ratio", "1")
+    assert run(*again).exit_code == 0
+    about = json.loads(run("info", path, "--json").output)
+    assert about["splits"] == {"train": {"samples": N - 3, "shards": 1, "excluded": 3}}
+
+
+def test_what_a_quarantine_file_lists_must_be_there(path, tmp_path):
+    (tmp_path / "bad.txt").write_text("40\n")
+    done = run("prepare", path, "--exclude-from", tmp_path / "bad.txt")
+    assert done.exit_code == 2
+    assert f"{tmp_path}/bad.txt: '40' is excluded, but there are only" in done.output
+    assert not (tmp_path / "lines.jsonl.split.yaml").exists()
+
+
+@pytest.mark.parametrize("command", ["prepare", "index"])
+def test_options_that_mean_nothing_for_jsonl_files_are_refused(path, command):
+    given = {
+        "prepare": ["--exclude", "x", "--sample-type", "TextSample", "--checksum"],
+        "index": ["--engine", "local", "--checksum"],
+    }[command]
+    done = run(command, path, *given)
+    assert done.exit_code == 2
+    names = ", ".join(option for option in given if option.startswith("--"))
+    for name in names.split(", "):
+        assert name in done.output
+    assert "is a JSONL file, for which" in done.output
+    assert run(command, path, "--workers", "2", "--no-progress", "--reindex").exit_code == 0
+
+
 @pytest.mark.parametrize(("suffix", "advice"), [(".gz", "gunzip -k"), (".zst", "zstd -d")])
 def test_compressed_files_are_refused_with_the_command_that_unpacks_them(tmp_path, suffix, advice):
     path = tmp_path / f"x.jsonl{suffix}"

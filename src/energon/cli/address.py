@@ -52,10 +52,11 @@ def check_engine(path: EPath, engine: Engine) -> None:
         )
 
 
-def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> None:
+def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> Any:
     """Run the command of `context` again, on a local folder that stands for a remote dataset.
 
-    What it changes there is uploaded if it succeeds. Media are not looked at.
+    What it changes there is uploaded if it succeeds. Media are not looked at. Returns what the
+    command returns.
     """
     from energon.prepare.index.index import IndexOptions
     from energon.prepare.remote import standing_in
@@ -73,4 +74,4 @@ def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] 
             )
         # Every shard is indexed by now; the shards of the folder have no content.
         context.meta[STANDS_FOR] = path
-        context.invoke(context.command, **{**given, "path": folder, "reindex": False})
+        return context.invoke(context.command, **{**given, "path": folder, "reindex": False})

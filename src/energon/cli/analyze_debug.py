@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from energon.cli.echo import echo
+from energon.cli.echo import echo, echo_json
 from energon.counting import counted
 
 
@@ -20,7 +20,8 @@ from energon.counting import counted
 )
 @click.option("--include-modality", default="train", show_default=True, help="train, val or both.")
 @click.option("--most", type=click.IntRange(1), default=10, show_default=True, help="Keys shown.")
-def command(logs: tuple[Path, ...], include_modality: str, most: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: bool) -> None:
     """Count the samples in LOGS that LogSampleDataset wrote: how often which one came.
 
     \b
@@ -35,12 +36,23 @@ def command(logs: tuple[Path, ...], include_modality: str, most: int) -> None:
         )
     keys = Counter(key for line in lines for key in line.get("keys") or ())
     ranks = Counter(line["r"] for line in lines)
+    times = Counter(keys.values())
+    if as_json:
+        about = {
+            "batches": len(lines),
+            "samples": keys.total(),
+            "different": len(keys),
+            "ranks": {str(rank): number for rank, number in sorted(ranks.items())},
+            "seen": {str(number): seen for number, seen in sorted(times.items())},
+            "most": [{"key": key, "times": number} for key, number in keys.most_common(most)],
+        }
+        echo_json(about)
+        return
     batches = counted(len(lines), "batch", grouped=True)
     samples = counted(keys.total(), "sample", grouped=True)
     echo(f"{batches}, {samples}, {counted(len(keys), 'different one', grouped=True)}")
     for rank, number in sorted(ranks.items()):
         echo(f"rank {rank}: {counted(number, 'batch', grouped=True)}")
-    times = Counter(keys.values())
     for number, seen in sorted(times.items()):
         often = counted(number, "time")
         echo(f"seen {often}: {counted(seen, 'sample', grouped=True)}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
 import click
 
@@ -18,3 +20,8 @@ def echo_lines(lines: Iterable[str], *, err: bool = False) -> None:
     """Print lines, each as `echo` does."""
     for line in lines:
         echo(line, err=err)
+
+
+def echo_json(about: Any) -> None:
+    """Print plain data as JSON, whose escapes make names safe."""
+    click.echo(json.dumps(about, indent=2))

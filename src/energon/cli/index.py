@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from energon.cli.address import ADDRESS, run_on_stand_in
+from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
 from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
@@ -17,10 +17,13 @@ from energon.io.epath import AnyPath
 @click.command("index")
 @click.argument("path", type=ADDRESS)
 @click.option("--no-sqlite", is_flag=True, help="Leave index.sqlite out.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @indexing_options
 @allow_option
 @click.pass_context
-def command(context: click.Context, /, path: AnyPath, no_sqlite: bool, **indexing: Any) -> None:
+def command(
+    context: click.Context, /, path: AnyPath, no_sqlite: bool, as_json: bool, **indexing: Any
+) -> None:
     """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.
 
     Takes the shards that the dataset consists of, reads those again that have changed, and
@@ -39,8 +42,8 @@ def command(context: click.Context, /, path: AnyPath, no_sqlite: bool, **indexin
         run_on_stand_in(context, path)
         return
     if is_jsonl(path):
-        prepare_jsonl_command(path, None)
+        prepare_jsonl_command(context, path, as_json=as_json)
         return
     with open_indexing(sqlite=not no_sqlite, **indexing) as how:
         info = reindex_dataset(path, how)
-    show_size(info)
+    show_size(info, context.meta.get(STANDS_FOR, path), as_json=as_json)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from energon.cli.echo import echo
+from energon.cli.echo import echo, echo_json
 from energon.cli.verbosity import is_quiet, is_verbose
 from energon.counting import counted
+from energon.io.address import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from energon.formats.meta.info import DatasetInfo
+    from energon.io.epath import AnyPath
     from energon.prepare.dataset import Indexing
     from energon.prepare.engines import EngineName
 
@@ -96,8 +98,12 @@ def open_indexing(
         )
 
 
-def show_size(info: DatasetInfo) -> None:
-    """Say on standard error how large a dataset is."""
+def show_size(info: DatasetInfo, path: AnyPath, *, as_json: bool, **more: Any) -> None:
+    """Say how large a dataset is: in words on standard error, or as JSON with `more`."""
+    if as_json:
+        size = {"samples": info.num_samples, "shards": len(info.shard_counts)}
+        echo_json({"path": redact(path), **size, **more})
+        return
     if is_quiet():
         return
     shards = counted(len(info.shard_counts), "shard")

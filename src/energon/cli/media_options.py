@@ -70,6 +70,15 @@ def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> Me
     return MediaFilter(chosen[0], by_glob) if chosen else None
 
 
+def report_json(report: MediaReport) -> dict[str, Any]:
+    """Return what a run has done as plain data."""
+    return {
+        "files": report.stored,
+        "looked_at": report.looked_at,
+        "failed": [{"file": name, "reason": reason} for name, reason in report.failed],
+    }
+
+
 def show_report(report: MediaReport) -> None:
     """Say what a run has done."""
     echo(f"media metadata of {counted(report.stored, 'file')}", err=True)

@@ -1,11 +1,16 @@
-"""Give a command what its options say as one object."""
+"""Give a command what its options say as one object, and refuse those that cannot count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from energon.errors import ConfigError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -30,3 +35,26 @@ def options_object(kind: type[Any], options: Sequence[Decorator]) -> Decorator:
         return decorated
 
     return add
+
+
+def refuse_options(context: click.Context, what: str, honoured: Collection[str]) -> None:
+    """Refuse the options of a command that do not count for what it is given.
+
+    Args:
+        context: The running command.
+        what: What it is given, for the message: "x.jsonl is a JSONL file".
+        honoured: Names of the parameters that count, or change nothing by their nature.
+
+    Raises:
+        ConfigError: If others were given.
+    """
+    given = [
+        each.opts[0]
+        for each in context.command.params
+        if isinstance(each, click.Option)
+        and each.expose_value
+        and each.name not in honoured
+        and context.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise ConfigError(f"{what}, for which {', '.join(given)} cannot count; leave that out")

@@ -114,6 +114,7 @@ _OPTIONS = (
     ),
     click.option("--wait", is_flag=True, help="Wait for another process that packs to TARGET."),
     click.option("--progress/--no-progress", default=True, help="Show how far it is."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts."),
 )
 
 
@@ -143,6 +144,7 @@ class Options:
     no_sqlite: bool
     wait: bool
     progress: bool
+    as_json: bool
 
     def rules(self) -> RowRules:
         """Return how rows become samples."""
@@ -220,11 +222,14 @@ def command(sources: tuple[str, ...], target: AnyPath, options: Options) -> None
                 else pack_remote(source, target.url, packing, **settings)
             )
     left_out = source.skipped()
+    if options.as_json:
+        show_size(info, target, as_json=True, kind=about["kind"], left_out=left_out)
+        return
     for reason in left_out[:MAX_SHOWN]:
         echo(f"left out: {reason}", err=True)
     if len(left_out) > MAX_SHOWN:
         echo(f"left out: {len(left_out)} in all", err=True)
-    show_size(info)
+    show_size(info, target, as_json=False)
 
 
 def _open(

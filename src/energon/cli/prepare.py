@@ -10,18 +10,32 @@ import click
 
 from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
 from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo
+from energon.cli.echo import echo, echo_json
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
-from energon.cli.media_options import media_filter, media_options, show_report
+from energon.cli.media_options import media_filter, media_options, report_json, show_report
+from energon.cli.options import refuse_options
 from energon.cli.prepare_choices import Options, choice_options, decide
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.counting import counted
 from energon.errors import ConfigError
 from energon.formats.meta.info import META
+from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
 
 if TYPE_CHECKING:
+    from energon.formats.meta.info import DatasetInfo
     from energon.prepare.media.filter import MediaFilter
+    from energon.prepare.media.prepare import MediaReport
+
+_NOBODY_IS_ASKED = ("non_interactive", "force_overwrite", "write", "progress", "as_json")
+_OF_METADATASETS = {*_NOBODY_IS_ASKED, "num_workers"}
+_INDEX_ONLY = {
+    *_NOBODY_IS_ASKED,
+    *("tar_index_only", "no_sqlite", "skip_dataset_yaml"),
+    *("num_workers", "engine", "address", "checksum", "reindex", "wait"),
+    *("by_extension", "by_header", "by_glob"),
+}
+"""Names of the options that count where there is less to decide, or change nothing there."""
 
 
 @click.command("prepare")
@@ -37,6 +51,7 @@ if TYPE_CHECKING:
 )
 @click.option("--non-interactive", is_flag=True, help="Never ask.")
 @click.option("--force-overwrite", is_flag=True, help="Prepare again without asking.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts; ask nothing.")
 @media_options
 @indexing_options
 @allow_option
@@ -52,11 +67,12 @@ def command(
     tar_index_only: bool,
     non_interactive: bool,
     force_overwrite: bool,
+    as_json: bool,
     by_extension: bool,
     by_header: bool,
     by_glob: str | None,
     **indexing: Any,
-) -> None:
+) -> DatasetInfo | None:
     """Make a folder of tar shards a dataset.
 
     Finds all .tar files below PATH, indexes their samples, splits them into train, val and
@@ -64,8 +80,9 @@ def command(
     PATH/.nv-meta; the shards themselves are not changed. Shards that have not changed since
     they were indexed are not read again. Asks for what no option says, unless told not to.
 
-    If PATH is a metadataset (.yaml), the indexes of its joins are built, and no option counts.
-    If it is a .jsonl file, its lines are indexed, and dealt to splits if --split-ratio is given.
+    If PATH is a metadataset (.yaml), the indexes of its joins are built. If it is a .jsonl file,
+    its lines are indexed, dealt to splits if --split-ratio is given, and left out if
+    --exclude-from lists them. Options that mean nothing there are refused.
 
     \b
     Example:
@@ -73,25 +90,33 @@ def command(
           --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     if path.suffix in (".yaml", ".yml"):
-        _prepare_metadataset(path)
-        return
+        _prepare_metadataset(context, path, as_json)
+        return None
     if is_jsonl(path):
-        prepare_jsonl_command(path, options.ratio)
-        return
+        prepare_jsonl_command(
+            context,
+            path,
+            split_ratio=options.ratio,
+            exclude_from=options.exclude_from,
+            as_json=as_json,
+        )
+        return None
+    if tar_index_only:
+        refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
     media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
     if not isinstance(path, Path):
-        run_on_stand_in(context, path, exclude)
-        if media is not None:
-            _prepare_remote_media(path, media, **indexing)
-        return
+        info = run_on_stand_in(context, path, exclude)
+        report = None if media is None else _prepare_remote_media(path, media, **indexing)
+        _show(path, info, report, as_json)
+        return None
     if tar_index_only:
-        _index_only(path, sqlite=not no_sqlite, **indexing)
-        return
+        info = _index_only(path, sqlite=not no_sqlite, **indexing)
+        return _shown(context, path, info, None, as_json)
     arguments = _choose(
         path,
         options,
         exclude,
-        ask=not non_interactive and sys.stdin.isatty(),
+        ask=not (non_interactive or as_json) and sys.stdin.isatty(),
         overwrite=force_overwrite,
         source=context.meta.get(STANDS_FOR, path),
     )
@@ -99,11 +124,32 @@ def command(
 
     with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
         info = prepare_dataset(path, exclude=exclude, indexing=how, **arguments)
+        report = None
         if media is not None:
             from energon.prepare.media.prepare import prepare_media
 
-            show_report(prepare_media(path, media, engine=how.engine, progress=how.progress))
-    show_size(info)
+            report = prepare_media(path, media, engine=how.engine, progress=how.progress)
+    return _shown(context, path, info, report, as_json)
+
+
+def _shown(
+    context: click.Context,
+    path: AnyPath,
+    info: DatasetInfo,
+    report: MediaReport | None,
+    as_json: bool,
+) -> DatasetInfo:
+    """Say what was done, unless a folder stands for what is prepared: then there is more to do."""
+    if STANDS_FOR not in context.meta:
+        _show(path, info, report, as_json)
+    return info
+
+
+def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json: bool) -> None:
+    media = {} if report is None else {"media": report_json(report)}
+    if report is not None and not as_json:
+        show_report(report)
+    show_size(info, path, as_json=as_json, **media)
 
 
 def _choose(
@@ -143,27 +189,30 @@ def _media(
     return media
 
 
-def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> None:
+def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> MediaReport:
     from energon.prepare.media.prepare import prepare_remote_media
 
     with open_indexing(doing="reading headers of media", **indexing) as how:
-        report = prepare_remote_media(
+        return prepare_remote_media(
             path.url, media, num_workers=how.engine.num_workers, progress=how.progress
         )
-    show_report(report)
 
 
-def _prepare_metadataset(path: AnyPath) -> None:
+def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -> None:
     from energon.task_encoder.prepare_metadataset import prepare_metadataset
 
+    refuse_options(context, f"{redact(path)} is a metadataset", _OF_METADATASETS)
     indexes = prepare_metadataset(path)
+    if as_json:
+        echo_json({"path": redact(path), "join_indexes": [str(index) for index in indexes]})
+        return
     for index in indexes:
         echo(str(index))
     echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
 
 
-def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> None:
+def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> DatasetInfo:
     from energon.prepare.index.reindex import reindex_dataset
 
     with open_indexing(sqlite=sqlite, **indexing) as how:
-        show_size(reindex_dataset(path, how))
+        return reindex_dataset(path, how)

@@ -9,9 +9,11 @@ import click
 
 from energon.cli.address import ADDRESS
 from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo_json
 from energon.cli.indexing_options import open_indexing, reading_options
-from energon.cli.media_options import media_filter, media_options, show_report
+from energon.cli.media_options import media_filter, media_options, report_json, show_report
 from energon.errors import ConfigError
+from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
 
 
@@ -20,6 +22,7 @@ from energon.io.epath import AnyPath, EPath
 @media_options
 @click.option("--wait", is_flag=True, help="Wait for another process that prepares the dataset.")
 @click.option("--tmp-path", type=click.Path(path_type=Path), hidden=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @reading_options
 @allow_option
 def command(
@@ -29,6 +32,7 @@ def command(
     by_glob: str | None,
     wait: bool,
     tmp_path: Path | None,
+    as_json: bool,
     **reading: Any,
 ) -> None:
     """Note sizes and durations of media files, for file stores to look up.
@@ -58,4 +62,7 @@ def command(
             report = prepare_media(
                 path, chosen, engine=how.engine, wait=how.wait, progress=how.progress
             )
-    show_report(report)
+    if as_json:
+        echo_json({"path": redact(path), **report_json(report)})
+    else:
+        show_report(report)

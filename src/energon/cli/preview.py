@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 import click
 
 from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo_lines
+from energon.cli.echo import echo_json, echo_lines
 from energon.counting import counted
 from energon.errors import ConfigError
 from energon.io.address import redact
@@ -27,6 +28,7 @@ from energon.io.address import redact
 @click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
 @click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="Samples.")
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="The first.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @partial(allow_option, expose_value=True)
 def command(
     path: str,
@@ -34,6 +36,7 @@ def command(
     dataset_config: str | None,
     count: int,
     start: int,
+    as_json: bool,
     allow: tuple[str, ...],
 ) -> None:
     """Show samples of the dataset or metadataset at PATH, as hooks get them.
@@ -67,6 +70,9 @@ def command(
             f"--start {start}: split {split_part!r} of {redact(path)} has only "
             f"{counted(total, 'sample')}, numbered from 0"
         )
+    if as_json:
+        echo_json([_plain_sample(sample) for sample in samples])
+        return
     for sample in samples:
         echo_lines((*_lines(sample), ""))
 
@@ -80,6 +86,30 @@ def _lines(sample: Any) -> Iterator[str]:
     for name, value in fields.items():
         if not name.startswith("__"):
             yield f"  {name}: {_short(value)}"
+
+
+def _plain_sample(sample: Any) -> dict[str, Any]:
+    fields = sample if isinstance(sample, dict) else _fields(sample)
+    values = {name: _plain(value) for name, value in fields.items() if not name.startswith("__")}
+    return {"type": type(sample).__name__, "key": fields["__key__"], "fields": values}
+
+
+def _plain(value: Any) -> Any:
+    """Return text, numbers and what is made of them as it is, and of all else what it is."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)  # JSON has no NaN
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    about: dict[str, Any] = {"type": type(value).__name__}
+    if hasattr(value, "shape"):
+        return {**about, "shape": list(value.shape), "dtype": str(value.dtype)}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {**about, "bytes": len(value)}
+    return {**about, "text": _short(value)}
 
 
 def _fields(sample: Any) -> dict[str, Any]:

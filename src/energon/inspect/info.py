@@ -7,7 +7,7 @@ from typing import Any
 
 from energon.errors import EmptyDatasetError
 from energon.inspect.leaves import find_leaves
-from energon.io.address import address_name, is_remote, redact
+from energon.io.address import address_name, is_remote, local_path, redact
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.sources.files.open import folder_of
@@ -103,7 +103,7 @@ def describe(
         DatasetNotFoundError: If there is nothing.
         ConfigError: If a document makes no sense.
     """
-    address = os.fspath(path)
+    address = os.fspath(path) if is_remote(path) else local_path(path)
     folder = folder_of(address)
     if folder is not None:
         about = {"name": _name(folder), "path": redact(address), "kind": "filesystem"}

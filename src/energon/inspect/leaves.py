@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from energon.errors import ConfigError, EnergonError
-from energon.io.address import is_remote, redact
+from energon.io.address import is_remote, local_path, redact
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf, LeafList
@@ -57,7 +57,7 @@ def find_leaves(
     """
     address = os.fspath(path)
     if not is_remote(address):
-        address = os.path.abspath(address)
+        address = os.path.abspath(local_path(address))
     found = FoundLeaves(dataset_kind(address))
     names = split_names(address, found.kind, split_config, allow)
     for name in splits or names:

@@ -279,14 +279,26 @@ class Store:
         self._check_lists(prefix)
         return self._try(lambda: sorted(self.backend.list(prefix)), prefix)
 
+    def first(self, prefix: str = "", most: int = 10_000) -> Sequence[ObjectInfo]:
+        """Return some objects below the folder `prefix`; there may be millions.
+
+        Args:
+            prefix: The folder.
+            most: How many.
+
+        Raises:
+            StorageError: If the place cannot say what it has, as web servers cannot.
+        """
+        self._check_lists(prefix)
+        return self._try(lambda: [*islice(self.backend.list(prefix), most)], prefix)
+
     def has_any(self, prefix: str = "") -> bool:
         """Return whether there is an object below the folder `prefix`.
 
         Raises:
             StorageError: If the place cannot say what it has, as web servers cannot.
         """
-        self._check_lists(prefix)
-        return self._try(lambda: any(True for _ in self.backend.list(prefix)), prefix)
+        return bool(self.first(prefix, 1))
 
     def names_in(self, prefix: str = "", *, looked_at: int = 10_000) -> Sequence[str]:
         """Return the names of files and folders directly in the folder `prefix`, sorted.
@@ -298,17 +310,9 @@ class Store:
         Raises:
             StorageError: If the place cannot say what it has, as web servers cannot.
         """
-        self._check_lists(prefix)
         cut = len(prefix) + 1 if prefix else 0
-        return self._try(
-            lambda: sorted(
-                {
-                    found.key[cut:].partition("/")[0]
-                    for found in islice(self.backend.list(prefix), looked_at)
-                }
-            ),
-            prefix,
-        )
+        found = self.first(prefix, looked_at)
+        return sorted({each.key[cut:].partition("/")[0] for each in found})
 
     def _check_lists(self, prefix: str) -> None:
         if not self.backend.can_list:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.address import address_name, is_remote, join_address, redact, split_address
 from energon.io.files import is_file
 from energon.io.registry import open_store
 
@@ -139,6 +139,8 @@ def _explain_remote(path: str) -> str:
     if not store.backend.can_list:
         missing = "does not exist" if is_document else "has no .nv-meta/.info.json"
         return f"{shown} {missing}; check the address, or run `energon prepare` and upload it again"
+    if key and is_file(path):
+        return f"{shown} {advice(path)}"
     if not store.has_any(key):
         if not key:
             return f"{shown} is empty"
@@ -148,7 +150,7 @@ def _explain_remote(path: str) -> str:
         names = store.names_in(folder)
         where = store.place(folder).rstrip("/")
         return f"{shown} does not exist: no {name!r} in {where}{_among(name, names)}"
-    return f"{shown} has no .nv-meta/.info.json; run `energon prepare {shown}`"
+    return f"{shown} {advice(path)}"
 
 
 def _among(name: str, names: Sequence[str]) -> str:
@@ -163,21 +165,25 @@ def _among(name: str, names: Sequence[str]) -> str:
 
 
 def advice(path: str) -> str:
-    """Return in words how what lies at a local path becomes a dataset, by names of files."""
-    target = f"{os.path.splitext(os.path.normpath(path))[0]}_packed"
-    pack = f"`energon pack {path} {target}`"
-    if os.path.isfile(path):
+    """Return in words how what lies at an address becomes a dataset, by names of files.
+
+    Raises:
+        StorageError: If it is remote and cannot be listed.
+    """
+    shown = redact(path)
+    pack = f"`energon pack {shown} {_target(path)}`"
+    if is_file(path):
         if path.lower().endswith(TABLES):
             return f"is a table; {pack} makes a sample of each row"
         if path.endswith(".tar"):
-            folder = os.path.dirname(path) or "."
+            folder = shown.rpartition("/")[0] or "."
             return f"is a shard; `energon prepare {folder}` makes a dataset of its folder"
         return f"is a file; {_READABLE}"
     names = [name.lower() for name in islice(_files_below(path), MAX_COMPARED)]
     if not names:
-        return f"holds no files; put tar shards into it and run `energon prepare {path}`"
+        return f"holds no files; put tar shards into it and run `energon prepare {shown}`"
     if any(name.endswith(".tar") for name in names):
-        return f"has no .nv-meta/.info.json; run `energon prepare {path}`"
+        return f"has no .nv-meta/.info.json; run `energon prepare {shown}`"
     if any(".tar." in name or name.endswith(".tgz") for name in names):
         return f"has compressed archives; {pack} makes shards of them"
     suffixes = Counter(os.path.splitext(name)[1] for name in names)
@@ -190,8 +196,23 @@ def advice(path: str) -> str:
     return f"has no .nv-meta/.info.json; {_READABLE}"
 
 
-def _files_below(folder: str) -> Iterator[str]:
-    for _, folders, names in os.walk(folder):
+def _target(path: str) -> str:
+    """Return where what lies at an address may be packed to: beside it."""
+    if not is_remote(path):
+        return f"{os.path.splitext(os.path.normpath(path))[0]}_packed"
+    if not split_address(path).key:
+        return "TARGET"  # what is beside a bucket is somebody else's
+    return f"{os.path.splitext(redact(path).rstrip('/'))[0]}_packed"
+
+
+def _files_below(path: str) -> Iterator[str]:
+    """Yield the names of files below a folder, without those that begin with a dot."""
+    if is_remote(path):
+        store, key = open_store(path)
+        found = store.first(key, MAX_COMPARED)
+        yield from (name for each in found if not (name := address_name(each.key)).startswith("."))
+        return
+    for _, folders, names in os.walk(path):
         folders.sort()
         yield from (name for name in sorted(names) if not name.startswith("."))
 

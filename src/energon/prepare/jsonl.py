@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.formats.meta.jsonl import (
     COMPRESSED,
     JsonlSplit,
+    describe_unmatched_lines,
     jsonl_index_path,
     jsonl_split_path,
     parse_jsonl_split,
@@ -23,12 +24,17 @@ from energon.io.atomic import atomic_path, write_atomic
 from energon.io.files import file_info, read_bytes, write_bytes
 from energon.io.registry import open_store
 from energon.prepare.files import reporting
+from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 
 _ADVICE = {".gz": "gunzip -k", ".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 
 
 def prepare_jsonl(
-    path: str | os.PathLike[str], *, split_ratio: Mapping[str, float] | None = None
+    path: str | os.PathLike[str],
+    *,
+    split_ratio: Mapping[str, float] | None = None,
+    exclude_from: Sequence[str | os.PathLike[str]] = (),
+    address: str | None = None,
 ) -> int:
     """Index a JSONL file, and deal its samples to splits.
 
@@ -36,13 +42,16 @@ def prepare_jsonl(
         path: The file.
         split_ratio: Ratio by name of the split, for consecutive samples; None leaves the splits
             that there are. Without any, each split is the whole file.
+        exclude_from: Quarantine files, or folders of them, whose samples are excluded beside
+            those that are already.
+        address: By which people and quarantine files know it; None for `path`.
 
     Returns:
         How many samples it has.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
-        ConfigError: If it is compressed.
+        ConfigError: If it is compressed, or what is excluded is not there.
         FormatError: If a line is no JSON object.
     """
     file = Path(local_path(path))
@@ -51,6 +60,12 @@ def prepare_jsonl(
             f"{file}: lines of a compressed file cannot be read one by one; unpack it first with "
             f"`{_ADVICE[file.suffix]} {file}`"
         )
+    name = str(file.resolve()) if address is None else address
+    listed = {
+        str(source): load_quarantine(source)
+        for where in exclude_from
+        for source in quarantine_files(where, name)
+    }
     index = Path(jsonl_index_path(file))
     numbers = 0
     with reporting(file), atomic_path(index) as temporary, open(temporary, "wb") as out:
@@ -58,11 +73,16 @@ def prepare_jsonl(
             out.write(offsets.astype("<u8").tobytes())
             numbers += len(offsets)
     split = _present_split(file)
-    unmatched = split.unmatched(file.name, numbers - 1)
-    if unmatched:
-        raise ConfigError(f"{split.origin}: {unmatched[0]}; correct the entry, or delete it")
-    if split_ratio is not None:
-        _write_splits(file, numbers - 1, split_ratio)
+    for origin, keys in {split.origin: split.exclude, **listed}.items():
+        unmatched = describe_unmatched_lines(keys, file.name, numbers - 1)
+        if unmatched:
+            raise ConfigError(f"{origin}: {unmatched[0]}; correct the entry, or delete it")
+    parts = split.split_parts if split_ratio is None else _dealt(numbers - 1, split_ratio)
+    keys = [key.removeprefix(f"{file.name}/") for each in listed.values() for key in each]
+    exclude = list(dict.fromkeys([*split.exclude, *keys]))
+    if split_ratio is not None or exclude != list(split.exclude):
+        with reporting(split.origin):
+            write_atomic(Path(split.origin), JsonlSplit(parts, exclude).to_yaml())
     return numbers - 1
 
 
@@ -71,17 +91,13 @@ def _present_split(file: Path) -> JsonlSplit:
     return parse_jsonl_split(path.read_text() if path.exists() else None, origin=str(path))
 
 
-def _write_splits(file: Path, num_samples: int, ratios: Mapping[str, float]) -> None:
-    """Deal every sample to a split, consecutive ones together."""
-    path = Path(jsonl_split_path(file))
-    exclude = _present_split(file).exclude
+def _dealt(num_samples: int, ratios: Mapping[str, float]) -> dict[str, tuple[int, int]]:
+    """Return the bounds of splits to which every sample is dealt, consecutive ones together."""
     names = [name for name, ratio in ratios.items() if ratio > 0]
     total = sum(ratios[name] for name in names)
     shares = accumulate((ratios[name] for name in names), initial=0.0)
     edges = [round(num_samples * share / total) for share in shares]
-    parts = {name: (a, b) for name, (a, b) in zip(names, pairwise(edges), strict=True) if a < b}
-    with reporting(path):
-        write_atomic(path, JsonlSplit(parts, exclude).to_yaml())
+    return {name: (a, b) for name, (a, b) in zip(names, pairwise(edges), strict=True) if a < b}
 
 
 class JsonlCopy:
@@ -158,7 +174,12 @@ class JsonlCopy:
             return
 
 
-def prepare_remote_jsonl(address: str, *, split_ratio: Mapping[str, float] | None = None) -> int:
+def prepare_remote_jsonl(
+    address: str,
+    *,
+    split_ratio: Mapping[str, float] | None = None,
+    exclude_from: Sequence[str | os.PathLike[str]] = (),
+) -> int:
     """Index a JSONL file, and deal its samples to splits; see `prepare_jsonl`.
 
     Returns:
@@ -170,7 +191,9 @@ def prepare_remote_jsonl(address: str, *, split_ratio: Mapping[str, float] | Non
     """
     with JsonlCopy.opened(address) as copy:
         before = copy.splits.read_bytes() if copy.splits.exists() else None
-        num_samples = prepare_jsonl(copy.path, split_ratio=split_ratio)
+        num_samples = prepare_jsonl(
+            copy.path, split_ratio=split_ratio, exclude_from=exclude_from, address=address
+        )
         if copy.splits.exists() and copy.splits.read_bytes() != before:
             write_bytes(copy.beside(copy.splits), copy.splits)
         write_bytes(copy.beside(copy.index), copy.index)

@@ -15,6 +15,7 @@ from pathlib import Path
 from energon.errors import DatasetNotFoundError
 from energon.io.address import redact
 from energon.io.files import list_files
+from energon.metadataset.kind import advice
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.index.shards import COMPRESSED
 from energon.prepare.mirror import Mirror, Progress
@@ -48,8 +49,8 @@ def standing_in(
         found = list_files(address)
         if not any(each.key.endswith((".tar", *COMPRESSED)) for each in found):
             raise DatasetNotFoundError(
-                f"{redact(address)}: there is no .tar file in this folder or below; upload shards "
-                "first"
+                f"{redact(address)}: there is no .tar file in this folder or below: it "
+                f"{advice(address)}"
             )
         mirror.update(found)
         shards = [name for name in mirror.present() if name.endswith(".tar")]

@@ -13,6 +13,8 @@ split is the whole file. With one:
       train: [0, 9000]          # bounds as in `subset`; "90%" and "end" will do, too
       val: [9000, end]
     exclude: ["17", "4711"]     # keys of samples that are left out
+
+Without `split_parts`, each split is the whole file but for what is excluded.
 """
 
 from __future__ import annotations
@@ -135,7 +137,9 @@ class JsonlSplit:
 
     def to_yaml(self) -> str:
         """Return the content of the file of splits."""
-        parts = {name: list(bounds) for name, bounds in (self.split_parts or {}).items()}
+        if self.split_parts is None:
+            return yaml.dump({"exclude": list(self.exclude)})
+        parts = {name: list(bounds) for name, bounds in self.split_parts.items()}
         return yaml.dump({"split_parts": parts, "exclude": list(self.exclude)})
 
 
@@ -158,9 +162,12 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
     if text is None:
         return JsonlSplit(origin=origin)
     document = yaml.load(text, origin=origin)
-    parts = document.get("split_parts") if isinstance(document, dict) else None
-    if not isinstance(parts, dict) or set(document) - {"split_parts", "exclude"}:
+    known = {"split_parts", "exclude"}
+    if not isinstance(document, dict) or not document or set(document) - known:
         raise ConfigError(f"{origin}: expected `split_parts`, and `exclude` if need be")
+    parts = document.get("split_parts", {})
+    if not isinstance(parts, dict):
+        raise ConfigError(f"{origin}: split_parts: expected bounds by split, found {parts!r}")
     for name, bounds in parts.items():
         if not isinstance(bounds, list) or [type(b) in (int, str) for b in bounds] != [True, True]:
             raise ConfigError(f"{origin}: split {name!r}: expected [start, stop], found {bounds!r}")
@@ -168,7 +175,8 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
     if not isinstance(exclude, list) or not all(isinstance(key, str | int) for key in exclude):
         raise ConfigError(f"{origin}: exclude: expected keys of samples, found {exclude!r}")
     ranges = {name: (bounds[0], bounds[1]) for name, bounds in parts.items()}
-    return JsonlSplit(ranges, [str(key) for key in exclude], origin)
+    named = ranges if "split_parts" in document else None
+    return JsonlSplit(named, [str(key) for key in exclude], origin)
 
 
 def _samples(data: Any, origin: str) -> Iterator[Ints]:
