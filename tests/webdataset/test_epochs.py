@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
+import json
 import os
 import pickle
 
@@ -9,7 +11,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import energon.webdataset as wds
-from energon.errors import ConfigError, EmptyDatasetError
+from energon.errors import ConfigError, EmptyDatasetError, StateError
 from tests.webdataset.shards import make_shards, tar_bytes
 
 
@@ -95,7 +97,7 @@ def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
     read = len((tmp_path / "read").read_text().split())
     # Only where nobody knows the position, the epochs before are gone through again.
     assert read == (48 if savable else 48 + 8 * (1 + 2 + 3 + 4 + 5))
-    folder = dataset.worker_notes.folder
+    folder = dataset._epochs.notes.folder
     assert os.path.exists(folder) == savable
     del dataset, fresh
     gc.collect()
@@ -147,8 +149,8 @@ def test_workers_of_a_rank_can_count_for_themselves(urls, monkeypatch):
     monkeypatch.setenv("NUM_WORKERS", "4")
     dataset = wds.WebDataset(urls).map(number)
     assert len(list(dataset.with_epoch(10, scope="worker"))) == 10
-    assert len(list(dataset.with_epoch(10, scope="rank"))) == 3
-    assert len(list(dataset.with_epoch(10))) == 3
+    assert len(list(dataset.compose().with_epoch(10, scope="rank"))) == 3
+    assert len(list(dataset.compose().with_epoch(10))) == 3
 
 
 def test_the_next_epoch_can_be_set(urls):
@@ -168,13 +170,135 @@ def test_seeds_change_the_order_and_may_come_from_the_environment(urls, monkeypa
         wds.WebDataset(urls)
 
 
-def test_pipelines_do_not_change(urls):
+def test_stages_make_another_pipeline(urls):
     dataset = wds.WebDataset(urls)
-    assert len(list(dataset.with_epoch(5))) == 5
-    assert len(list(dataset.repeat(2))) == 72
     assert len(list(dataset.slice(3))) == 3
-    assert not hasattr(dataset.with_length(4).map(number).unbatched, "__len__")
+    assert len(list(dataset.compose(wds.slice(4)))) == 4
     assert len(list(dataset)) == 36
+
+
+def test_epochs_repetitions_and_lengths_change_the_pipeline_itself(urls):
+    dataset = wds.WebDataset(urls).map(number)
+    assert dataset.with_epoch(5) is dataset
+    assert (len(list(dataset)), dataset.nsamples) == (5, 5)
+    assert dataset.repeat(2) is dataset
+    assert (len(list(dataset)), dataset.repetitions) == (72, 2)
+    assert dataset.repeat(nbatches=50) is dataset
+    assert len(list(dataset)) == 50
+    assert dataset.with_length(4) is dataset
+    assert (len(dataset), dataset.size, dataset.length) == (4, 4, -1)
+    assert len(dataset.map(abs)) == 4
+    assert isinstance(dataset, wds.WebDataset)
+    copied = pickle.loads(pickle.dumps(dataset))
+    assert (len(copied), list(copied)) == (
+        4,
+        list(wds.WebDataset(urls).map(number).repeat(nbatches=50)),
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [lambda d: d.repeat(0), lambda d: d.repeat(-1, -1), lambda d: d.with_epoch()]
+)
+def test_loops_without_end(urls, make):
+    items = itertools.islice(make(wds.WebDataset(urls).map(number)), 80)
+    assert list(items) == [*range(36), *range(36), *range(8)]
+
+
+def test_appended_stages_are_iterated_over(urls):
+    dataset = wds.WebDataset(urls)
+    dataset.append(wds.map(number))
+    dataset.append([wds.slice(8), None, wds.batched(4, None)])
+    assert list(dataset) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    empty = wds.DataPipeline()
+    empty.append(wds.RandomMix([[1, 2], [3]], longest=True))
+    assert sorted(empty) == [1, 2, 3]
+    with pytest.raises(ConfigError, match="3 is no stage"):
+        dataset.append(3)
+
+
+def test_the_list_of_stages_may_be_changed(urls):
+    def decided(source):
+        yield from source
+
+    dataset = wds.WebDataset(urls).map(number).compose(decided)
+    assert dataset.pipeline[-1] is dataset.stage(-1) is decided
+    assert isinstance(dataset.pipeline[0], wds.SimpleShardList)
+    other = dataset.compose()
+    assert dataset.pipeline.pop() is decided
+    dataset.pipeline[-1] = wds.map(lambda sample: sample["__key__"])
+    dataset.pipeline.insert(1, wds.slice(2))
+    assert list(dataset) == [f"{n:06}" for n in range(6)]
+    assert list(other) == list(range(36))
+    dataset.pipeline[0].urls.reverse()
+    assert list(dataset) == [f"{n:06}" for n in (33, 34, 35, 30, 31, 32)]
+
+
+def test_a_loop_keeps_the_stages_that_it_began_with(urls):
+    dataset = wds.WebDataset(urls).map(number).repeat(2)
+    loop = iter(dataset)
+    first = [next(loop) for _ in range(3)]
+    dataset.append(wds.map(str))
+    state = json.loads(json.dumps(dataset.state_dict()))
+    assert first + list(loop) == [*range(36), *range(36)]
+    assert list(dataset) == list(map(str, [*range(36), *range(36)]))
+    restored = wds.WebDataset(urls).map(number).repeat(2)
+    restored.load_state_dict(state)
+    assert list(restored)[:3] == [3, 4, 5]
+    with pytest.raises(StateError, match="saved by another pipeline; stage 6 was None"):
+        dataset.load_state_dict(state)
+
+
+@pytest.mark.parametrize("appended", [True, False])
+def test_a_changed_pipeline_begins_anew_and_can_be_saved(urls, appended):
+    dataset = wds.WebDataset(urls).map(number).with_epoch(10)
+    assert [list(dataset) for _ in range(2)] == [[*range(10)], [*range(10, 20)]]
+    assert dataset.with_epoch(10) is dataset
+    assert list(dataset) == [*range(20, 30)]
+    assert list(dataset.with_epoch(4)) == [30, 31, 32, 33]
+    if appended:
+        dataset.append(wds.map(str))
+    else:
+        dataset.pipeline.append(wds.map(str))
+    assert dataset.state_dict()["items"] is None
+    assert list(dataset) == ["0", "1", "2", "3"]
+    state = dataset.state_dict()
+    assert list(dataset) == ["4", "5", "6", "7"]
+    other = wds.WebDataset(urls).map(number).map(str).with_epoch(4)
+    other.load_state_dict(state)
+    assert list(other) == ["4", "5", "6", "7"]
+
+
+def test_workers_see_that_a_pipeline_has_changed(urls):
+    dataset = wds.WebDataset(urls).map(number).with_epoch(8)
+    loader = load(dataset, workers=2, method="fork")
+    assert len({int(n) for _ in range(2) for n in loader}) == 16
+    dataset.append(wds.map(str))
+    changed = list(loader)
+    fresh = wds.WebDataset(urls).map(number).map(str).with_epoch(8)
+    assert changed == list(load(fresh, workers=2, method="fork"))
+
+
+def test_a_pipeline_in_another_gives_what_its_own_loops_would(urls):
+    dataset = wds.WebDataset(urls).map(number)
+    assert list(wds.FluidWrapper(dataset.compose().with_epoch(5)).map(abs)) == [0, 1, 2, 3, 4]
+    assert list(wds.DataPipeline(dataset.compose().repeat(2, 40))) == [*range(36), 0, 1, 2, 3]
+    two = wds.RoundRobin([dataset.compose().with_epoch(2), dataset.compose().with_epoch(2)])
+    assert list(two) == [0, 0, 1, 1]
+
+
+def test_a_loop_loads_a_state_by_itself(urls):
+    """As torchdata's StatefulDataLoader does."""
+    dataset = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
+    loop = iter(dataset)
+    first = [next(loop) for _ in range(9)]
+    state = json.loads(json.dumps(loop.state_dict()))
+    other = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
+    restored = iter(other)
+    restored.load_state_dict(state)
+    rest = list(restored)
+    assert sorted(first + rest) == list(range(36))
+    assert rest == list(loop)
+    assert list(other) == list(dataset)
 
 
 def test_an_old_fashioned_node_splitter_sees_all_shards(urls, monkeypatch):

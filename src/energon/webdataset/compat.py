@@ -232,7 +232,7 @@ class WebDataset(DataPipeline, FluidInterface):
             seed=seed,
         )
         if repeat:
-            self.extent = self.repeat().extent
+            self.repeat()
 
 
 def _order(source: Any, shuffled: bool, nodesplitter: Any, workersplitter: Any) -> list[Any]:

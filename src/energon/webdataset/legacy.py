@@ -8,7 +8,6 @@ from typing import Any
 
 from energon.webdataset.compat import FluidWrapper
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.running.dataset import with_length
 from energon.webdataset.shardlists import SimpleShardList
 
 ShardList = SimpleShardList
@@ -78,12 +77,12 @@ def ResizedDataset(dataset: Any, length: int, nominal: int | None = None) -> Any
         nominal: What `len` returns; None means the same.
     """
     resized = FluidWrapper(dataset).with_epoch(length)
-    return with_length(resized, length if nominal is None else nominal)
+    return resized.with_length(length if nominal is None else nominal)
 
 
 def FakeLength(dataset: Any, length: int) -> Any:
     """Return a dataset for which `len` returns `length`."""
-    return with_length(FluidWrapper(dataset), length)
+    return FluidWrapper(dataset).with_length(length)
 
 
 __all__ = [

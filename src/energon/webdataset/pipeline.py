@@ -1,23 +1,29 @@
-"""Pipelines: a source and stages after it, as one immutable value.
+"""Pipelines: a list of stages, and what is iterated over with them.
 
-Every method returns a new pipeline. What a pipeline iterates over is a function of its stages,
-its seed and the epoch; epochs are counted as loops begin. How far the latest loop is can be
-saved and restored if all stages can.
+`pipeline` is that list, which a program may change; `append`, `with_epoch`, `repeat` and
+`with_length` change the pipeline, every other method returns another one. What a pipeline iterates
+over is a function of its stages, its seed and the epoch; epochs are counted as loops begin. A loop
+keeps the stages that it began with. How far the latest one is can be saved and restored if all
+stages can.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.webdataset.reexport import reexport
-from energon.webdataset.running.dataset import TorchLookalike, with_length
-from energon.webdataset.running.loop import EpochCounter, Extent, Loop, Passes, Scope, WorkerNotes
-from energon.webdataset.running.place import Place, current_place
-from energon.webdataset.stages.base import Context, Stage, State, close, describe
+from energon.webdataset.running.dataset import TorchLookalike, add_length_method
+from energon.webdataset.running.epochs import EpochCounter
+from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot
+from energon.webdataset.running.place import current_place
+from energon.webdataset.stages.base import Context, Stage, State, close
 from energon.webdataset.stages.draws import default_seed
-from energon.webdataset.stages.make import as_stages
+from energon.webdataset.stages.make import as_stages, flat
+
+__all__ = ["DataPipeline", "add_length_method"]
 
 
 class DataPipeline(TorchLookalike):
@@ -31,98 +37,162 @@ class DataPipeline(TorchLookalike):
         stages: The source and what comes after it.
         seed: What all random choices of the stages depend on; None means WDS_SEED of the
             environment, or 0.
+        kw: Accepted for compatibility.
+
+    Attributes:
+        pipeline: The stages, as they were given. Each loop takes them as they are when it begins.
+        repetitions: How many passes a loop is.
+        nsamples: After how many items a loop ends, -1 for where the data ends.
     """
 
-    def __init__(self, *stages: Any, seed: int | None = None) -> None:
-        self.stages: tuple[Stage, ...] = as_stages(stages)
+    def __init__(self, *stages: Any, seed: int | None = None, **kw: Any) -> None:
+        self.pipeline: list[Any] = list(flat(stages))
         self.seed = default_seed(seed)
-        self._check_overrides()
-        self.extent = Extent()
+        self.length = -1
+        self.repetitions = 1
+        self.nsamples = -1
+        # None until an epoch is set: only then nsamples means something.
+        self._scope: Scope | None = None
+        self._goes_on = False
+        self._first_epoch = 0
         self._epochs = EpochCounter()
         self._loop: Loop | None = None
         self._pending: State | None = None
+        self._check_stages()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages as what is iterated over: functions and objects of the program wrapped."""
+        return as_stages(self.pipeline)
+
+    @property
+    def extent(self) -> Extent:
+        """How far a loop goes."""
+        is_limited = self.nsamples > 0 and (self._scope is not None or self.repetitions != 1)
+        return Extent(
+            passes=None if self.repetitions >= sys.maxsize else self.repetitions,
+            items=self.nsamples if is_limited else None,
+            scope=self._scope or "worker",
+            goes_on=self._goes_on and is_limited,
+            first_epoch=self._first_epoch,
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Return this pipeline as it is now."""
+        return Snapshot(tuple(self.pipeline), self.stages, self.seed, self.extent)
 
     def __iter__(self) -> Iterator[Any]:
-        place = current_place()
+        place, before = current_place(), self._loop
+        snapshot = self.snapshot()
+        if before is not None and not snapshot.has_stages_of(before.snapshot):
+            # Positions in other stages mean nothing here.
+            self._first_epoch = self._epochs.epochs
+            snapshot, before = self.snapshot(), None
         state, self._pending = self._pending, None
-        if state is not None:
-            self._loop = Loop.restore(self, place, state)
-            self._epochs.set(self._loop.epoch + 1)
+        if state is None:
+            epoch = self._epochs.begin()
+            self._loop = Loop(snapshot, self._epochs, place, epoch, before)
         else:
-            self._loop = Loop.begin(self, place, self._epochs.begin(), before=self._loop)
+            self._loop = Loop(snapshot, self._epochs, place, state["epoch"], state=state)
         return self._loop
 
-    def open(self, context: Context) -> Iterator[Any]:
-        """Return the items of one pass, opened stage after stage."""
-        if not self.stages:
-            raise ConfigError("a pipeline without stages has nothing to iterate over")
-        items: Iterator[Any] = iter(())
-        for number, stage in enumerate(self.stages):
-            items = stage.open(items, context.at(number))
-        return items
+    def iterator(self) -> Iterator[Any]:
+        """Return the items of the next loop, as if no number of items were set."""
+        snapshot, epoch = self.snapshot(), self._epochs.begin()
+        count = snapshot.extent.passes
+        first = epoch if count is None else epoch * count
+        return snapshot.passes(current_place(), epoch=first, count=count)
 
-    def open_passes(self, place: Place, *, epoch: int, count: int | None) -> Passes:
-        """Return the items of several passes that begin with `epoch`; None means no end."""
-        return Passes(
-            lambda number: self.open(Context(place, self.seed, number)), epoch=epoch, count=count
-        )
+    def iterator1(self) -> Iterator[Any]:
+        """Return the items of one pass."""
+        return self.snapshot().open(Context(current_place(), self.seed, self._epochs.begin()))
+
+    def invoke(self, f: Any, *args: Any) -> Iterator[Any]:
+        """Return what one stage makes of an iterator; a source takes none."""
+        (stage,) = as_stages([f], has_source=bool(args))
+        source = iter(args[0]) if args else iter(())
+        return stage.open(source, Context(current_place(), self.seed, self._epochs.epochs))
 
     def compose(self, *stages: Any) -> Self:
-        """Return this pipeline with more stages at its end."""
-        changed = self._changed(
-            stages=(*self.stages, *as_stages(stages, has_source=bool(self.stages)))
-        )
-        changed._check_overrides()
+        """Return another pipeline, with more stages at its end."""
+        changed = self._copied()
+        changed.pipeline.extend(flat(stages))
+        changed._check_stages()
         return changed
 
-    def append(self, stage: Any) -> Self:
-        """Return this pipeline with one more stage."""
-        return self.compose(stage)
+    def append(self, f: Any) -> Self:
+        """Add a stage to this pipeline, and return it; the next loop begins with a new pass."""
+        self.pipeline.extend(flat([f]))
+        self._check_stages()
+        self._first_epoch = self._epochs.epochs
+        return self
 
-    def stage(self, i: int) -> Stage:
-        """Return stage number `i`, counted from 0."""
-        return self.stages[i]
+    def stage(self, i: int) -> Any:
+        """Return stage number `i` as it was given, counted from 0."""
+        return self.pipeline[i]
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1, *, scope: Scope = "job") -> Self:
-        """Return this pipeline with loops of so many items, of which the next goes on.
+        """Let loops of this pipeline have so many items, of which the next goes on; return it.
 
         Items are what leaves the pipeline: samples, or batches after `batched`. All ranks get
         the same number, and the workers of a rank share it. The data is repeated, reshuffled,
         for as long as it takes.
 
         Args:
-            nsamples: How many items.
+            nsamples: How many items; -1 for loops without end.
             nbatches: Another name for the same.
             scope: Who shares the items: all ranks of the job, the workers of each rank, or each
                 worker gets that many for itself.
         """
         items = max(nsamples, nbatches)
-        if items < 1:
-            raise ConfigError(f"with_epoch({items}): an epoch has one item or more")
-        return self._changed(extent=Extent(passes=None, items=items, scope=scope, goes_on=True))
+        if items < 1 and items != -1:
+            raise ConfigError(
+                f"with_epoch({items}): an epoch has one item or more; -1 means without end"
+            )
+        if not self._goes_on:
+            self._first_epoch = self._epochs.epochs
+        self.repetitions, self.nsamples = sys.maxsize, items
+        self._scope, self._goes_on = scope, True
+        return self
 
     def repeat(self, nepochs: int | None = None, nbatches: int | None = None) -> Self:
-        """Return this pipeline with loops of several passes.
+        """Let loops of this pipeline be several passes, and return it.
 
         Args:
-            nepochs: How many; None or -1 means no end.
-            nbatches: After how many items of this worker to end anyway; None means never.
+            nepochs: How many; None, 0 or -1 means no end.
+            nbatches: After how many items of this worker to end anyway; None, 0 or -1 means never.
         """
-        passes = None if nepochs in (None, -1) else nepochs
-        items = None if nbatches in (None, -1) else nbatches
-        if (passes is not None and passes < 1) or (items is not None and items < 1):
-            raise ConfigError(f"repeat({nepochs}, {nbatches}): expected numbers of 1 or more")
-        return self._changed(extent=Extent(passes=passes, items=items, scope="worker"))
+        for each in (nepochs, nbatches):
+            if each is not None and each < -1:
+                raise ConfigError(
+                    f"repeat({nepochs}, {nbatches}): expected numbers of 1 or more, or -1 for "
+                    "no limit"
+                )
+        self.repetitions, self.nsamples = nepochs or -1, nbatches or -1
+        if self.repetitions < 0:
+            self.repetitions = sys.maxsize
+        self._scope, self._goes_on = "worker", False
+        return self
 
     def with_length(self, n: int | None = None, silent: bool = False) -> Self:
-        """Return this pipeline with a length, that `len` returns.
+        """Let `len` of this pipeline return a length, and return it.
 
         Args:
             n: The length; None counts the samples that the indexes of its shards list.
             silent: Accepted for compatibility.
+
+        Raises:
+            ConfigError: If the length is negative, or there are no indexes.
         """
-        sized: Self = with_length(self, n)
-        return sized
+        if n is None:
+            from energon.webdataset.reading.lengths import count_samples
+
+            n = count_samples(self)
+        if not isinstance(n, int) or n < 0:
+            raise ConfigError(f"with_length({n!r}): expected a whole number, 0 or more")
+        self.size = n
+        add_length_method(self)
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be number `epoch`, here and in workers that start with it."""
@@ -138,7 +208,10 @@ class DataPipeline(TorchLookalike):
         if self._pending is not None:
             return self._pending
         if self._loop is None:
-            return Loop.state_before(self, self._epochs.epochs)
+            return Loop.state_before(self.snapshot(), self._epochs.epochs)
+        snapshot = self.snapshot()
+        if self._loop.is_over and not snapshot.has_stages_of(self._loop.snapshot):
+            return Loop.state_before(snapshot, self._loop.epoch + 1)
         return self._loop.state_dict()
 
     def load_state_dict(self, state: State) -> None:
@@ -147,17 +220,12 @@ class DataPipeline(TorchLookalike):
         Raises:
             StateError: If it was saved by another pipeline, or elsewhere in the job.
         """
-        Loop.check(self, state)
+        Loop.check(self.snapshot(), state)
         self._pending = state
-
-    @property
-    def worker_notes(self) -> WorkerNotes:
-        """Where workers of other processes have stopped."""
-        return self._epochs.notes
 
     def describe(self) -> list[Any]:
         """Return what a saved state has to agree with, as JSON."""
-        return [describe(stage) for stage in self.stages]
+        return self.snapshot().describe()
 
     def close(self) -> None:
         """Give back what the latest loop holds: files, processes, connections."""
@@ -176,7 +244,7 @@ class DataPipeline(TorchLookalike):
         return ChainDataset([self, other])  # type: ignore[list-item]
 
     def __repr__(self) -> str:
-        names = ", ".join(str(describe(stage)["stage"]) for stage in self.stages)
+        names = ", ".join(str(stage["stage"]) for stage in self.describe())
         return f"<{type(self).__name__}: {names}>"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,19 +253,21 @@ class DataPipeline(TorchLookalike):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
-    def _check_overrides(self) -> None:
-        """Raise ConfigError if a file in a cache stands for two of the shards."""
-        urls = getattr(self.stages[0], "urls", None) if self.stages else None
-        for stage in self.stages if isinstance(urls, tuple) else ():
+    def _check_stages(self) -> None:
+        """Raise ConfigError for what is no stage, or a cached file that stands for two shards."""
+        stages = self.stages
+        urls = getattr(stages[0], "urls", None) if stages else None
+        for stage in stages if isinstance(urls, list) else ():
             cache = getattr(getattr(stage, "opening", None), "cache", None)
             if cache is not None:
                 cache.check_overrides(urls)
 
-    def _changed(self, **changes: Any) -> Self:
-        """Return a copy with other settings, that has not begun yet."""
+    def _copied(self) -> Self:
+        """Return a copy that has not begun yet."""
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
-        copied.__dict__.update(_epochs=EpochCounter(), _loop=None, _pending=None, **changes)
+        copied.__dict__.update(_epochs=EpochCounter(), _loop=None, _pending=None, _first_epoch=0)
+        copied.pipeline = list(self.pipeline)
         return copied
 
 

@@ -46,7 +46,7 @@ Shard = dict[str, Any]
 class _ShardSource(Stage):
     """A source with a fixed list of shards."""
 
-    urls: tuple[str, ...]
+    urls: list[str]
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -68,7 +68,7 @@ class SimpleShardList(_ShardSource):
     """
 
     def __init__(self, urls: Any, seed: int | None = None) -> None:
-        self.urls = tuple(expand_urls(urls))
+        self.urls = list(expand_urls(urls))
         self.seed = None if seed is None else default_seed(seed)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
@@ -105,7 +105,7 @@ class ResampledShards(_ShardSource):
         max_urls: float = 1e6,
         empty_check: bool = True,
     ) -> None:
-        self.urls = tuple(expand_source(urls, max_urls))
+        self.urls = list(expand_source(urls, max_urls))
         self.nshards = nshards
         self.seed = default_seed(seed)
         self.worker_seed = worker_seed

@@ -112,7 +112,7 @@ class WebLoader(DataPipeline, FluidInterface):
         """
         states = [state] if isinstance(state, Mapping) else list(state)
         for each in states:
-            Loop.check(self, each)
+            Loop.check(self.snapshot(), each)
         place = current_place()
         here = [place.rank, place.world_size, place.worker, place.num_workers]
         if not states:

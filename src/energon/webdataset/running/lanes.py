@@ -19,7 +19,7 @@ from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
 from energon.webdataset.running.place import Place, running_at
 from energon.webdataset.running.worker_process import WorkerProcess
-from energon.webdataset.stages.base import Context, StageIterator, State, load_state, state_of
+from energon.webdataset.stages.base import Context, State, load_state, state_of
 from energon.webdataset.stages.batching import Batched
 from energon.worker import WorkerConfig
 
@@ -166,35 +166,12 @@ class LaneItems(DatasetIterator[Any]):
 
 
 def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
-    dataset = pipeline.dataset
-    extent = dataset.extent
-    first = 0 if extent.goes_on else epoch * (extent.passes or 1)
-    items: Iterator[Any] = dataset.open_passes(place, epoch=first, count=extent.passes)
-    if extent.items is not None and not extent.goes_on:
-        items = _Limited(items, extent.share(place, epoch) or 0)
+    snapshot = pipeline.dataset.snapshot()
+    extent = snapshot.extent
+    if extent.goes_on:
+        items: Iterator[Any] = snapshot.passes(place, epoch=0, count=None)
+    else:
+        items = snapshot.items_of_epoch(place, epoch)
     if pipeline.batch is None:
         return items
-    return pipeline.batch.open(items, Context(place, dataset.seed, epoch, ("loader",)))
-
-
-class _Limited(StageIterator):
-    def __init__(self, source: Iterator[Any], left: int) -> None:
-        self._left = left
-        super().__init__(source)
-
-    def _run(self) -> Iterator[Any]:
-        items = iter(self._source)
-        while self._left > 0:
-            for item in islice(items, 1):
-                self._left -= 1
-                yield item
-                break
-            else:
-                return
-
-    def state_dict(self) -> State:
-        return {"source": state_of(self._source), "left": self._left}
-
-    def load_state_dict(self, state: State) -> None:
-        load_state(self._source, state["source"])
-        self._left = state["left"]
+    return pipeline.batch.open(items, Context(place, snapshot.seed, epoch, ("loader",)))

@@ -1,30 +1,41 @@
-"""One loop over a pipeline: the items of an epoch, in one place of the job."""
+"""One loop over a pipeline: the items of an epoch, in one place of the job.
+
+A loop iterates over a `Snapshot` of the pipeline, so that what a program changes while it runs is
+for the next one. Its items are those of `Passes`, one over the data after the other, up to where
+the `Extent` ends it. Its state is the number of the loop, how many items it has given, and the
+position within the pass.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import secrets
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator
-from ctypes import c_uint64
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing.context import get_spawning_popen
-from multiprocessing.sharedctypes import RawValue
 from typing import Any, Literal
-from zlib import crc32
 
 from energon.errors import ConfigError, StateError
-from energon.io.atomic import write_atomic
+from energon.webdataset.running.epochs import EpochCounter
 from energon.webdataset.running.place import Place, torch_worker_info
-from energon.webdataset.stages.base import StageIterator, State, close, load_state, state_of, unpack
+from energon.webdataset.stages.base import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    close,
+    describe,
+    load_state,
+    state_of,
+    unpack,
+)
 
 Scope = Literal["job", "rank", "worker"]
 """Who counts the items of an epoch together: all ranks, the workers of a rank, or each alone."""
+
+FORMAT = "energon webdataset state"
+VERSION = 1
+
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -36,12 +47,15 @@ class Extent:
         items: Where it ends; None where the data ends.
         scope: Who counts these items together.
         goes_on: Whether a loop starts where the one before stopped, instead of with a new pass.
+        first_epoch: The loop with which that began: the first one, unless the pipeline was changed
+            after some.
     """
 
     passes: int | None = 1
     items: int | None = None
     scope: Scope = "job"
     goes_on: bool = False
+    first_epoch: int = 0
 
     def share(self, place: Place, epoch: int) -> int | None:
         """Return how many items of an epoch fall to one worker; ranks get the same number."""
@@ -54,11 +68,12 @@ class Extent:
 
         What cannot be dealt evenly goes to another worker each time, so that none gets ahead.
         """
+        epochs = epoch - self.first_epoch
         if self.scope == "worker":
-            return epoch * (self.items or 0)
+            return epochs * (self.items or 0)
         number = place.num_workers
         even, odd = divmod(self.rank_share(place.world_size), number)
-        return epoch * even + max(0, (epoch * odd - place.worker + number - 1) // number)
+        return epochs * even + max(0, (epochs * odd - place.worker + number - 1) // number)
 
     def rank_share(self, world_size: int) -> int:
         """Return how many items fall to each rank; if they cannot be dealt evenly, one more."""
@@ -67,7 +82,54 @@ class Extent:
         return -(-self.items // world_size) if self.scope == "job" else self.items
 
 
-_END = object()
+@dataclass(frozen=True)
+class Snapshot:
+    """A pipeline as it is when a loop begins.
+
+    Args:
+        listed: Its stages as the program has listed them.
+        stages: The same as stages of this package.
+        seed: See `DataPipeline`.
+        extent: How far a loop goes.
+    """
+
+    listed: tuple[Any, ...]
+    stages: tuple[Stage, ...]
+    seed: int
+    extent: Extent
+
+    def has_stages_of(self, other: Snapshot) -> bool:
+        """Return whether both have the same stages, not only equal ones."""
+        return len(self.listed) == len(other.listed) and all(
+            mine is theirs for mine, theirs in zip(self.listed, other.listed, strict=True)
+        )
+
+    def describe(self) -> list[Any]:
+        """Return what a saved state has to agree with, as JSON."""
+        return [describe(stage) for stage in self.stages]
+
+    def open(self, context: Context) -> Iterator[Any]:
+        """Return the items of one pass, opened stage after stage."""
+        if not self.stages:
+            raise ConfigError("a pipeline without stages has nothing to iterate over")
+        items: Iterator[Any] = iter(())
+        for number, stage in enumerate(self.stages):
+            items = stage.open(items, context.at(number))
+        return items
+
+    def passes(self, place: Place, *, epoch: int, count: int | None) -> Passes:
+        """Return the items of several passes that begin with `epoch`; None means no end."""
+        return Passes(
+            lambda number: self.open(Context(place, self.seed, number)), epoch=epoch, count=count
+        )
+
+    def items_of_epoch(self, place: Place, epoch: int) -> Iterator[Any]:
+        """Return the items of loop number `epoch`, for whoever opens each loop by itself."""
+        extent = self.extent
+        first = epoch if extent.passes is None else epoch * extent.passes
+        passes = self.passes(place, epoch=first, count=extent.passes)
+        share = extent.share(place, epoch)
+        return passes if share is None else Limited(passes, share)
 
 
 class Passes(StageIterator):
@@ -121,162 +183,111 @@ class Passes(StageIterator):
         close(self._current)
 
 
-_EPOCH_BITS = 32
-_MASK = (1 << _EPOCH_BITS) - 1
-
-
-class EpochCounter:
-    """How many epochs were begun, by all copies of a pipeline in workers together.
+class Limited(StageIterator):
+    """The first items of a source.
 
     Args:
-        epochs: How many there were before.
+        source: What to iterate over.
+        left: How many items to give.
     """
 
-    def __init__(self, epochs: int = 0) -> None:
-        self._word: Any = RawValue(c_uint64, epochs)
-        self._begun_here = 0
-        self.notes = WorkerNotes()
+    def __init__(self, source: Iterator[Any], left: int) -> None:
+        self._left = left
+        super().__init__(source)
 
-    @property
-    def epochs(self) -> int:
-        """How many epochs were begun."""
-        return int(self._word.value) & _MASK
+    def _run(self) -> Iterator[Any]:
+        items = iter(self._source)
+        while self._left > 0:
+            item = next(items, _END)
+            if item is _END:
+                return
+            self._left -= 1
+            yield item
 
-    def begin(self) -> int:
-        """Return the number of the epoch that begins, from 0."""
-        mark = self._mark()
-        self._begun_here += 1
-        word = int(self._word.value)
-        if word >> _EPOCH_BITS == mark:
-            return (word & _MASK) - 1
-        epoch = word & _MASK
-        self._word.value = mark << _EPOCH_BITS | (epoch + 1)
-        return epoch
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), "left": self._left}
 
-    def set(self, epochs: int) -> None:
-        """Let the next epoch have the number `epochs`."""
-        self._word.value = epochs
-
-    def _mark(self) -> int:
-        """Return what the workers of one epoch have in common, not 0."""
-        info = torch_worker_info()
-        # A DataLoader draws this for each epoch, and its workers add their number.
-        run = os.getpid() if info is None else info.seed - info.id
-        return crc32(f"{run} {self._begun_here}".encode()) or 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is not None:
-            shared = {"word": self._word, "notes": self.notes.folder}
-            return {**shared, "begun": self._begun_here}
-        return {"epochs": self.epochs, "begun": self._begun_here}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._word = state["word"] if "word" in state else RawValue(c_uint64, state["epochs"])
-        self._begun_here = state["begun"]
-        self.notes = WorkerNotes(state.get("notes"))
-
-
-class WorkerNotes:
-    """Notes of workers, which copies of a pipeline in other processes share.
-
-    Args:
-        folder: Where they are; None for others than anybody has.
-    """
-
-    def __init__(self, folder: str | None = None) -> None:
-        if folder is not None:
-            self.folder = folder
-            return
-        name = f"energon-epochs-{secrets.token_hex(12)}"
-        self.folder = os.path.join(tempfile.gettempdir(), name)
-        weakref.finalize(self, _remove, self.folder, os.getpid())
-
-    def write(self, place: Place, epoch: int, state: State) -> None:
-        """Note where a worker begins with number `epoch`."""
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        write_atomic(self._path(place), json.dumps({"epoch": epoch, "state": state}))
-
-    def read(self, place: Place) -> tuple[int, State] | None:
-        """Return the last epoch that a worker has noted, and where it begins there."""
-        try:
-            with open(self._path(place), encoding="utf-8") as file:
-                noted = json.load(file)
-        except FileNotFoundError:
-            return None
-        return noted["epoch"], noted["state"]
-
-    def _path(self, place: Place) -> str:
-        numbers = (place.rank, place.world_size, place.worker, place.num_workers)
-        return os.path.join(self.folder, "-".join(map(str, numbers)))
-
-
-def _remove(folder: str, owner: int) -> None:
-    # Forks have a copy of what was to be done at the end.
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-FORMAT = "energon webdataset state"
-VERSION = 1
+    def load_state_dict(self, state: State) -> None:
+        source, self._left = unpack(state, "source", "left")
+        load_state(self._source, source)
 
 
 class Loop(StageIterator):
     """The items of one loop.
 
     Args:
-        pipeline: What is iterated over.
+        snapshot: What is iterated over.
+        epochs: Counts the loops.
         place: Where.
         epoch: Number of the loop, from 0.
-        passes: Where its items come from.
-        given: How many of them were given out before.
+        before: The loop before this one; None if it is not known here.
+        state: Where to begin; None is at its beginning.
+
+    Raises:
+        StateError: If the state was saved by another pipeline, or elsewhere in the job.
     """
 
     def __init__(
-        self, pipeline: Any, place: Place, epoch: int, passes: Passes, *, given: int = 0
+        self,
+        snapshot: Snapshot,
+        epochs: EpochCounter,
+        place: Place,
+        epoch: int,
+        before: Loop | None = None,
+        state: State | None = None,
     ) -> None:
         self.epoch = epoch
         self.place = place
-        self._pipeline = pipeline
-        self._passes = passes
-        self._given = given
-        self._is_over = False
+        self.snapshot = snapshot
+        self._epochs = epochs
+        self._given = 0
+        self.is_over = False
         super().__init__()
+        if state is None:
+            self._passes = self._first_pass(before)
+        else:
+            self.load_state_dict(state)
 
-    @classmethod
-    def begin(cls, pipeline: Any, place: Place, epoch: int, *, before: Loop | None) -> Loop:
-        """Return loop number `epoch`; one that goes on starts where the one before stopped."""
-        extent = pipeline.extent
+    def _first_pass(self, before: Loop | None) -> Passes:
+        """Return where the items come from: anew, or where the loop before stopped."""
+        snapshot, place, epoch = self.snapshot, self.place, self.epoch
+        extent = snapshot.extent
         if not extent.goes_on:
-            count = extent.passes
-            first = epoch if count is None else epoch * count
-            passes = pipeline.open_passes(place, epoch=first, count=count)
-            return cls(pipeline, place, epoch, passes)
+            first = epoch if extent.passes is None else epoch * extent.passes
+            return snapshot.passes(place, epoch=first, count=extent.passes)
         if before is not None and (before.place, before.epoch + 1) == (place, epoch):
-            return cls(pipeline, place, epoch, before._passes)
-        return cls(pipeline, place, epoch, _advanced(pipeline, place, epoch))
+            return before._passes
+        if any(getattr(stage, "is_endless", False) for stage in snapshot.stages):
+            # Sources that draw shards at random go on as well with other draws.
+            return snapshot.passes(place, epoch=epoch, count=None)
+        return self._advanced()
 
-    @classmethod
-    def restore(cls, pipeline: Any, place: Place, state: State) -> Loop:
-        """Return the loop that was saved, where it was.
+    def _advanced(self) -> Passes:
+        """Return the endless items of a place, after those of the loops before this one.
 
-        Raises:
-            StateError: If it was saved elsewhere in the job.
+        This is for workers that start anew with every epoch. They go on where those before them
+        have noted that they stopped; without notes, as of stages that cannot be saved, they go
+        through all again.
         """
-        epoch, saved, given, items = (state[name] for name in ("epoch", "place", "given", "items"))
-        if saved is not None and saved != _place(place):
-            raise StateError(
-                f"the state is that of rank, ranks, worker, workers {saved}, and is loaded at "
-                f"{_place(place)}; load it where it was saved, or use WebLoader, whose states fit "
-                "any number of workers"
-            )
-        if items is None:
-            return cls.begin(pipeline, place, epoch, before=None)
-        passes = pipeline.open_passes(place, epoch=epoch, count=pipeline.extent.passes)
-        passes.load_state_dict(items)
-        return cls(pipeline, place, epoch, passes, given=given)
+        extent = self.snapshot.extent
+        passes = self.snapshot.passes(self.place, epoch=extent.first_epoch, count=None)
+        noted = self._epochs.notes.read(self.place)
+        done = 0
+        if noted is not None and self._may_use(noted):
+            done = extent.items_before(self.place, noted["epoch"])
+            passes.load_state_dict(noted["items"])
+        for _ in islice(passes, extent.items_before(self.place, self.epoch) - done):
+            pass
+        return passes
+
+    def _may_use(self, noted: State) -> bool:
+        """Return whether a note is of the loops since the pipeline was changed."""
+        if not self.snapshot.extent.first_epoch <= noted["epoch"] <= self.epoch:
+            return False
+        return bool(noted["stages"] == self.snapshot.describe())
 
     @staticmethod
-    def check(pipeline: Any, state: State) -> None:
+    def check(snapshot: Snapshot, state: State) -> None:
         """Raise StateError unless `state` was saved by a pipeline like this one."""
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise StateError(
@@ -287,9 +298,9 @@ class Loop(StageIterator):
         _, version, seed, stages, *_ = unpack(state, *names)
         if version != VERSION:
             raise StateError(f"the state has version {version}, expected {VERSION}")
-        if seed != pipeline.seed:
-            raise StateError(f"the state was saved with seed {seed}, this one is {pipeline.seed}")
-        present = pipeline.describe()
+        if seed != snapshot.seed:
+            raise StateError(f"the state was saved with seed {seed}, this one is {snapshot.seed}")
+        present = snapshot.describe()
         for number in range(max(len(stages), len(present))):
             was, now = (each[number] if number < len(each) else None for each in (stages, present))
             if was != now:
@@ -299,31 +310,42 @@ class Loop(StageIterator):
                 )
 
     @staticmethod
-    def state_before(pipeline: Any, epoch: int) -> State:
+    def state_before(snapshot: Snapshot, epoch: int) -> State:
         """Return the state before the first item of loop number `epoch`, anywhere."""
-        return _state(pipeline, epoch, place=None, given=0, items=None)
+        return _state(snapshot, epoch, place=None, given=0, items=None)
 
     def state_dict(self) -> State:
         """Return where the loop is; after its end, where the next one begins."""
-        if self._is_over:
-            goes_on = self._pipeline.extent.goes_on
-            return _state(
-                self._pipeline,
-                self.epoch + 1,
-                place=_place(self.place),
-                given=0,
-                items=self._passes.state_dict() if goes_on else None,
-            )
-        return _state(
-            self._pipeline,
-            self.epoch,
-            place=_place(self.place),
-            given=self._given,
-            items=self._passes.state_dict(),
-        )
+        place = _numbers(self.place)
+        if not self.is_over:
+            items: State | None = self._passes.state_dict()
+            return _state(self.snapshot, self.epoch, place=place, given=self._given, items=items)
+        items = self._passes.state_dict() if self.snapshot.extent.goes_on else None
+        return _state(self.snapshot, self.epoch + 1, place=place, given=0, items=items)
 
     def load_state_dict(self, state: State) -> None:
-        self._pipeline.load_state_dict(state)
+        """Go to a saved position.
+
+        Raises:
+            StateError: If it was saved by another pipeline, or elsewhere in the job.
+        """
+        self.check(self.snapshot, state)
+        epoch, saved, given, items = (state[name] for name in ("epoch", "place", "given", "items"))
+        if saved is not None and saved != _numbers(self.place):
+            raise StateError(
+                f"the state is that of rank, ranks, worker, workers {saved}, and is loaded at "
+                f"{_numbers(self.place)}; load it where it was saved, or use WebLoader, whose "
+                "states fit any number of workers"
+            )
+        self.epoch = epoch
+        self._epochs.set(epoch + 1)
+        if items is None:
+            self._passes = self._first_pass(None)
+            return
+        count = self.snapshot.extent.passes
+        self._passes = self.snapshot.passes(self.place, epoch=epoch, count=count)
+        self._passes.load_state_dict(items)
+        self._given = given
 
     def close(self) -> None:
         super().close()
@@ -331,15 +353,16 @@ class Loop(StageIterator):
 
     def _run(self) -> Iterator[Any]:
         yield from self._limited()
-        self._is_over = True
-        if self._pipeline.extent.goes_on and torch_worker_info() is not None:
+        self.is_over = True
+        if self.snapshot.extent.goes_on and torch_worker_info() is not None:
             # This process may end now, and another one go on.
             with contextlib.suppress(StateError):
-                notes = self._pipeline.worker_notes
-                notes.write(self.place, self.epoch + 1, self._passes.state_dict())
+                items, stages = self._passes.state_dict(), self.snapshot.describe()
+                note = {"epoch": self.epoch + 1, "stages": stages, "items": items}
+                self._epochs.notes.write(self.place, note)
 
     def _limited(self) -> Iterator[Any]:
-        share = self._pipeline.extent.share(self.place, self.epoch)
+        share = self.snapshot.extent.share(self.place, self.epoch)
         if share is None:
             yield from self._passes
             return
@@ -352,37 +375,16 @@ class Loop(StageIterator):
             yield item
 
 
-def _advanced(pipeline: Any, place: Place, epoch: int) -> Passes:
-    """Return the endless items of a place, after those of the loops before number `epoch`.
-
-    This is for workers that start anew with every epoch. They go on where those before them have
-    noted that they stopped; without notes, as of stages that cannot be saved, they go through
-    all again. Sources that draw shards at random go on as well with other draws.
-    """
-    if any(getattr(stage, "is_endless", False) for stage in pipeline.stages):
-        passes: Passes = pipeline.open_passes(place, epoch=epoch, count=None)
-        return passes
-    passes = pipeline.open_passes(place, epoch=0, count=None)
-    noted = pipeline.worker_notes.read(place)
-    done = 0
-    if noted is not None and noted[0] <= epoch:
-        done = pipeline.extent.items_before(place, noted[0])
-        passes.load_state_dict(noted[1])
-    for _ in islice(passes, pipeline.extent.items_before(place, epoch) - done):
-        pass
-    return passes
-
-
-def _place(place: Place) -> list[int]:
+def _numbers(place: Place) -> list[int]:
     return [place.rank, place.world_size, place.worker, place.num_workers]
 
 
-def _state(pipeline: Any, epoch: int, **position: Any) -> State:
+def _state(snapshot: Snapshot, epoch: int, **position: Any) -> State:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "seed": pipeline.seed,
-        "stages": pipeline.describe(),
+        "seed": snapshot.seed,
+        "stages": snapshot.describe(),
         "epoch": epoch,
         **position,
     }

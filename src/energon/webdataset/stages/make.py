@@ -112,11 +112,8 @@ class PipelineSource(Stage):
     pipeline: Any
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        pipeline = self.pipeline
-        passes: Iterator[Any] = pipeline.open_passes(
-            context.place, epoch=context.epoch, count=pipeline.extent.passes
-        )
-        return passes
+        items: Iterator[Any] = self.pipeline.snapshot().items_of_epoch(context.place, context.epoch)
+        return items
 
     def describe(self) -> dict[str, Any]:
         return {"stage": "PipelineSource", "pipeline": self.pipeline.describe()}
@@ -133,15 +130,16 @@ def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage
         ConfigError: If something among them is no stage.
     """
     stages: list[Stage] = []
-    for each in _flat(listed):
+    for each in flat(listed):
         stages.append(_as_stage(each, is_source=not has_source and not stages))
     return tuple(stages)
 
 
-def _flat(listed: Iterable[Any]) -> Iterator[Any]:
+def flat(listed: Iterable[Any]) -> Iterator[Any]:
+    """Yield stages, those in lists one by one, without None."""
     for each in listed:
         if isinstance(each, list) and all(map(_may_be_stage, each)):
-            yield from _flat(each)
+            yield from flat(each)
         elif each is not None:
             yield each
 
@@ -153,7 +151,7 @@ def _may_be_stage(each: Any) -> bool:
 def _as_stage(each: Any, *, is_source: bool) -> Stage:
     if isinstance(each, Stage):
         return each
-    if hasattr(each, "open_passes"):
+    if hasattr(each, "snapshot"):
         return PipelineSource(each)
     if hasattr(each, "run"):
         return CallStage(each.run, is_source and not _takes_source(each.run))
