@@ -85,6 +85,7 @@ _ROOMS = {
         "OCRSample",
         "SimilarityInterleavedSample",
         "TextSample",
+        "TokensSample",
         "VQAOCRSample",
         "VQASample",
         "VidQASample",

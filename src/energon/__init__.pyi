@@ -70,6 +70,7 @@ from energon.samples.types import (
     OCRSample as OCRSample,
     SimilarityInterleavedSample as SimilarityInterleavedSample,
     TextSample as TextSample,
+    TokensSample as TokensSample,
     VQAOCRSample as VQAOCRSample,
     VQASample as VQASample,
     VidQASample as VidQASample,

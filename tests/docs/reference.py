@@ -44,8 +44,9 @@ GROUPS: dict[str, tuple[str, str]] = {
         "energon",
         "Sample Batch edataclass CrudeSample basic_sample_keys SourceInfo CaptioningSample "
         "ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample OCRSample "
-        "SimilarityInterleavedSample TextSample VQAOCRSample VQASample VidQASample generic_batch "
-        "batch_list batch_pad_stack batch_stack concat_pad generic_concat homogeneous_concat_mix",
+        "SimilarityInterleavedSample TextSample TokensSample VQAOCRSample VQASample VidQASample "
+        "generic_batch batch_list batch_pad_stack batch_stack concat_pad generic_concat "
+        "homogeneous_concat_mix",
     ),
     "Packing (`energon.packing`)": (
         "energon.packing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from energon.cli.media_options import media_filter, media_options, report_json, 
 from energon.cli.options import refuse_options
 from energon.cli.prepare_choices import Options, choice_options, decide
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
+from energon.cli.verbosity import is_quiet
 from energon.counting import counted
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
     from energon.prepare.media.filter import MediaFilter
     from energon.prepare.media.prepare import MediaReport
+    from energon.sources.kinds import DatasetKind
 
 _NOBODY_IS_ASKED = ("non_interactive", "force_overwrite", "write", "progress", "as_json")
 _OF_METADATASETS = {*_NOBODY_IS_ASKED, "num_workers"}
@@ -82,7 +85,8 @@ def command(
 
     If PATH is a metadataset (.yaml), the indexes of its joins are built. If it is a .jsonl file,
     its lines are indexed, dealt to splits if --split-ratio is given, and left out if
-    --exclude-from lists them. Options that mean nothing there are refused.
+    --exclude-from lists them. Of token files, the whole index is checked. Options that mean
+    nothing there are refused.
 
     \b
     Example:
@@ -100,6 +104,15 @@ def command(
             exclude_from=options.exclude_from,
             as_json=as_json,
         )
+        return None
+    kind = _kind(path)
+    if kind is not None and kind.prepares:
+        refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
+        num_samples = kind.prepare(os.fspath(path))
+        if as_json:
+            echo_json({"path": redact(path), "samples": num_samples})
+        elif not is_quiet():
+            echo(counted(num_samples, "sample"), err=True)
         return None
     if tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
@@ -150,6 +163,16 @@ def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json:
     if report is not None and not as_json:
         show_report(report)
     show_size(info, path, as_json=as_json, **media)
+
+
+def _kind(path: AnyPath) -> DatasetKind | None:
+    """Return what lies at a path; None if it has to become a dataset first."""
+    from energon.sources.kinds import kind_of
+
+    try:
+        return kind_of(path)
+    except DatasetNotFoundError:
+        return None
 
 
 def _choose(

@@ -67,8 +67,8 @@ def _dataset(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _contents(about: Mapping[str, Any]) -> Iterator[str]:
-    for title in ("sample_type", "samples", "shards", "bytes", "energon_version"):
-        if about[title] is not None:
+    for title in ("sample_type", "samples", "tokens", "shards", "bytes", "energon_version"):
+        if about.get(title) is not None:
             yield f"- {title.replace('_', ' ')}: {about[title]}"
     if about["missing_shards"]:
         yield f"- missing shards: {', '.join(about['missing_shards'])}"

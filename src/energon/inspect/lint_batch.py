@@ -167,7 +167,7 @@ class _Check:
         decoded = dict(sample)
         failed = False
         for part, data in sample.items():
-            if part.startswith("__"):
+            if part.startswith("__") or not isinstance(data, bytes):
                 continue
             try:
                 decoded[part] = decode_wholly(self.decoder, f"{sample['__key__']}.{part}", data)

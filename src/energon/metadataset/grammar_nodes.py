@@ -71,6 +71,7 @@ class Reference(Inner):
     dataset_config: str | None = None
     split_config: str | None = None
     aux: dict[AuxName, Path] = Field(default_factory=dict)
+    read: dict[str, Any] = Field(default_factory=dict)
 
 
 class JoinReference(Reference):

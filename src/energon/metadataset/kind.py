@@ -28,6 +28,9 @@ class KindEntry(NamedTuple):
         suffixes: A path is of this kind if it ends so, and is a file.
         markers: A folder is of this kind if one of these files is in its `.nv-meta`.
         has_samples: Whether it can be trained with; False for what is only auxiliary data.
+        pair: Endings of files that belong together, none of which is enough: a folder is of this
+            kind if some name is in it with each of them, and so is an address that they can be
+            appended to.
     """
 
     name: str
@@ -35,6 +38,7 @@ class KindEntry(NamedTuple):
     suffixes: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
     has_samples: bool = True
+    pair: tuple[str, ...] = ()
 
 
 KINDS = (
@@ -50,6 +54,9 @@ KINDS = (
         "energon.sources.folder_kind:KIND",
         markers=("index.sqlite",),
         has_samples=False,
+    ),
+    KindEntry(
+        "tokens", "energon.sources.tokens:KIND", suffixes=(".idx", ".bin"), pair=(".idx", ".bin")
     ),
 )
 """The kinds that come with energon. The first that fits is taken."""
@@ -71,8 +78,8 @@ TABLES = (
 """Endings of files whose rows may be samples."""
 
 _READABLE = (
-    "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml) or a "
-    ".jsonl file"
+    "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml), a "
+    ".jsonl file or token files (.idx, .bin)"
 )
 
 MAX_COMPARED = 10_000
@@ -99,7 +106,30 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
             for marker in entry.markers:
                 if is_file(join_address(path, f".nv-meta/{marker}")):
                     return entry.name
+        for entry in entries:
+            if entry.pair and _has_pair(path, entry.pair):
+                return entry.name
     raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
+
+
+def _has_pair(path: str, endings: tuple[str, ...]) -> bool:
+    """Return whether files that belong together are at an address, or in the folder there."""
+    if all(is_file(path + ending) for ending in endings):
+        return True
+    names = set(_names_in(path))
+    stems = (name.removesuffix(endings[0]) for name in names if name.endswith(endings[0]))
+    return any(all(stem + ending in names for ending in endings[1:]) for stem in stems)
+
+
+def _names_in(folder: str) -> Sequence[str]:
+    """Return some names of what is directly in a folder; none if it cannot be listed."""
+    if not is_remote(folder):
+        try:
+            return list(islice(os.listdir(folder), MAX_COMPARED))
+        except OSError:
+            return []
+    store, key = open_store(folder)
+    return store.names_in(key) if store.backend.can_list else []
 
 
 def kind_entry(name: str) -> KindEntry:

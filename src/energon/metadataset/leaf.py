@@ -80,6 +80,7 @@ class Leaf:
         split_config: File below `.nv-meta` that lists its splits.
         origin: Where the leaf was written, as `file:line:column`.
         kind: Which kind of dataset it is; of a join, that of the first.
+        read: What a sample is, for kinds that leave a choice; see `DatasetKind.options`.
         join: The datasets that are joined; none for a single dataset.
         joiner: What puts their samples together.
     """
@@ -96,6 +97,7 @@ class Leaf:
     split_config: str = "split.yaml"
     origin: str = ""
     kind: str = "webdataset"
+    read: Mapping[str, Any] = field(default_factory=dict)
     join: tuple[JoinMember, ...] = ()
     joiner: Joiner | None = None
 

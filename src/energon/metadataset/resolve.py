@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.meta.split import find_split
+from energon.formats.meta.yaml import plain
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.metadataset.collected import Problems
 from energon.metadataset.document import (
@@ -306,15 +307,19 @@ class _Walk:
     def reference(self, node: Reference, context: Context) -> _Branch:
         path = absolute(node.path, context.folder)
         branch = self.address(path, context.below(node), origin=node.where("path"))
-        if not node.aux:
-            return branch
         if not branch.is_leaf:
-            raise ConfigError(
-                f"{node.where('aux')}: auxiliary data belong to a dataset, and {path} is a "
-                "metadataset; name them there"
-            )
+            for key, what in (("aux", "auxiliary data belong"), ("read", "how to read belongs")):
+                if getattr(node, key):
+                    raise ConfigError(
+                        f"{node.where(key)}: {what} to a dataset, and {path} is a metadataset; "
+                        f"write `{key}` there"
+                    )
+            return branch
         aux = {name: absolute_aux(value, context.folder) for name, value in node.aux.items()}
-        return replace(branch, tree=map_leaves(branch.tree, lambda leaf: replace(leaf, aux=aux)))
+        read = plain(node.read)
+        return replace(
+            branch, tree=map_leaves(branch.tree, lambda leaf: replace(leaf, aux=aux, read=read))
+        )
 
     def join(self, node: Join, context: Context) -> _Branch:
         """Return the branch of datasets that are joined to one."""

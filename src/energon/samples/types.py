@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.samples.collate import generic_batch
 from energon.samples.sample import Sample, edataclass
 
 if TYPE_CHECKING:
@@ -90,6 +95,39 @@ class TextSample(Sample):
     """A text."""
 
     text: str
+
+
+@edataclass
+class TokensSample(Sample):
+    """Tokens of a document, or of a window over several documents."""
+
+    tokens: NDArray[Any]
+    """(length,), int64."""
+    cu_seqlens: NDArray[np.int32]
+    """Where each sequence of the document, or each document of the window, begins, and the end."""
+    modes: NDArray[np.int8] | None = None
+    """(length,): the mode of each token, of multimodal files."""
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The place of each token in its sequence or document, as far as that is in the sample."""
+        starts = np.asarray(self.cu_seqlens, np.int64)
+        return np.arange(len(self.tokens)) - np.repeat(starts[:-1], np.diff(starts))
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Self]) -> Self:
+        """Return samples as one: tokens and modes stacked (and padded), the rest as lists."""
+        modes: Any = [sample.modes for sample in samples]
+        values: dict[str, Any] = {
+            name: [getattr(sample, name) for sample in samples]
+            for name in ("__key__", "__subflavors__", "__sources__", "cu_seqlens")
+        }
+        return cls(
+            **values,
+            __restore_key__=tuple(sample.__restore_key__ for sample in samples),
+            tokens=generic_batch([sample.tokens for sample in samples]),
+            modes=None if modes[0] is None else generic_batch(modes),
+        )
 
 
 @edataclass

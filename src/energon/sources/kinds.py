@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -116,12 +117,32 @@ class DatasetKind:
         noun: What a dataset of the kind is, for messages: "a JSONL file".
         joinable: Whether its samples have keys by which they can be joined.
         has_files: Whether it gives files by name, for cookers and as auxiliary data.
+        options: What a document may say under `read` of a dataset: names, which `Leaf.read` then
+            has, with values that `open` checks.
+        prepares: Whether `prepare` does something.
     """
 
     name: str
     noun: str
     joinable = False
     has_files = False
+    options: tuple[str, ...] = ()
+    prepares = False
+
+    def prepare(self, address: str) -> int:
+        """Check all of it, write what makes opening it fast, and return how many samples it has."""
+        raise self.refusal(address, "prepared")
+
+    def check_options(self, leaf: Leaf) -> None:
+        """Raise ConfigError if a document says something under `read` that is no option."""
+        for name in leaf.read:
+            if name not in self.options:
+                close = get_close_matches(str(name), self.options, 1)
+                known = f"its options are {', '.join(self.options)}" if self.options else "has none"
+                hint = f"did you mean {close[0]!r}?" if close else known
+                raise ConfigError(
+                    f"{leaf.origin}: read: {name!r} is no option of {self.noun}; {hint}"
+                )
 
     def split_names(
         self, address: str, split_config: str | None = None, allow: Collection[str] = ()

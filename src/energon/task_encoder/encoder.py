@@ -190,6 +190,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     ) -> Any:
         """Return `samples` as one object: tensors stacked and padded, the rest as lists.
 
+        Types that say with `from_samples` what a batch of them is decide that themselves.
+
         Args:
             samples: At least one, all of the same type: dataclasses, named tuples or dicts.
             result_type: What to return; None for the type of the samples. Fields that it does
@@ -198,6 +200,9 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             default_action: The same for all other fields.
         """
         first = samples[0]
+        plain = not actions and default_action is generic_batch
+        if plain and result_type in (None, type(first)) and hasattr(first, "from_samples"):
+            return generic_batch(samples)
         names = field_names(type(first)) or (list(first) if isinstance(first, dict) else None)
         if names is None:
             return default_action(list(samples))

@@ -227,6 +227,7 @@ def _open_dataset(
     leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = (), allow: Collection[str] = ()
 ) -> _Dataset:
     kind = kind_named(leaf.kind)
+    kind.check_options(leaf)
     config = kind.config(leaf)
     if leaf.aux and not config.crude:
         raise ConfigError(

@@ -1,0 +1,420 @@
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from itertools import chain, islice, pairwise
+
+import numpy as np
+import pytest
+
+from energon import (
+    ConfigError,
+    Cooker,
+    DatasetNotFoundError,
+    DefaultTaskEncoder,
+    EmptyDatasetError,
+    TokensSample,
+    basic_sample_keys,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon.errors import FormatError, ShardChangedError, TruncatedError
+from energon.io.address import join_address
+from energon.io.files import write_bytes
+from energon.metadataset.kind import dataset_kind
+from energon.sources.tokens import TokenOptions, TokenSource
+from tests.commands import run
+from tests.datasets import make_crude
+from tests.kind_checks import check_kind
+from tests.task_encoder.runs import config
+from tests.token_files import CODES, numbered, write_tokens
+
+LENGTHS = [3, 1, 0, 7, 5, 12, 2, 9, 4, 1] * 20
+TOTAL = sum(LENGTHS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_tokens(tmp_path / "corpus", numbered(LENGTHS))
+
+
+def sequence(path, length, **options):
+    return {
+        "splits": {
+            "train": {
+                "path": str(path),
+                "read": {"unit": "sequence", "length": length, **options},
+            }
+        }
+    }
+
+
+def tokens_of(source, ordinals=None):
+    found = source.read(np.arange(len(source)) if ordinals is None else np.array(ordinals))
+    return [sample["tokens"].tolist() for sample in found]
+
+
+@pytest.mark.parametrize("name", ["corpus.idx", "corpus.bin", "corpus", ""])
+def test_the_address_is_either_file_what_they_have_in_common_or_the_folder(tmp_path, path, name):
+    assert dataset_kind(tmp_path / name) == "tokens"
+    assert tokens_of(TokenSource(tmp_path / name)) == numbered(LENGTHS)
+
+
+def test_documents_of_any_ordinals_come_in_their_order(path):
+    source = pickle.loads(pickle.dumps(TokenSource(path)))
+    ordinals = np.random.default_rng(0).integers(0, len(LENGTHS), 500)
+    samples = source.read(ordinals)
+    documents = numbered(LENGTHS)
+    assert [s["tokens"].tolist() for s in samples] == [documents[n] for n in ordinals]
+    assert [s["__key__"] for s in samples] == [str(n) for n in ordinals]
+    assert samples[0]["tokens"].dtype == np.int64
+    assert source.read(np.array([], np.int64)) == []
+    with pytest.raises(IndexError, match="0 to 199, not 200"):
+        source.read(np.array([200]))
+    place = source.locate(3)
+    assert (place.shard, place.key, place.offset) == ("corpus.bin", "3", 2 * 4)
+    assert source.find("3") == [3]
+    assert source.find("200") == []
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_tokens_of_every_type_are_read(tmp_path, dtype):
+    documents = [[1, 2, 3], [], [100]]
+    path = write_tokens(tmp_path / "x", documents, dtype=dtype)
+    assert tokens_of(TokenSource(path)) == documents
+    kind = np.float64 if dtype.startswith("float") else np.int64
+    assert TokenSource(path).dtype == kind
+
+
+def test_a_document_of_several_sequences_says_where_they_begin(tmp_path):
+    documents = [[[1, 2], [3]], [[4]], [[5], [6, 7], [8]]]
+    path = write_tokens(tmp_path / "x", documents, dtype="int32", modes=[0, 1, 0, 0, 1, 0])
+    samples = TokenSource(path).read(np.array([2, 0]))
+    assert samples[0]["tokens"].tolist() == [5, 6, 7, 8]
+    assert samples[0]["cu_seqlens"].tolist() == [0, 1, 3, 4]
+    assert samples[0]["modes"].tolist() == [0, 1, 1, 0]
+    assert samples[1]["cu_seqlens"].tolist() == [0, 2, 3]
+    assert samples[1]["modes"].tolist() == [0, 0, 1]
+    windows = TokenSource(path, options=TokenOptions("sequence", 8, seed=None)).read(np.array([0]))
+    assert windows[0]["tokens"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert windows[0]["cu_seqlens"].tolist() == [0, 3, 4, 8]
+    assert windows[0]["modes"].tolist() == [0, 0, 1, 0, 0, 1, 1, 0]
+
+
+def test_windows_hold_each_token_once_and_say_where_documents_begin(path):
+    source = TokenSource(path, options=TokenOptions("sequence", 16))
+    assert len(source) == TOTAL // 16
+    documents = numbered(LENGTHS)
+    starts = {document[0]: document for document in documents if document}
+    seen = []
+    for sample in source.read(np.arange(len(source))):
+        tokens, edges = sample["tokens"].tolist(), sample["cu_seqlens"].tolist()
+        assert (edges[0], edges[-1], len(tokens)) == (0, 16, 16)
+        assert edges == sorted(set(edges))
+        for low, high in pairwise(edges):
+            piece = tokens[low:high]
+            assert piece == list(range(piece[0], piece[0] + len(piece)))
+            if low:
+                assert piece == starts[piece[0]][: len(piece)]
+        seen += tokens
+    assert len(seen) == len(set(seen)) == TOTAL // 16 * 16
+    assert seen != sorted(seen)
+    assert tokens_of(source, [7, 2, 7]) == [tokens_of(source)[n] for n in (7, 2, 7)]
+
+
+def test_windows_overlap_as_they_are_told(path):
+    options = TokenOptions("sequence", 17, overlap=1, seed=None)
+    windows = tokens_of(TokenSource(path, options=options))
+    assert windows == [list(range(16 * n, 16 * n + 17)) for n in range((TOTAL - 1) // 16)]
+    for length, overlap in ((1, 0), (5, 4), (TOTAL, 0), (TOTAL, TOTAL - 1), (300, 299)):
+        options = TokenOptions("sequence", length, overlap=overlap, seed=None)
+        windows = tokens_of(TokenSource(path, options=options))
+        step = length - overlap
+        assert windows == [
+            list(range(at, at + length)) for at in range(0, TOTAL - length + 1, step)
+        ]
+
+
+def test_windows_cross_blocks_of_documents_and_files(tmp_path):
+    lengths = np.random.default_rng(1).integers(0, 6, 5000).tolist()
+    documents = numbered(lengths)
+    for number, (low, high) in enumerate(((0, 1500), (1500, 1501), (1501, 5000))):
+        write_tokens(tmp_path / f"part_{number}", documents[low:high], dtype="int32")
+    source = TokenSource(tmp_path, options=TokenOptions("sequence", 1000))
+    seen = [token for window in tokens_of(source) for token in window]
+    assert len(seen) == len(set(seen)) == sum(lengths) // 1000 * 1000
+    in_order = TokenSource(tmp_path, options=TokenOptions("sequence", 1000, seed=None))
+    assert [*chain(*tokens_of(in_order))] == list(range(sum(lengths) // 1000 * 1000))
+    assert tokens_of(TokenSource(tmp_path), [4999, 1500, 0]) == [
+        documents[n] for n in (4999, 1500, 0)
+    ]
+
+
+def test_another_seed_lays_the_documents_in_another_order(path):
+    first, again, other = (
+        tokens_of(TokenSource(path, options=TokenOptions("sequence", 16, seed=seed)))
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_a_ratio_deals_documents_to_splits(path):
+    options = TokenOptions(split="98,1,1")
+    parts = [
+        tokens_of(TokenSource(path, split_part=name, options=options))
+        for name in ("train", "val", "test")
+    ]
+    assert [len(part) for part in parts] == [196, 2, 2]
+    assert [*chain(*parts)] == numbered(LENGTHS)
+    assert len(TokenSource(path, split_part="valid", options=options)) == 2
+    with pytest.raises(ConfigError, match=r"no split 'test', only train, val; the ratio '99,1,0'"):
+        TokenSource(path, split_part="test", options=TokenOptions(split="99,1,0"))
+    with pytest.raises(ConfigError, match=r'no split \'val\', only train; say which .*"99,1,0"'):
+        TokenSource(path, split_part="val")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"unit": "line"}, "unit is 'line'; expected document or sequence"),
+        ({"unit": "sequence"}, "needs a length"),
+        ({"unit": "sequence", "length": 0}, "needs a length"),
+        ({"unit": "sequence", "length": "many"}, "length is 'many'; expected a whole number"),
+        ({"unit": "sequence", "length": 4, "overlap": 4}, "overlap is 4; expected 0 to 3"),
+        ({"length": 4}, "length and overlap are for `unit: sequence`"),
+        ({"split": "99;1"}, "split is '99;1'; expected up to three numbers"),
+        ({"split": "0,0,0"}, "split is '0,0,0'; expected up to three numbers"),
+        ({"split": "1,-1"}, "split is '1,-1'; expected up to three numbers"),
+        ({"split": "nan,1"}, "split is 'nan,1'; expected up to three numbers"),
+        ({"lenght": 4}, "'lenght' is no option of a set of token files; did you mean 'length'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(path, options, problem):
+    document = {"splits": {"train": {"path": str(path), "read": options}}}
+    with pytest.raises(ConfigError, match=problem):
+        get_train_dataset(document, worker_config=config(), batch_size=1)
+
+
+def test_other_kinds_have_no_such_options(tmp_path):
+    make_crude(tmp_path / "tars", [3])
+    document = {"splits": {"train": {"path": str(tmp_path / "tars"), "read": {"length": 4}}}}
+    with pytest.raises(ConfigError, match="'length' is no option of .*; has none"):
+        get_train_dataset(document, worker_config=config(), batch_size=1)
+    (tmp_path / "inner.yaml").write_text("splits: {train: {path: tars}}")
+    document["splits"]["train"]["path"] = str(tmp_path / "inner.yaml")
+    with pytest.raises(ConfigError, match="how to read belongs to a dataset"):
+        get_train_dataset(document, worker_config=config(), batch_size=1)
+
+
+def test_batches_are_stacked_and_padded(path):
+    batch = next(iter(get_train_dataset(sequence(path, 16), worker_config=config(), batch_size=4)))
+    assert isinstance(batch, TokensSample)
+    assert batch.tokens.shape == (4, 16)
+    assert [each[-1] for each in batch.cu_seqlens] == [16] * 4
+    documents = next(iter(get_train_dataset(path, worker_config=config(), batch_size=64)))
+    assert documents.tokens.shape == (64, 12)
+    assert documents.modes is None
+
+
+def test_positions_begin_anew_with_each_document():
+    sample = TokensSample(
+        __key__="0", tokens=np.arange(6), cu_seqlens=np.array([0, 2, 6], np.int32)
+    )
+    assert sample.positions.tolist() == [0, 1, 0, 1, 2, 3]
+
+
+class Encoder(DefaultTaskEncoder):
+    """Makes samples of both kinds dicts, so that they share batches."""
+
+    cookers = (Cooker(lambda sample: {**basic_sample_keys(sample), "text": sample["txt"]}),)
+
+    def encode_sample(self, sample):
+        if isinstance(sample, TokensSample):
+            return {**basic_sample_keys(vars_of(sample)), "tokens": sample.tokens.tolist()}
+        return {**basic_sample_keys(sample), "tokens": []}
+
+
+def vars_of(sample):
+    return {name: getattr(sample, name) for name in sample.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("unit", ["document", "sequence"])
+def test_every_topology_and_every_restore_gives_the_same_batches(path, unit):
+    expected = check_kind(path if unit == "document" else sequence(path, 16, overlap=1))
+    assert len({str(batch["__key__"]) for batch in expected}) > 16
+
+
+def test_they_are_blended_with_shards(path, tmp_path):
+    make_crude(tmp_path / "tars", [20, 15])
+    (tmp_path / "blend.yaml").write_text(
+        "splits:\n"
+        "  train:\n"
+        "    blend:\n"
+        "      - {path: tars, weight: 1}\n"
+        "      - path: corpus\n"
+        "        weight: 2\n"
+        "        read: {unit: sequence, length: 16, split: '9,1,0'}\n"
+        "  val: {path: corpus, read: {split: '9,1,0'}}\n"
+    )
+    expected = check_kind(tmp_path / "blend.yaml", encoder=Encoder)
+    lengths = [len(tokens) for batch in expected for tokens in batch["tokens"]]
+    assert set(lengths) == {0, 16}
+    assert 0.6 < lengths.count(16) / len(lengths) < 0.72
+    val = get_val_dataset(tmp_path / "blend.yaml", worker_config=config(), batch_size=None)
+    assert [sample.__key__ for sample in val] == [str(n) for n in range(180, 200)]
+
+
+def test_an_epoch_holds_each_window_once(path):
+    dataset = get_train_dataset(
+        sequence(path, 16), worker_config=config(lanes=4), batch_size=3, repeat=False
+    )
+    keys = [int(key) for batch in dataset for key in batch.__key__]
+    assert sorted(keys) == list(range(TOTAL // 16))
+    assert keys != sorted(keys)
+
+
+def test_the_commands_tell_about_them(path, tmp_path):
+    about = json.loads(run("info", path, "--json").output)
+    assert (about["samples"], about["tokens"], about["dtypes"]) == (200, TOTAL, ["uint16"])
+    assert f"tokens: {TOTAL}" in run("info", path).output
+    (tmp_path / "m.yaml").write_text(
+        "splits: {train: {path: corpus, read: {unit: sequence, length: 16}}}"
+    )
+    result = run("lint", tmp_path / "m.yaml", "--num-workers", 1)
+    assert (result.exit_code, result.output) == (0, f"{TOTAL // 16} samples: no problems\n")
+    assert "tokens: ndarray (16,) int64" in run("preview", tmp_path / "m.yaml").output
+    assert "55 samples" in run("plan", tmp_path / "m.yaml").output
+    result = run("prepare", path)
+    assert (result.exit_code, result.output) == (0, "200 samples\n")
+    (tmp_path / "mount").mkdir()
+    result = run("mount", path, tmp_path / "mount")
+    assert result.exit_code == 2
+    assert "is a set of token files, which cannot be shown as files" in result.output
+
+
+def test_remote_files_are_read_by_ranges(path, s3):
+    for suffix in (".idx", ".bin"):
+        there = join_address(s3.address, f"corpus{suffix}")
+        write_bytes(there, path.with_suffix(suffix).read_bytes())
+    for name in ("corpus.bin", "corpus", "."):
+        assert dataset_kind(join_address(s3.address, name)) == "tokens"
+        source = pickle.loads(pickle.dumps(TokenSource(join_address(s3.address, name))))
+        assert tokens_of(source) == numbered(LENGTHS)
+    there = sequence(join_address(s3.address, "corpus.idx"), 16)
+    batches = []
+    for document in (sequence(path, 16), there):
+        dataset = get_train_dataset(document, worker_config=config(), batch_size=4)
+        batches.append([batch.tokens.tolist() for batch in islice(dataset, 40)])
+    assert batches[0] == batches[1]
+
+
+def damaged(path, change):
+    data = bytearray(path.read_bytes())
+    changed = change(data)
+    data = data if changed is None else changed
+    path.write_bytes(data)
+
+
+def pack_into(form, offset, *values):
+    return lambda data: struct.pack_into(form, data, offset, *values)
+
+
+N = len(LENGTHS)
+LENGTHS_AT, POINTERS_AT, DOCUMENTS_AT = 34, 34 + 4 * N, 34 + 12 * N
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        (lambda data: b"", FormatError, "begins with b''"),
+        (lambda data: b"PK\x03\x04" + data, FormatError, "it is no index of a token file"),
+        (lambda data: data[:20], TruncatedError, "has 20 bytes, no whole header"),
+        (lambda data: data[:-1], TruncatedError, "200 sequences and 200 documents take"),
+        (lambda data: data + b"123", FormatError, "it is damaged, write it again"),
+        (pack_into("<Q", 9, 2), FormatError, "has version 2, only 1 is known"),
+        (pack_into("<B", 17, 99), FormatError, r"unknown type 99; known 1 \(uint8\)"),
+        (pack_into("<Q", 18, 1 << 31), TruncatedError, "2147483648 sequences"),
+        (pack_into("<Q", 18, (1 << 64) - 1), TruncatedError, "18446744073709551615 sequences"),
+        (pack_into("<Q", 26, 0), FormatError, "it has no end of documents"),
+        (pack_into("<q", DOCUMENTS_AT, 1), FormatError, "its documents are those of"),
+        (pack_into("<q", DOCUMENTS_AT + 8, 1 << 40), FormatError, "documents do not ascend"),
+        (pack_into("<i", LENGTHS_AT, -1), FormatError, "negative length"),
+        (pack_into("<q", POINTERS_AT, -2), FormatError, "negative length or place"),
+        (pack_into("<q", POINTERS_AT, 1 << 40), ShardChangedError, "do not belong together"),
+    ],
+)
+def test_a_damaged_index_is_reported(path, change, error, problem):
+    damaged(path, change)
+    with pytest.raises(error, match=problem):
+        TokenSource(path).read(np.arange(2))
+
+
+def test_windows_over_a_damaged_index_are_reported(path):
+    data = path.read_bytes()
+    for at, form, value in (
+        (DOCUMENTS_AT + 8, "<q", 1 << 40),
+        (LENGTHS_AT + 4, "<i", -5),
+        (POINTERS_AT + 4 * 8, "<q", 1 << 40),
+        (POINTERS_AT + 4 * 8, "<q", -8),
+    ):
+        path.write_bytes(data)
+        damaged(path, pack_into(form, at, value))
+        with pytest.raises(FormatError, match=r"corpus\.idx: "):
+            tokens_of(TokenSource(path, options=TokenOptions("sequence", 16)))
+
+
+def test_files_that_do_not_belong_together_are_reported(path, tmp_path):
+    data = path.with_suffix(".bin")
+    whole = data.read_bytes()
+    for content in (whole[:-2], whole + b"12", b""):
+        data.write_bytes(content)
+        with pytest.raises(ShardChangedError, match="copy both again"):
+            TokenSource(path)
+    data.unlink()
+    with pytest.raises(DatasetNotFoundError, match=r"corpus\.bin does not exist; .*in pairs"):
+        TokenSource(path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetNotFoundError, match="has no token files"):
+        TokenSource(tmp_path / "empty")
+
+
+def test_some_files_with_modes_and_some_without_are_refused(tmp_path):
+    write_tokens(tmp_path / "a", [[1]], modes=[0])
+    write_tokens(tmp_path / "b", [[1]])
+    with pytest.raises(FormatError, match="some of its files have modes and some have not"):
+        TokenSource(tmp_path)
+
+
+def test_nothing_to_read_is_an_error(tmp_path, path):
+    empty = write_tokens(tmp_path / "empty" / "x", [])
+    with pytest.raises(EmptyDatasetError, match="has 0 of 0 documents"):
+        TokenSource(empty)
+    with pytest.raises(EmptyDatasetError, match="tokens, fewer than one window of 100000"):
+        TokenSource(path, options=TokenOptions("sequence", 100_000))
+    blank = write_tokens(tmp_path / "blank" / "x", [[], []])
+    assert tokens_of(TokenSource(blank)) == [[], []]
+    with pytest.raises(EmptyDatasetError, match="with 0 tokens"):
+        TokenSource(blank, options=TokenOptions("sequence", 1))
+
+
+def test_excluded_and_narrowed_samples_keep_their_keys(path):
+    source = TokenSource(path, exclude=["1", "corpus.bin/3"], subsets=[("0%", "50%")])
+    assert len(source) == 99
+    assert [sample["__key__"] for sample in source.read(np.arange(3))] == ["0", "2", "4"]
+    assert source.find("3") == []
+    assert source.find("4") == [2]
+
+
+def test_fingerprints_tell_contents_apart(path):
+    first = TokenSource(path).fingerprint()
+    assert TokenSource(path).fingerprint() == first
+    others = [
+        TokenSource(path, exclude=["1"]),
+        TokenSource(path, options=TokenOptions("sequence", 16)),
+        TokenSource(path, options=TokenOptions("sequence", 16, seed=1)),
+        TokenSource(path, options=TokenOptions("sequence", 17, overlap=1)),
+    ]
+    digests = {json.dumps(source.fingerprint()) for source in others}
+    assert len(digests) == 4
+    assert json.dumps(first) not in digests
