@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import energon.webdataset as wds
 from energon.cli.main import main
 from energon.cli.tar import COMMANDS
-from energon.formats.tar_header import END, encode_header
+from energon.formats.tar.writer import END, encode_header
 from energon.io.files import file_info
 from energon.io.registry import forget_stores
 from energon.webdataset import wids

@@ -10,7 +10,7 @@ from pathlib import Path
 import energon.webdataset as wds
 from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
 from energon.errors import EnergonError
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.scan import scan_tar
 from energon.inspect.info import describe
 from energon.prepare.verify.verify import verify_dataset
 from energon.sources.files.webdataset import WebdatasetFileStore

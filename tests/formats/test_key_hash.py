@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from energon.formats.tables.key_hash import hash_keys
 from energon.formats.tables.part_table import PartTable
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.scan import scan_tar
 from tests.datasets import write_shard
 
 

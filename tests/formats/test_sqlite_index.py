@@ -13,7 +13,7 @@ from energon.formats.tables.sqlite_index import (
     indexed_shards,
     write_sqlite_index,
 )
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.scan import scan_tar
 from tests.datasets import write_shard
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tar import iter_members, split_name
-from energon.formats.tar_header import END, padded
-from energon.formats.tar_header import _record as record
+from energon.formats.tar.names import split_name
+from energon.formats.tar.scan import iter_members
+from energon.formats.tar.writer import END, padded
+from energon.formats.tar.writer import _record as record
 from tests.bounded import run_bounded
 
 ROOT = Path(__file__).parents[2]

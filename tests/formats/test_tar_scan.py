@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats import tar_scan, tar_window
-from energon.formats.tar import split_name
-from energon.formats.tar_header import END, encode_header, padded
-from energon.formats.tar_scan import scan_archive, scan_tar
+from energon.formats.tar import scan as tar_scan
+from energon.formats.tar import window as tar_window
+from energon.formats.tar.names import split_name
+from energon.formats.tar.scan import scan_archive, scan_tar
+from energon.formats.tar.writer import END, encode_header, padded
 
 NAMES = ["jpg", "txt", "seg.png", "a", "json"]
 keys = st.text("ab_/ä.0", min_size=1, max_size=12).map(lambda key: f"k{key}z")

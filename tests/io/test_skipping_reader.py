@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.formats.tar_scan import scan_archive, scan_tar
+from energon.formats.tar.scan import scan_archive, scan_tar
 from energon.io.backends.local import LocalBackend
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import RemoteObject

@@ -11,7 +11,7 @@ import pytest
 from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_header import END, encode_header, padded
+from energon.formats.tar.writer import END, encode_header, padded
 from energon.prepare.dataset import prepare_dataset
 from energon.sources.webdataset import WebdatasetSource
 

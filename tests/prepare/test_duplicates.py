@@ -11,8 +11,8 @@ from energon.errors import DuplicateSampleKeyError
 from energon.formats.meta.split import load_split
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_header import END, encode_header, padded
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.scan import scan_tar
+from energon.formats.tar.writer import END, encode_header, padded
 from energon.inspect.lint import lint_dataset
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
-from energon.formats.tar_header import END, encode_header
+from energon.formats.tar.writer import END, encode_header
 from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine

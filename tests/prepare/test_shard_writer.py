@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError
 from energon.formats.tables.part_table import PartTable
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.scan import scan_tar
 from energon.prepare.writers.shard_writer import ShardWriter
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_index import load_tar_index, tar_index_path
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.index import load_tar_index, tar_index_path
+from energon.formats.tar.scan import scan_tar
 from energon.prepare.writers.tar_writer import TarWriter
 
 names = st.text("ab0-_é ", min_size=1, max_size=8).filter(lambda name: not name.startswith("__"))
@@ -172,7 +172,7 @@ def test_shards_have_the_suffix_that_readers_look_for(tmp_path):
 
 
 def test_long_names_and_large_sizes_cost_an_extended_header_only_where_needed():
-    from energon.formats.tar_header import encode_header
+    from energon.formats.tar.writer import encode_header
 
     assert len(encode_header("a" * 100, 8**11 - 1)) == 512
     assert len(encode_header("a" * 120 + "/" + "b" * 90, 1)) == 512

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.formats.tables.part_table import PartTable
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.scan import scan_tar
 from energon.sources.files.key_index import KeyIndex, hash_key, hash_keys
 
 KEYS = st.lists(

@@ -21,7 +21,7 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.info import META
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_index import encode_tar_index, tar_index_path
+from energon.formats.tar.index import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.backends.base import ObjectInfo

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.tar import BLOCK
+from energon.formats.tar.headers import BLOCK
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import Opening

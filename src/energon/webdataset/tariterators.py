@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
+from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import Opening
-from energon.webdataset.reading.tar_reader import TarReader
 from energon.webdataset.reading.tar_samples import TarSamples
-from energon.webdataset.tar_parser import TarParser
 
 Shard = dict[str, Any]
 Sample = dict[str, Any]
@@ -111,13 +110,13 @@ def tar_file_iterator(
     def whole(name: str) -> tuple[str, str] | None:
         return None if skipped and skipped.match(name) else (name, "data")
 
-    parser = TarParser(
+    parser = SampleParser(
         str(getattr(fileobj, "name", "the archive")),
         select=select_files,
         rename=rename_files,
         split=whole,
     )
-    reader = TarReader(fileobj, parser)
+    reader = StreamReader(fileobj, parser)
     try:
         while (members := reader.next_block()) is not None:
             for member in members:

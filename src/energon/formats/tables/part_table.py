@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import DuplicateSampleKeyError
-from energon.formats.scan_builder import TarScan
 from energon.formats.tables.part_table_bytes import (
     decode_part_table,
     encode_part_table,
     map_part_table,
 )
-from energon.formats.tar_window import BLOCK
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.scan_builder import TarScan
 
 Column = NDArray[Any]
 

@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
-from energon.formats.tar_window import BLOCK
+from energon.formats.tar.headers import BLOCK
 
 MAGIC = b"ENERGPT3"
 _FAMILY = MAGIC[:-1]

@@ -13,7 +13,8 @@ import numpy as np
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
-from energon.formats.tar import iter_members, split_name
+from energon.formats.tar.names import split_name
+from energon.formats.tar.scan import iter_members
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 

@@ -12,7 +12,7 @@ from typing import Any
 from energon.counting import counted
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
-from energon.formats.tar import split_name
+from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.selection import Selection, is_about_data, splits_by_name

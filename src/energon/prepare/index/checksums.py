@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import TruncatedError
-from energon.formats.scan_builder import TarScan
+from energon.formats.tar.scan_builder import TarScan
 
 READ_BYTES = 8 << 20
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from energon.errors import FormatError
 from energon.formats.tables.part_table import PartTable, RepeatedPart
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_index import encode_tar_index, load_tar_index, tar_index_path
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.index import encode_tar_index, load_tar_index, tar_index_path
+from energon.formats.tar.scan import scan_tar
 from energon.io.atomic import write_atomic
 from energon.prepare.files import FileState, file_state, reporting, write_files
 from energon.prepare.index.checksums import with_checksums

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from energon.errors import FormatError
-from energon.formats.scan_builder import TarScan
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import find_misplaced, part_table_path
-from energon.formats.tar_scan import scan_archive
+from energon.formats.tar.scan import scan_archive
+from energon.formats.tar.scan_builder import TarScan
 from energon.io.range_file import RemoteFile
 from energon.io.readers import SkippingReader
 from energon.prepare.index.index import IndexOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from energon.formats.tables.part_table import PartTable
-from energon.formats.tar import iter_members
+from energon.formats.tar.scan import iter_members
 from energon.io.local import FilePool
 from energon.prepare.files import reporting
 from energon.prepare.index.index import IndexedShard

@@ -11,7 +11,7 @@ from energon.errors import DatasetNotFoundError, FormatError, ObjectChangedError
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_index import tar_index_path
+from energon.formats.tar.index import tar_index_path
 from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo

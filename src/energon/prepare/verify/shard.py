@@ -14,7 +14,7 @@ from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_bytes import has_other_version
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_index import load_tar_index, tar_index_path
+from energon.formats.tar.index import load_tar_index, tar_index_path
 from energon.prepare.files import FileState, reporting
 from energon.prepare.index.index import IndexedShard, summarize
 from energon.prepare.verify.shard_file import LocalShard, ShardFile

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.formats.scan_builder import TarScan
 from energon.formats.tables.part_table import PartTable
-from energon.formats.tar_scan import scan_archive, scan_tar
+from energon.formats.tar.scan import scan_archive, scan_tar
+from energon.formats.tar.scan_builder import TarScan
 from energon.io.range_file import RemoteFile
 from energon.io.readers import SkippingReader
 from energon.prepare.files import FileState, file_state, reporting

@@ -17,7 +17,7 @@ from energon.errors import (
 from energon.formats.meta.info import META, DatasetInfo, load_info
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import open_part_table, part_table_path
-from energon.formats.tar_scan import scan_tar
+from energon.formats.tar.scan import scan_tar
 from energon.io.address import local_path
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_files

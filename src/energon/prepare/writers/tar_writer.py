@@ -13,13 +13,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.scan_builder import ScanBuilder
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar import split_name
-from energon.formats.tar_header import END, encode_header
-from energon.formats.tar_index import encode_tar_index, tar_index_path
-from energon.formats.tar_window import BLOCK
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.index import encode_tar_index, tar_index_path
+from energon.formats.tar.names import split_name
+from energon.formats.tar.scan_builder import ScanBuilder
+from energon.formats.tar.writer import END, encode_header
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesOrAborts, atomic_path, write_atomic
 from energon.prepare.writers.encode import Content, encode_part

@@ -15,8 +15,9 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader, ThreadReaders, name_of
-from energon.formats.tar import iter_members, split_name
-from energon.formats.tar_window import BLOCK
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.names import split_name
+from energon.formats.tar.scan import iter_members
 from energon.io.address import is_remote
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, EPath

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from energon.webdataset.reading.tar_reader import ByteStream
+from energon.formats.tar.stream import ByteStream
 
 
 def nothing() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar import split_name
+from energon.formats.tar.names import split_name
+from energon.formats.tar.stream import Sample, SampleParser, StreamReader
 from energon.loader.heap import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
@@ -21,7 +22,6 @@ from energon.webdataset.reading.opening import Opening
 from energon.webdataset.reading.opening_ahead import OpeningAhead
 from energon.webdataset.reading.shard_cache import cache_of
 from energon.webdataset.reading.shard_stream import ShardStream
-from energon.webdataset.reading.tar_reader import TarReader
 from energon.webdataset.stages.base import (
     Context,
     Stage,
@@ -31,7 +31,6 @@ from energon.webdataset.stages.base import (
     state_of,
     unpack,
 )
-from energon.webdataset.tar_parser import Sample, TarParser
 
 logger = logging.getLogger("energon")
 
@@ -246,7 +245,7 @@ class _TarSamplesIterator(StageIterator):
             if number % step == first:
                 yield sample
 
-    def _reader(self, opened: ShardStream, shard: Any) -> TarReader:
+    def _reader(self, opened: ShardStream, shard: Any) -> StreamReader:
         stage = self._stage
         if stage.verbose:
             logger.info("reading %s from byte %d", opened.url, self._position)
@@ -259,7 +258,7 @@ class _TarSamplesIterator(StageIterator):
                 about["__options__"] = shard["options"]
             if "fields" in shard:
                 select = FieldFilter(shard["fields"], select)
-        parser = TarParser(
+        parser = SampleParser(
             opened.url,
             about=about,
             select=select,
@@ -269,7 +268,7 @@ class _TarSamplesIterator(StageIterator):
             tolerates=stage.handler,
             sizes=stage.sizes,
         )
-        return TarReader(opened.stream, parser, head=opened.head)
+        return StreamReader(opened.stream, parser, head=opened.head)
 
     def state_dict(self) -> State:
         return {

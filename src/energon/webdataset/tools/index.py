@@ -9,7 +9,7 @@ from pathlib import Path
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar_index import encode_tar_index
+from energon.formats.tar.index import encode_tar_index
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
 from energon.io.files import is_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile

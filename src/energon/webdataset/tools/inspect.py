@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon.errors import EnergonError
-from energon.formats.tar import split_name
+from energon.formats.tar.names import split_name
+from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.reading.opening import Opening
-from energon.webdataset.reading.tar_reader import TarReader
-from energon.webdataset.tar_parser import TarParser
 from energon.webdataset.tools.streams import read_samples
 
 Sample = dict[str, Any]
@@ -92,8 +91,8 @@ def iter_members(
         reads_all: Whether to read contents even then.
     """
     opened = Opening(frozenset(allowed)).open(url)
-    parser = TarParser(opened.url, split=lambda name: (name, "content"), sizes=sizes)
-    reader = TarReader(opened.stream, parser, head=opened.head, reads_all=reads_all)
+    parser = SampleParser(opened.url, split=lambda name: (name, "content"), sizes=sizes)
+    reader = StreamReader(opened.stream, parser, head=opened.head, reads_all=reads_all)
     try:
         while (members := reader.next_block()) is not None:
             for member in members:

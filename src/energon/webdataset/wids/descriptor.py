@@ -140,7 +140,7 @@ def create_descriptor(
 
 
 def _count(url: str) -> int:
-    from energon.formats.tar_scan import scan_archive, scan_tar
+    from energon.formats.tar.scan import scan_archive, scan_tar
 
     if not is_remote(url):
         return scan_tar(local_path(url)).num_samples

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.tar_header import END, encode_header
+from energon.formats.tar.writer import END, encode_header
 from energon.io.atomic import ClosesOrAborts
 from energon.prepare.writers.encode import Content
 from energon.prepare.writers.tar_writer import EncodedPart, EncodedSample, encode_sample

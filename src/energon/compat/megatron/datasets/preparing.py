@@ -10,7 +10,8 @@ from typing import Any
 from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tables.part_table_file import open_part_table
-from energon.formats.tar import iter_members, split_name
+from energon.formats.tar.names import split_name
+from energon.formats.tar.scan import iter_members
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.shards import find_shards

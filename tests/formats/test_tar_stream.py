@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
-from energon.formats.tar import split_name
-from energon.webdataset import tar_parser
-from energon.webdataset.reading import tar_reader
-from energon.webdataset.reading.tar_reader import TarReader
-from energon.webdataset.tar_parser import TarParser
+from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
+from energon.formats.tar import stream
+from energon.formats.tar.names import split_name
+from energon.formats.tar.scan import iter_members
+from energon.formats.tar.stream import SampleParser, StreamReader
 from tests.webdataset.shards import members_of, numbered, tar_bytes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -35,7 +34,7 @@ class Trickle(io.BytesIO):
 
 def read(data, *, step=1 << 30, position=0, **options):
     stream = Trickle(data[position:], step)
-    reader = TarReader(stream, TarParser("x.tar", position=position, **options))
+    reader = StreamReader(stream, SampleParser("x.tar", position=position, **options))
     found = []
     while (block := reader.next_block()) is not None:
         found += block
@@ -71,12 +70,12 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
         key, field = split_name(name) or (name, "")
         unique.setdefault((key, field.lower()), (name, content))
     data = tar_bytes(unique.values(), format=format)
-    before = tar_parser.LARGE_BYTES
-    tar_parser.LARGE_BYTES = large
+    before = stream.LARGE_BYTES
+    stream.LARGE_BYTES = large
     try:
         found = read(data, step=step)
     finally:
-        tar_parser.LARGE_BYTES = before
+        stream.LARGE_BYTES = before
     assert found == expected(data)
 
 
@@ -106,8 +105,8 @@ def test_an_archive_that_is_cut_anywhere_is_an_error_and_gives_no_half_sample(st
     whole = read(data)
     end = 4 * 2 * 1024
     for cut in range(0, end + 1, 64):
-        parser = TarParser("x.tar")
-        reader = TarReader(Trickle(data[:cut], step), parser)
+        parser = SampleParser("x.tar")
+        reader = StreamReader(Trickle(data[:cut], step), parser)
         found = []
         with pytest.raises(TruncatedError, match=r"x\.tar"):
             found.extend(sample for block in iter(reader.next_block, None) for sample in block)
@@ -132,10 +131,10 @@ def test_a_size_that_cannot_be_takes_no_memory(size, error, words):
             asked.append(size)
             return super().read(size)
 
-    stream = Stream(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+    source = Stream(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
     with pytest.raises(error, match=words):
-        TarReader(stream, TarParser("x.tar")).next_block()
-    assert max(asked) <= tar_reader.MAX_READ_BYTES
+        StreamReader(source, SampleParser("x.tar")).next_block()
+    assert max(asked) <= stream.MAX_READ_BYTES
 
 
 def test_garbage_is_an_error():
@@ -235,16 +234,16 @@ def test_every_sample_can_be_read_from_its_own_position():
         [("x" * 150 + f"{n}.txt", b"%d" % n) for n in range(9)], format=tarfile.GNU_FORMAT
     )
     whole = read(data)
-    before = tar_reader.WINDOW_BYTES
-    tar_reader.WINDOW_BYTES = 2048
+    before = stream.WINDOW_BYTES
+    stream.WINDOW_BYTES = 2048
     try:
-        reader = TarReader(io.BytesIO(data), TarParser("x.tar"))
+        reader = StreamReader(io.BytesIO(data), SampleParser("x.tar"))
         found = 0
         while (block := reader.next_block()) is not None:
             assert read(data, position=reader.block_position) == whole[found:]
             found += len(block)
     finally:
-        tar_reader.WINDOW_BYTES = before
+        stream.WINDOW_BYTES = before
     assert found == 9
 
 
@@ -291,10 +290,76 @@ def test_sparse_files_are_passed_over_and_counted(tmp_path, format, step):
     subprocess.run(command, cwd=tmp_path, check=True)
     data = (tmp_path / "x.tar").read_bytes()
     assert len(data) < 400_000
-    parser = TarParser("x.tar")
-    reader = TarReader(Trickle(data, step), parser)
+    parser = SampleParser("x.tar")
+    reader = StreamReader(Trickle(data, step), parser)
     found = []
     while (block := reader.next_block()) is not None:
         found += block
     assert found == [{"__key__": "a", "txt": b"a"}, {"__key__": "c", "txt": b"c"}]
     assert parser.num_passed_over == 1
+
+
+def sparse_file(map_blocks):
+    """A GNU sparse file without content whose map goes on for many blocks."""
+    member = tarfile.TarInfo("b.bin")
+    member.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    block = bytes(504) + b"\1" + bytes(7)
+    return bytes(header) + block * (map_blocks - 1) + bytes(512)
+
+
+def test_the_map_of_a_sparse_file_is_read_once_however_long_it_is():
+    data = tar_bytes([("a.txt", b"a")])[:1024] + sparse_file(3000) + tar_bytes([("c.txt", b"c")])
+    parser = SampleParser("x.tar")
+    given = 0
+    while parser.position < len(data):
+        window = data[parser.position : parser.position + parser.wanted_bytes]
+        given += len(window)
+        parser.feed(window)
+    parser.finish(len(data))
+    assert [sample["__key__"] for sample in parser.samples] == ["a", "c"]
+    assert given <= len(data) + 2 * 512  # headers of plain members are seen with their content
+    assert parser.num_passed_over == 1
+    assert read(data) == parser.samples
+    assert names_in(data) == ["a.txt", "c.txt"]
+
+
+def names_in(data):
+    """What a scan of the headers finds."""
+    members = iter_members(lambda at, size: data[at : at + size], len(data), origin="x.tar")
+    return [member.name for member in members]
+
+
+def verdict_of(function):
+    try:
+        return function()
+    except EnergonError as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "accepted"),
+    [(b"x", False), (b"X", False), (b"L", False), (b"K", False), (b"g", True)],
+)
+@pytest.mark.parametrize("behind", [bytes(1024), b""])
+def test_scans_and_streams_agree_on_extended_headers_without_a_member(kind, accepted, behind):
+    name = tarfile.TarInfo("long")
+    name.type, name.size = kind, 20
+    payload = b"20 path=somewhere/x\n" if kind in b"xXg" else b"n" * 20
+    extended = name.tobuf(tarfile.USTAR_FORMAT) + payload.ljust(512, b"\0")
+    data = tar_bytes([("a.txt", b"a")])[:1024] + extended + behind
+
+    streamed, scanned = verdict_of(lambda: read(data)), verdict_of(lambda: names_in(data))
+    if accepted and behind:
+        assert streamed == [{"__key__": "a", "txt": b"a"}]
+        assert scanned == ["a.txt"]
+    else:
+        assert streamed == scanned
+        assert streamed[0] is TruncatedError
+    if behind and not accepted:
+        assert "the extended header at byte 1024 is followed by the end marker" in streamed[1]
+    # With small windows it is the same.
+    assert verdict_of(lambda: read(data, step=100)) == streamed

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.formats.tar import BLOCK, Member, split_name
-from energon.formats.tar_bulk import Run
-from energon.formats.tar_names import split_names
+from energon.formats.tar.bulk import Run
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.names import split_name, split_names
+from energon.formats.tar.parser import Member
 
 Numbers = NDArray[np.int64]
 

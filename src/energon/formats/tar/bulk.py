@@ -4,7 +4,7 @@ In a run of blocks the headers are those that the chain of sizes leads to: each 
 the next one is. Blocks that look like headers are looked for first, all at once; the chain
 then tells which of them are headers and which are content, and their checksums are compared.
 A run ends where something rare comes: a long name, a link, the end of the archive. That is
-left to `energon.formats.tar`.
+left to `energon.formats.tar.parser`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.formats.tar_window import BLOCK
+from energon.formats.tar.headers import BLOCK, have_checksums
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -125,19 +125,6 @@ def _length_of_sound(headers: Bytes, chain: Numbers) -> int:
     """Return how many headers of the chain come before the first with another checksum."""
     chosen = headers[chain] if len(chain) != len(headers) else headers
     return _length_of_true(have_checksums(chosen))
-
-
-def have_checksums(headers: Bytes) -> NDArray[np.bool_]:
-    """Return which of (M, 512) headers have the checksum that they state in the usual way.
-
-    Others may be sound, too: `verify_checksum` has the last word.
-    """
-    digits = headers[:, 148:154] - np.uint8(48)
-    stated = digits @ _OCTAL[-6:]
-    # The field counts as eight spaces. Sums beyond 16 bits, which are rare, are left to others.
-    total = headers.sum(axis=1, dtype=np.uint16) - headers[:, 148:156].sum(axis=1, dtype=np.uint16)
-    sound: NDArray[np.bool_] = (digits < 8).all(axis=1) & (total + np.uint16(8 * 32) == stated)
-    return sound
 
 
 def _length_of_known_extensions(

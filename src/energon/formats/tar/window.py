@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import TruncatedError
+from energon.formats.tar.headers import BLOCK
 
-BLOCK = 512
 MAX_WINDOW_BYTES = 4 << 20
 FIRST_WINDOW_BYTES = 256 << 10
 MIN_WINDOW_BYTES = 4 << 10
@@ -31,35 +30,22 @@ class TarWindow:
     Args:
         read_into: Reads the archive.
         size: Its bytes.
-        origin: What messages call it.
     """
 
-    def __init__(self, read_into: ReadInto, size: int, *, origin: str) -> None:
+    def __init__(self, read_into: ReadInto, size: int) -> None:
         self._read_into = read_into
         self.size = size
-        self.origin = origin
         self.start = self.stop = 0
         self._wanted = FIRST_WINDOW_BYTES
         self._buffer = memoryview(bytearray(0))
 
-    def block(self, position: int) -> bytes | None:
-        """Return the block at a position, or None if the archive ends there.
-
-        Raises:
-            TruncatedError: If it ends within the block.
-        """
+    def block(self, position: int) -> bytes:
+        """Return the block at a position, less of it or nothing if the archive ends there."""
         at = position - self.start
         if at < 0 or position + BLOCK > self.stop:
             self._fill(position)
             at = 0
-            if self.stop - position < BLOCK:
-                if self.stop <= position:
-                    return None
-                raise TruncatedError(
-                    f"{self.origin}: ends at byte {self.stop} within a header; the archive is cut "
-                    "off, restore or write it again"
-                )
-        return bytes(self._buffer[at : at + BLOCK])
+        return bytes(self._buffer[at : min(at + BLOCK, self.stop - self.start)])
 
     def blocks(self, position: int) -> NDArray[np.uint8]:
         """Return all whole blocks in memory from a position on, as (blocks, 512).

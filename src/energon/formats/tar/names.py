@@ -1,19 +1,36 @@
-"""Split many member names into keys and parts at once, by the rules of `split_name`."""
+"""Split the names of members into keys and parts, one by one or many at once."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.formats.tar import split_name
-
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
+_HIDDEN = re.compile(r"__[^/]*__(?:$|/)")
 _SLASH, _DOT, _UNDERSCORE = b"/._"
 _MAX_DIFFERENT = 32
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Return the key and the part that a member's name stands for, or None for no part.
+
+    The key is the path up to the first dot of the base name. Names without one, with an empty
+    base name before it, and below a folder like `__this__` belong to no sample.
+
+    Example:
+        >>> split_name("a.b/0001.left.jpg")
+        ('a.b/0001', 'left.jpg')
+    """
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
+    if dot <= base or (name.startswith("__") and _HIDDEN.match(name)):
+        return None
+    return name[:dot], name[dot + 1 :]
 
 
 class SplitNames(NamedTuple):

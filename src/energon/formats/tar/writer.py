@@ -7,7 +7,7 @@ does not fit, and sizes from 8 GiB on, get an extended header (PAX, POSIX.1-2001
 
 from __future__ import annotations
 
-from energon.formats.tar import BLOCK
+from energon.formats.tar.headers import BLOCK
 
 END = bytes(2 * BLOCK)
 """What ends an archive."""

@@ -1,0 +1,209 @@
+"""What a tar header says: its name, its size, its checksum, and the records of extended ones.
+
+Reads ustar, GNU (long names, base-256 sizes) and PAX headers (POSIX.1-2001). Bytes in, values
+out: what a header means for those that follow it is `energon.formats.tar.parser`'s to say.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import FormatError
+from energon.limits import TAR_HEADER_BYTES, TAR_NAME_BYTES, TAR_RECORDS
+
+BLOCK = 512
+"""Archives are made of blocks of this many bytes."""
+
+MIN_TOGETHER = 64
+"""Fewer checksums are compared one by one."""
+
+_OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
+_ADLER = 65521
+_RECORD = re.compile(rb"([1-9][0-9]{0,8}) ([^=\n]*+)=")
+_DECIMAL = re.compile(rb"[0-9]{1,18}")
+
+
+def padded_size(size: int) -> int:
+    """Return how many bytes the blocks of `size` bytes of content have."""
+    return (size + BLOCK - 1) // BLOCK * BLOCK
+
+
+def member_name(header: bytes) -> str:
+    """Return the name that a header gives, which an extended header before it may replace."""
+    name = header[:100].partition(b"\0")[0]
+    # GNU tar uses the place of the prefix for other things, and says so in its magic.
+    if header[345] and header[257:263] == b"ustar\0":
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    return name.decode("utf-8", "surrogateescape")
+
+
+def member_size(header: bytes, origin: str, pos: int) -> int:
+    """Return how many bytes of content follow the header at byte `pos`.
+
+    Raises:
+        FormatError: If its size field is no number.
+    """
+    field = header[124:136]
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    found = _OCTAL.fullmatch(field)
+    if found is not None:
+        return int(found[1] or b"0", 8)
+    raise FormatError(
+        f"{origin}: no tar header at byte {pos} (its size field is {field!r}); the file is damaged "
+        "or no plain tar archive"
+    )
+
+
+def verify_checksum(header: bytes, origin: str, pos: int) -> None:
+    """Check that the checksum of the header at byte `pos` fits, as a whole header has one.
+
+    Raises:
+        FormatError: If it does not.
+    """
+    stated, total = _stated_sum(header[148:156]), _sum(header)
+    # Some old programs added up signed bytes.
+    if stated != total and (
+        stated is None
+        or stated != (total - 256 * sum(b > 127 for b in header[:148] + header[156:])) % _ADLER
+    ):
+        raise FormatError(
+            f"{origin}: no tar header at byte {pos} (its checksum does not fit); the file is "
+            "damaged or no plain tar archive"
+        )
+
+
+def verify_checksums(window: bytes, headers: list[int], origin: str, pos: int) -> None:
+    """Check headers that begin at multiples of 512 in a window, itself at byte `pos`.
+
+    Raises:
+        FormatError: If the checksum of one does not fit.
+    """
+    if len(headers) < MIN_TOGETHER:
+        for at in headers:
+            if _stated_sum(window[at + 148 : at + 156]) != _sum(window[at : at + BLOCK]):
+                verify_checksum(window[at : at + BLOCK], origin, pos + at)
+        return
+    blocks = np.frombuffer(window, np.uint8, len(window) // BLOCK * BLOCK).reshape(-1, BLOCK)
+    places = np.array(headers)
+    sound = have_checksums(blocks[places // BLOCK])
+    if not sound.all():
+        for at in places[~sound].tolist():
+            verify_checksum(window[at : at + BLOCK], origin, pos + at)
+
+
+def have_checksums(headers: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which of (M, 512) headers have the checksum that they state in the usual way.
+
+    Others may be sound, too: `verify_checksum` has the last word.
+    """
+    field = np.ascontiguousarray(headers[:, 148:156].T)
+    digits = (field[:6] - np.uint8(48)).astype(np.uint16)
+    stated = digits[0]
+    for place in digits[1:]:
+        stated = stated * np.uint16(8) + place
+    # The field counts as eight spaces. Sums beyond 16 bits, which are rare, are left to others.
+    total = headers.sum(axis=1, dtype=np.uint16)
+    total -= field.sum(axis=0, dtype=np.uint16)
+    total += np.uint16(8 * 32)
+    # Where the first digit is 0, six digits fit 16 bits.
+    sound: NDArray[np.bool_] = (total == stated) & (digits.max(axis=0) < 8) & (digits[0] == 0)
+    return sound
+
+
+def _sum(header: bytes) -> int:
+    """Return the sum of all bytes: Adler-32, modulo a prime, is much faster than a loop."""
+    return zlib.adler32(header, 0) & 0xFFFF
+
+
+@lru_cache(maxsize=4096)
+def _stated_sum(field: bytes) -> int | None:
+    """Return the sum of a header that has this checksum field; None if that is no number."""
+    found = _OCTAL.fullmatch(field)
+    # The checksum is made with eight spaces in the place of the field.
+    return None if found is None else (int(found[1] or b"0", 8) - 8 * 32 + sum(field)) % _ADLER
+
+
+class Overrides(NamedTuple):
+    """What extended headers say of the next member; None leaves what its own header says."""
+
+    path: str | None = None
+    size: int | None = None
+    is_sparse: bool = False
+
+
+def check_extension(length: int, origin: str, pos: int) -> None:
+    """Raise FormatError if an extended header with content at byte `pos` claims too much."""
+    if length > TAR_HEADER_BYTES.value:
+        raise FormatError(
+            f"{origin}: an extended header of {length} bytes before byte {pos}, "
+            f"{TAR_HEADER_BYTES.value} are allowed; the file is damaged or no plain tar archive; "
+            f"{TAR_HEADER_BYTES.hint}"
+        )
+
+
+def long_name(payload: bytes, origin: str, pos: int) -> str:
+    """Return the name in an extended header of GNU tar, which ends before byte `pos`.
+
+    Raises:
+        FormatError: If it is longer than the limits allow.
+    """
+    return _name(payload.partition(b"\0")[0], origin, pos)
+
+
+def _name(name: bytes, origin: str, pos: int) -> str:
+    if len(name) > TAR_NAME_BYTES.value:
+        raise FormatError(
+            f"{origin}: a name of {len(name)} bytes before byte {pos}, {TAR_NAME_BYTES.value} are "
+            f"allowed; the file is damaged; {TAR_NAME_BYTES.hint}"
+        )
+    return name.decode("utf-8", "surrogateescape")
+
+
+def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
+    """Return what the records of an extended header say, which ends before byte `pos`.
+
+    Raises:
+        FormatError: If they are malformed.
+    """
+    if not any(key in payload for key in (b"path=", b"size=", b"GNU.sparse")):
+        return Overrides()
+    path, size, is_sparse = None, None, False
+    at, count, end, most = 0, 0, len(payload), TAR_RECORDS.value
+    while at < end and payload[at]:
+        found = _RECORD.match(payload, at)
+        stop = at + int(found[1]) if found is not None else 0
+        count += 1
+        if found is None or not found.end() < stop <= end or payload[stop - 1] != 0x0A:
+            raise _malformed(
+                origin, pos, f"{payload[at : at + 20]!r} is no record; the file is damaged"
+            )
+        if count > most:
+            raise _malformed(origin, pos, f"more than {most} records; {TAR_RECORDS.hint}")
+        key = found[2]
+        if key == b"path":
+            path = payload[found.end() : stop - 1]
+        elif key == b"size":
+            size = payload[found.end() : stop - 1]
+        elif key.startswith(b"GNU.sparse"):
+            is_sparse = True
+        at = stop
+    if path is not None and b"\0" in path:
+        raise _malformed(origin, pos, "a name has a zero byte; the file is damaged")
+    if size is not None and _DECIMAL.fullmatch(size) is None:
+        raise _malformed(origin, pos, f"{size[:40]!r} is no size; the file is damaged")
+    return Overrides(
+        None if path is None else _name(path, origin, pos),
+        None if size is None else int(size),
+        is_sparse,
+    )
+
+
+def _malformed(origin: str, pos: int, what: str) -> FormatError:
+    return FormatError(f"{origin}: malformed PAX header before byte {pos}: {what}")

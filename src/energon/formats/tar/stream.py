@@ -1,0 +1,445 @@
+"""Read the samples of tar archives that arrive as streams of bytes.
+
+`StreamReader` reads windows of bytes; `SampleParser`, without any I/O, takes whole members off
+their front, groups those with equal keys, and says where the next window has to begin. Plain
+headers, nearly all there are, are matched by one regular expression, and their checksums are
+compared all at once; everything else (PAX, GNU, links, folders, the end marker) is given to
+`TarParser` block by block.
+
+The key of a member is its path up to the first dot of the base name, the rest, in lower case,
+is the field. Consecutive members with equal keys are a sample. Members that are no regular
+files, that have no dot, or that lie below a folder like `__this__`, belong to no sample.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from energon.errors import DuplicateSampleKeyError, FormatError
+from energon.formats.tar.headers import BLOCK, padded_size, verify_checksums
+from energon.formats.tar.names import split_name
+from energon.formats.tar.parser import Member, TarParser
+from energon.limits import TAR_PART_BYTES
+
+LARGE_BYTES = 1 << 20
+"""Content from here on is read straight into its own bytes instead of through a window."""
+WINDOW_BYTES = 1 << 20
+MAX_READ_BYTES = 64 << 20
+"""What is asked for at a time: memory is taken for content that is there, whatever a damaged
+header says of its size."""
+
+logger = logging.getLogger("energon")
+
+Sample = dict[str, Any]
+
+# Name with a key and a field, octal size, a regular file, the magic, no prefix of the name.
+_PLAIN = re.compile(
+    rb"(?!__)(?=((?:[^\0]*/)?+[^\0./]++)\.([^\0/]*+)\0)"
+    rb".{99}\0.{24}([0-7]{11}).{21}[0\0].{100}ustar.{83}\0",
+    re.DOTALL,
+)
+
+
+class SampleParser:
+    """The samples of one archive, or of several that were joined with `cat`.
+
+    Args:
+        origin: What messages call the archive.
+        about: What every sample has after its `__key__`, like `__url__`.
+        select: Says by name, after renaming, which members are wanted; None wants all.
+        rename: Gives members other names; None keeps them.
+        split: Gives key and field of a name, or None; None means the rule above.
+        lowercase: Whether fields are in lower case.
+        position: Where in the archive the first window begins.
+        tolerates: Says of a field that a sample has twice whether to go on with the first one;
+            None means that it is an error.
+        sizes: Whether fields are the sizes of contents, which are jumped over.
+    """
+
+    def __init__(
+        self,
+        origin: str,
+        *,
+        about: Sample | None = None,
+        select: Callable[[str], Any] | None = None,
+        rename: Callable[[str], str] | None = None,
+        split: Callable[[str], tuple[str, str] | None] | None = None,
+        lowercase: bool = True,
+        position: int = 0,
+        tolerates: Callable[[Exception], Any] | None = None,
+        sizes: bool = False,
+    ) -> None:
+        self.origin = origin
+        self.samples: list[Sample] = []
+        """Complete samples; the caller takes them away."""
+        self.position = position
+        """Where the next window has to begin; content that nobody wants is jumped over."""
+        self.sample_position = position
+        """Where the sample begins that is not complete yet."""
+        self.wanted_bytes = BLOCK
+        """Length that the next window needs for anything to be taken from it."""
+        self.content_bytes = 0
+        """If not 0, give that many bytes to `put_content` instead of a window."""
+        self._parser = TarParser(origin, position=position)
+        self._about = about or {}
+        self._select = select
+        self._rename = rename
+        self._split = split
+        self._lowercase = lowercase
+        self._tolerates = tolerates
+        self._sizes = sizes
+        self._names_are_plain = select is None and rename is None and split is None
+        self._key: bytes | None = None
+        self._sample: Sample = {}
+        self._fields: dict[bytes, str] = {}
+        self._pending: tuple[Member, str, str] | None = None
+        self._large_field = ""
+
+    @property
+    def is_within_sample(self) -> bool:
+        """Whether a sample has begun that is not complete yet."""
+        return self._key is not None
+
+    @property
+    def num_passed_over(self) -> int:
+        """How many links, devices and sparse files were left out."""
+        return self._parser.num_passed_over
+
+    def feed(self, window: bytes) -> None:
+        """Take all whole members off the front of `window`.
+
+        Raises:
+            FormatError: If there is something else where a header should be.
+        """
+        headers: list[int] = []
+        base = self.position
+        try:
+            self._take_members(window, headers)
+        except FormatError:
+            # A damaged header may have led here: then that is what is wrong.
+            verify_checksums(window, headers, self.origin, base)
+            raise
+        verify_checksums(window, headers, self.origin, base)
+
+    def _take_members(self, window: bytes, headers: list[int]) -> None:
+        """Take members off the front of `window`, and note where plain headers begin."""
+        match, fields, seen = _PLAIN.match, self._fields, headers.append
+        names_are_plain = self._names_are_plain
+        end, last = len(window), len(window) - BLOCK
+        key, sample, sample_position = self._key, self._sample, self.sample_position
+        one_by_one = self._sizes or self._pending is not None or self._parser.is_within
+        begun = {"__key__": "", **self._about}
+        at, base = 0, self.position
+        self.wanted_bytes = BLOCK
+        while at <= last or one_by_one:
+            plain = None if one_by_one else match(window, at)
+            if plain is None:
+                self.position, self.sample_position = base + at, sample_position
+                self._key, self._sample = key, sample
+                taken = self._take(window, at)
+                key, sample, sample_position = self._key, self._sample, self.sample_position
+                one_by_one = self._sizes or self._pending is not None or self._parser.is_within
+                at += taken
+                if not taken or self._pending is not None or self.content_bytes:
+                    break
+                continue
+            seen(at)
+            found, suffix, octal = plain.groups()
+            size = int(octal, 8)
+            start = at + 512
+            stop = start + size
+            if names_are_plain:
+                try:
+                    field = fields[suffix]
+                except KeyError:
+                    field = self._field(suffix)
+            else:
+                parts = self._parts((found + b"." + suffix).decode("utf-8", "surrogateescape"))
+                if parts is None:
+                    self._parser.ended = False
+                    at = (stop + 511) & -512
+                    continue
+                found, field = parts[0].encode("utf-8", "surrogateescape"), parts[1]
+            if stop > end and size < LARGE_BYTES:
+                self.wanted_bytes = BLOCK + size
+                break
+            if found != key:
+                if key is None:
+                    self._parser.ended = False
+                else:
+                    self.samples.append(sample)
+                key, sample, sample_position = found, begun.copy(), base + at
+                try:
+                    sample["__key__"] = found.decode()
+                except UnicodeDecodeError:
+                    sample["__key__"] = found.decode("utf-8", "surrogateescape")
+            if field in sample:
+                self.sample_position = sample_position
+                self._refuse_duplicate(sample["__key__"], field, base + at)
+            elif stop > end:
+                self._ask_for_content(sample["__key__"], field, size, base + at)
+                at = start
+                break
+            else:
+                sample[field] = window[start:stop]
+            at = (stop + 511) & -512
+        self.position, self.sample_position = base + at, sample_position
+        self._key, self._sample = key, sample
+
+    def put_content(self, content: bytes) -> None:
+        """Take the content that was asked for by `content_bytes`."""
+        self._sample[self._large_field] = content
+        self.position += padded_size(len(content))
+        self.content_bytes = 0
+
+    def finish(self, end: int) -> None:
+        """Check that the archive is whole if it ends at byte `end`.
+
+        Raises:
+            TruncatedError: If that is not where an archive can end. The last sample is not
+                complete then, and not given out.
+        """
+        self._parser.position = self.position
+        self._parser.finish(end)
+        self._parser.check_end(end)
+
+    def _take(self, window: bytes, at: int) -> int:
+        """Give the parser what it wants; return how many bytes it took, 0 if there are too few.
+
+        They may lie beyond the window: content that nobody wants is jumped over.
+        """
+        parser = self._parser
+        if self._pending is not None:
+            member, key, field = self._pending
+            self._pending = None
+            return self._take_content(member, key, field, window, at)
+        parser.position = self.position
+        stop = at + parser.wanted
+        if stop > len(window):
+            self.wanted_bytes = parser.wanted
+            return 0
+        member_found = parser.take(window[at:stop])
+        if member_found is None:
+            if parser.ended:
+                self._end_sample()
+            return parser.position - self.position
+        headers = member_found.offset - self.position
+        parts = self._wanted_parts(member_found.name)
+        if parts is None:
+            return headers + padded_size(member_found.size)
+        return headers + self._take_content(member_found, *parts, window, at + headers)
+
+    def _take_content(self, member: Member, key: str, field: str, window: bytes, at: int) -> int:
+        """Take the content of a file, which begins at `at`; return how many bytes were taken."""
+        size, header_position = member.size, member.offset - BLOCK
+        is_whole = at + size <= len(window) or self._sizes
+        if not is_whole and size < LARGE_BYTES:
+            self._pending, self.wanted_bytes = (member, key, field), size
+            return 0
+        self._begin_sample(key, member.header_offset)
+        if field in self._sample:
+            self._refuse_duplicate(key, field, header_position)
+        elif not is_whole:
+            self._ask_for_content(key, field, size, header_position)
+            return 0
+        else:
+            self._sample[field] = size if self._sizes else window[at : at + size]
+        return padded_size(size)
+
+    def _wanted_parts(self, name: str) -> tuple[str, str] | None:
+        """Return key and field of a member of any name, or None if it is not wanted."""
+        is_hidden = self._split is None and name[:2] == "__" and split_name(name) is None
+        return None if is_hidden or not name else self._parts(name)
+
+    def _ask_for_content(self, key: str, field: str, size: int, position: int) -> None:
+        """Ask for content by itself; raise FormatError if none as large is read into memory."""
+        if size > TAR_PART_BYTES.value:
+            raise FormatError(
+                f"{self.origin}: {key!r} has a field {field!r} of {size} bytes at byte {position}, "
+                f"expected at most {TAR_PART_BYTES.value}; {TAR_PART_BYTES.hint}"
+            )
+        self.content_bytes, self._large_field = size, field
+
+    def _parts(self, name: str) -> tuple[str, str] | None:
+        """Return key and field of a member that is not hidden, or None if it is not wanted."""
+        if self._rename is not None:
+            name = self._rename(name)
+        if self._select is not None and not self._select(name):
+            return None
+        if self._split is not None:
+            return self._split(name)
+        parts = split_name(name)
+        if parts is None:
+            return None
+        return parts[0], parts[1].lower() if self._lowercase else parts[1]
+
+    def _begin_sample(self, key: str, position: int) -> None:
+        """Begin a sample with the headers at `position`, unless the present one has this key."""
+        encoded = key.encode("utf-8", "surrogateescape")
+        if encoded != self._key:
+            self._end_sample()
+            self._key = encoded
+            self._sample = {"__key__": key, **self._about}
+            self.sample_position = position
+
+    def _end_sample(self) -> None:
+        if self._key is not None:
+            self.samples.append(self._sample)
+            self._key = None
+
+    def _field(self, suffix: bytes) -> str:
+        field = suffix.decode("utf-8", "surrogateescape")
+        field = field.lower() if self._lowercase else field
+        self._fields[suffix] = field
+        return field
+
+    def _refuse_duplicate(self, key: str, field: str, position: int) -> None:
+        error = DuplicateSampleKeyError(
+            f"{self.origin}: sample {key!r}, which begins at byte {self.sample_position}, has the "
+            f"field {field!r} twice, the second time at byte {position}; if these are two samples, "
+            "give them different keys, as `energon prepare --fix-duplicates` does; fields are "
+            "compared in lower case, so rename files that only differ in that, or leave one out "
+            "with select_files"
+        )
+        if self._tolerates is None or not self._tolerates(error):
+            raise error
+
+
+class ByteStream(Protocol):
+    """What samples are read from: any raw or buffered binary file will do."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return up to `size` bytes; none at the end only."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
+class StreamReader:
+    """The samples of a stream, in blocks of those that were read together.
+
+    Args:
+        stream: At the beginning of what `parser` expects next.
+        parser: Knows the format.
+        head: What has been read from `stream` already.
+        reads_all: Whether to read what the parser does not want, too, to see that it is there.
+    """
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        parser: SampleParser,
+        *,
+        head: bytes = b"",
+        reads_all: bool = False,
+    ) -> None:
+        self.block_position = parser.position
+        """Where in the archive the block begins that was returned last."""
+        self._stream = stream
+        self._reads_all = reads_all
+        self._parser = parser
+        self._rest = head
+        self._end = parser.position + len(head)
+        self._next_position = parser.position
+        self._finished = False
+
+    def next_block(self) -> list[Sample] | None:
+        """Return some samples in order, or None after the last.
+
+        The samples before the end marker are given out when the stream has proven to be whole.
+
+        Raises:
+            TruncatedError: If the archive is cut off.
+            FormatError: If it is damaged.
+        """
+        parser = self._parser
+        while not self._finished:
+            self._finished = not self._advance()
+            if parser.samples and parser.is_within_sample:
+                break
+        if not parser.samples:
+            return None
+        self.block_position, self._next_position = self._next_position, parser.sample_position
+        samples, parser.samples = parser.samples, []
+        return samples
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+    def _advance(self) -> bool:
+        """Give the parser what it wants next; return False after the end."""
+        parser = self._parser
+        if parser.content_bytes:
+            wanted = parser.content_bytes
+            content = self._read_content(wanted)
+            if len(content) == wanted:
+                parser.put_content(content)
+                return True
+        elif self._fill(max(parser.wanted_bytes, WINDOW_BYTES), at_least=parser.wanted_bytes):
+            window = self._rest
+            before = parser.position
+            parser.feed(window)
+            self._rest = window[parser.position - before :]
+            return True
+        parser.finish(self._end)
+        if parser.num_passed_over:
+            logger.warning(
+                "%s: left out %d links, devices or sparse files, which are no parts of samples",
+                parser.origin,
+                parser.num_passed_over,
+            )
+        return False
+
+    def _fill(self, size: int, *, at_least: int) -> bool:
+        """Make the rest a window; return whether it has the bytes that are needed."""
+        self._skip()
+        rest = self._rest
+        while len(rest) < at_least:
+            more = self._stream.read(size - len(rest))
+            if not more:
+                break
+            self._end += len(more)
+            rest = rest + more if rest else more
+        self._rest = rest
+        return len(rest) >= at_least
+
+    def _skip(self) -> None:
+        """Pass over bytes that the parser does not want."""
+        missing = self._parser.position - (self._end - len(self._rest))
+        if missing and self._rest:
+            dropped = min(missing, len(self._rest))
+            self._rest = self._rest[dropped:]
+            missing -= dropped
+        stream = self._stream
+        jumps = missing > WINDOW_BYTES and not self._reads_all
+        if jumps and isinstance(stream, io.IOBase) and stream.seekable():
+            here = stream.tell()
+            there = min(here + missing, stream.seek(0, os.SEEK_END))
+            self._end += stream.seek(there) - here
+            return
+        while missing > 0:
+            passed = len(stream.read(min(missing, WINDOW_BYTES)) or b"")
+            if not passed:
+                return
+            self._end += passed
+            missing -= passed
+
+    def _read_content(self, size: int) -> bytes:
+        """Return the next `size` bytes; fewer at the end only."""
+        chunks = [self._rest[:size]]
+        self._rest = self._rest[size:]
+        missing = size - len(chunks[0])
+        while missing:
+            chunk = self._stream.read(min(missing, MAX_READ_BYTES))
+            if not chunk:
+                break
+            self._end += len(chunk)
+            missing -= len(chunk)
+            chunks.append(chunk)
+        return b"".join(chunks)
