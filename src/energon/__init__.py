@@ -31,6 +31,7 @@ _ROOMS = {
     "cache.pool": ["CachePool", "NoCachePool"],
     "decode.av": ["AVData", "AVDecoder"],
     "decode.av_uniform": ["get_clips_uniform", "get_single_frames_uniform"],
+    "decode.resize": ["RandomResizedCrop"],
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [
         "ConfigError",

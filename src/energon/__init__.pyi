@@ -13,6 +13,7 @@ from energon.decode.av_uniform import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
+from energon.decode.resize import RandomResizedCrop as RandomResizedCrop
 from energon.decode.sample_decoder import SampleDecoder as SampleDecoder
 from energon.errors import (
     ConfigError as ConfigError,

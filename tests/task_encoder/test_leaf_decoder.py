@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,10 @@ from energon import (
     SampleDecoder,
     basic_sample_keys,
     edataclass,
+    get_savable_loader,
 )
-from tests.datasets import make_captions, make_crude
-from tests.task_encoder.runs import flat, val
+from tests.datasets import jpeg, make_captions, make_crude
+from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
 
 TENSORS = SampleDecoder(image_decode="torchrgb8")
 
@@ -86,3 +89,74 @@ def test_a_decoder_that_makes_no_sense_or_asks_for_code_is_refused(tmp_path, tex
     with pytest.raises(ConfigError, match=message) as caught:
         val(root)
     assert "dataset.yaml" in str(caught.value)
+
+
+def test_a_dataset_may_want_images_of_one_size(tmp_path):
+    root = describe(
+        make_captions(tmp_path / "ds", [2]),
+        "decoder: {image_decode: rgb8, image_size: [6, 5], random_resized_crop: true}\n",
+    )
+    assert first(root).image.shape == (6, 5, 3)
+    with pytest.raises(ConfigError, match="one number for a square"):
+        first(describe(make_captions(tmp_path / "other", [2]), "decoder: {image_size: large}\n"))
+
+
+class Cropping(Listing):
+    decoder = SampleDecoder("rgb8", image_size=4, random_resized_crop=True)
+
+    def batch(self, samples):
+        return [
+            (sample.__key__, sample.__restore_key__, sample.image.tolist()) for sample in samples
+        ]
+
+
+def cropped(root, *, rank=0, world_size=1, num_workers=0, workers="process", count=8):
+    worker_config = config(rank=rank, world_size=world_size, num_workers=num_workers, lanes=4)
+    dataset = train(root, Cropping(), batch_size=3, worker_config=worker_config)
+    with get_savable_loader(dataset, workers=workers) as loader:
+        return [batch for batch, _ in zip(loader, range(count), strict=False)]
+
+
+def test_crops_are_the_same_on_every_topology_and_new_in_each_epoch(tmp_path):
+    root = make_captions(tmp_path / "ds", [7, 6])
+    expected = cropped(root)
+    for settings in ({"num_workers": 2}, {"num_workers": 3, "workers": "thread"}):
+        assert cropped(root, **settings) == expected
+    ranks = [cropped(root, rank=rank, world_size=2, count=4) for rank in (0, 1)]
+    dealt = [batch for pair in zip(*ranks, strict=True) for batch in pair]
+    assert dealt == expected
+    images: dict[str, list[str]] = {}
+    for key, _, image in chain.from_iterable(expected):
+        images.setdefault(key, []).append(str(image))
+    several = [each for each in images.values() if len(each) > 1]
+    assert several
+    assert any(len(set(each)) > 1 for each in several)
+
+
+def test_crops_are_the_same_after_a_restore_and_in_single_samples(tmp_path):
+    root = make_captions(tmp_path / "ds", [7, 6])
+    dataset = train(root, Cropping(), batch_size=3)
+    resumable(dataset, limit=6)
+    with get_savable_loader(train(root, Cropping(), batch_size=3)) as loader:
+        for batch, _ in zip(loader, range(6), strict=False):
+            for _, restore_key, image in batch:
+                again = loader.restore_sample(restore_key)
+                assert again.image.tolist() == image
+
+
+def test_files_that_cookers_look_up_get_the_size_but_are_not_cut(tmp_path):
+    """They are cached, and several samples may ask for one."""
+    make_captions(tmp_path / "images", [3])
+    make_crude(tmp_path / "texts", [3])
+    (tmp_path / "m.yaml").write_text("splits: {train: {path: texts, aux: {pics: images}}}")
+
+    def look_up(sample, pics):
+        return {"cut": sample["txt"], "whole": pics.get("s1.jpg", sample)}
+
+    class Looking(DefaultTaskEncoder):
+        cookers = (Cooker(look_up),)
+        decoder = SampleDecoder("rgb8", image_size=4, random_resized_crop=True)
+
+    batches = one_lane(train(tmp_path / "m.yaml", Looking(), batch_size=1), 4)[0]
+    resized = SampleDecoder("rgb8", image_size=4).decode("s1.jpg", jpeg(1))
+    assert all((batch["whole"][0] == resized).all() for batch in batches)

@@ -7,6 +7,7 @@ import io
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +18,8 @@ from energon.decode.av_parts import check_av_spec, decode_av
 from energon.decode.bounds import check_limit
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
-from energon.decode.images import decode_image, image_spec
+from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
+from energon.decode.resize import RandomResizedCrop, Resize, check_count, check_size
 from energon.decode.tenbin import decode_tenbin
 from energon.errors import (
     SYSTEM_EXCEPTIONS,
@@ -54,6 +56,18 @@ class SampleDecoder:
             asked for; "torch" for all frames as `AVData`; "pyav" for a container of PyAV.
         video_decode_audio: Whether "torch" decodes the audio of videos, too.
         guess_content: Whether the content, not the name, tells what images, audio and video are.
+        image_size: Height and width that all images get, or one number for a square; None leaves
+            them as they are. JPEGs are decoded at a half, a quarter or an eighth of their size
+            where that still has as many pixels, which is faster. Aspect ratios are not kept,
+            unless `random_resized_crop` takes the part that has the right one.
+        min_size: The same without scaling to one size: images come as small as halving gives
+            while both sides keep as many pixels, and keep their aspect ratio.
+        random_resized_crop: Which random part of each image becomes the whole, before it gets its
+            `image_size`; True for that of torchvision. Functions of the seed of the run, the
+            sample, its epoch and the name of the part, so the same on any number of ranks and
+            workers. Files of auxiliary data are not cut.
+        exact_resize: Whether JPEGs are decoded in full before they are made smaller, to the
+            pixels that Pillow or torchvision (antialiased) give, up to rounding.
         decoders: Functions of yours by extension: each takes bytes, and returns what they become.
             None leaves them as bytes. Of `seg.png` and `png`, the longer one counts for
             `left.seg.png`. They come before all else.
@@ -61,7 +75,8 @@ class SampleDecoder:
             hold. The environment may allow it too: ENERGON_ALLOW=pickle.
 
     Raises:
-        ConfigError: If `image_decode` or `av_decode` is unknown, or `decoders` has no functions.
+        ConfigError: If `image_decode` or `av_decode` is unknown, sizes are none or do not go
+            together, or `decoders` has no functions.
 
     Example:
         >>> decoder = SampleDecoder(decoders={"csv": lambda data: data.split(b","), "jpg": None})
@@ -75,9 +90,15 @@ class SampleDecoder:
     guess_content: bool = False
     allow: Collection[str] = ()
     decoders: Mapping[str, Callable[[bytes], Any] | None] = field(default_factory=dict, hash=False)
+    image_size: int | tuple[int, int] | None = None
+    min_size: int | None = None
+    random_resized_crop: bool | RandomResizedCrop = False
+    exact_resize: bool = False
+    _resize: Resize | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         image_spec(self.image_decode)
+        object.__setattr__(self, "_resize", self._make_resize())
         check_av_spec(self.av_decode)
         for extension, decode in self.decoders.items():
             if not isinstance(extension, str) or not (decode is None or callable(decode)):
@@ -88,8 +109,17 @@ class SampleDecoder:
         known = {name.lower().removeprefix("."): own for name, own in self.decoders.items()}
         object.__setattr__(self, "decoders", known)
 
-    def __call__(self, sample: Mapping[str, Any]) -> Any:
+    @property
+    def is_random(self) -> bool:
+        """Whether what a part becomes depends on a seed."""
+        return self._resize is not None and self._resize.crop is not None
+
+    def __call__(self, sample: Mapping[str, Any], *, seed: int = 0) -> Any:
         """Return a dict of the same type with the parts of `sample` decoded.
+
+        Args:
+            sample: Its parts, and what is about it.
+            seed: For what is random. Loaders give one that depends on the sample and its epoch.
 
         Raises:
             DecodeError: If a part is damaged.
@@ -101,11 +131,16 @@ class SampleDecoder:
             if part.startswith("__") or not isinstance(data, bytes):
                 decoded[part] = data  # type: ignore[index]
             else:
-                decoded[part] = self.decode(f"{key}.{part}", data)  # type: ignore[index]
+                decoded[part] = self.decode(f"{key}.{part}", data, seed=seed)  # type: ignore[index]
         return decoded
 
-    def decode(self, fname: str, data: bytes) -> Any:
+    def decode(self, fname: str, data: bytes, *, seed: int = 0) -> Any:
         """Return what `data` hold, by the extension of `fname`.
+
+        Args:
+            fname: The name of the file, or of the part with its key before it.
+            data: The bytes.
+            seed: For what is random, together with `fname`.
 
         Raises:
             DecodeError: If they are damaged.
@@ -118,11 +153,12 @@ class SampleDecoder:
         extension = fname.rpartition(".")[2].lower()
         try:
             if extension == "gz":
-                return self.decode(fname[:-3], _gunzip(data))
+                return self.decode(fname[:-3], _gunzip(data), seed=seed)
             if self.guess_content:
                 extension = guess_extension(data) or extension
             if extension in IMAGE_EXTENSIONS:
-                return decode_image(data, image_spec(self._image_decode))
+                spec = IMAGE_SPECS[self._image_decode]
+                return decode_image(data, spec, self._resize, seed=seed, name=fname)
             if extension in AV_EXTENSIONS:
                 return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
@@ -163,9 +199,34 @@ class SampleDecoder:
     @property
     def _image_decode(self) -> str:
         default = SampleDecoder.image_decode
-        if self.image_decode == default and find_spec("torch") is None:
+        if self.image_decode == default and not _has_torch():
             return default.removeprefix("torch")
         return self.image_decode
+
+    def _make_resize(self) -> Resize | None:
+        """Return what happens to images that do not stay as they are."""
+        if isinstance(self.image_size, list):
+            object.__setattr__(self, "image_size", tuple(self.image_size))
+        size, crop = self.image_size, self.random_resized_crop
+        if size is not None and self.min_size is not None:
+            raise ConfigError(
+                f"image_size={size!r} and min_size={self.min_size!r}: expected one of them; "
+                "image_size gives all images one size, min_size reduces large ones"
+            )
+        if not isinstance(crop, bool | RandomResizedCrop):
+            raise ConfigError(f"random_resized_crop={crop!r}: expected True or a RandomResizedCrop")
+        if crop and size is None:
+            raise ConfigError(
+                "random_resized_crop needs the size that the cut-out part gets: set image_size"
+            )
+        if size is None and self.min_size is None:
+            return None
+        return Resize(
+            size=None if size is None else check_size(size),
+            min_size=None if self.min_size is None else check_count(self.min_size, "min_size"),
+            crop=(RandomResizedCrop() if crop is True else crop) or None,
+            exact=self.exact_resize,
+        )
 
     def _unpickle(self, extension: str, data: bytes) -> Any:
         if not is_allowed("pickle", self.allow):
@@ -179,6 +240,11 @@ class SampleDecoder:
         import pickle
 
         return pickle.loads(data)
+
+
+@cache
+def _has_torch() -> bool:
+    return find_spec("torch") is not None
 
 
 def is_media(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
 
@@ -59,6 +59,9 @@ def cooker_arguments(
     Raises:
         ConfigError: If the cooker does not take what the metadataset and its marks give it.
     """
+    if decoder is not None and getattr(decoder, "is_random", False):
+        # Decoded files are cached, and several samples may ask for one.
+        decoder = replace(decoder, random_resized_crop=False)  # type: ignore[type-var]
     wanted = [name for name in RESERVED if getattr(cooker, f"need_{name}")]
     for name in wanted:
         if name in aux:

@@ -16,13 +16,17 @@ from energon.samples.field_map import FieldMap
 from energon.samples.source_info import SourceInfo
 from energon.sources.files.store import FileStore
 from energon.stages.hook import Hook
+from energon.stages.lane import active_generator
 from energon.task_encoder.aux import CookerArguments, cooker_arguments, note_sources
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.user_dataset import CodeFields
 
 _MODULES = ("energon", "megatron.energon")
-_SETTINGS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+_SETTINGS = (
+    *("image_decode", "image_size", "min_size", "random_resized_crop", "exact_resize"),
+    *("av_decode", "video_decode_audio", "guess_content"),
+)
 """What data may decide. That code may be run, or what runs, is the program's business."""
 
 
@@ -64,10 +68,25 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
         raise ConfigError(f"{config.origin}: decoder: {error}") from error
 
 
-def decoder_for(own: LeafDecoder, encoder: Any) -> SampleDecoder | None:
+def decoder_for(own: LeafDecoder, encoder: Any) -> Decoder | None:
     """Return what decodes the parts of a dataset whose own decoder is `own`."""
     decoder: SampleDecoder | None = encoder.decoder if isinstance(own, Inherited) else own
-    return decoder
+    return SeededDecoder(decoder) if getattr(decoder, "is_random", False) else decoder
+
+
+@dataclass(frozen=True)
+class SeededDecoder:
+    """Decodes the parts of a sample as its address wants it: the same on every topology."""
+
+    decoder: Any
+
+    def __call__(self, sample: Mapping[str, Any]) -> Any:
+        """Return a dict of the same type with the parts of `sample` decoded."""
+        seed = int(active_generator().integers(1 << 63))
+        return self.decoder(sample, seed=seed)
+
+
+Decoder = SampleDecoder | SeededDecoder
 
 
 @dataclass(frozen=True)
@@ -152,7 +171,7 @@ class LoadSample:
     dataset_path: str
     sample_type: type
     field_map: FieldMap | CodeFields
-    decoder: SampleDecoder | None
+    decoder: Decoder | None
 
     def __call__(self, raw: CrudeSample) -> Any:
         """Return the sample of `raw`, decoded."""
@@ -173,7 +192,7 @@ class CookSample:
     dataset_path: str
     encoder: AnyTaskEncoder
     cooker: Cooker
-    decoder: SampleDecoder | None
+    decoder: Decoder | None
     arguments: CookerArguments
 
     def __call__(self, raw: CrudeSample) -> Any:

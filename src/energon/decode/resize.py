@@ -1,0 +1,221 @@
+"""Images of the size that is asked for: cropped and scaled as early as the format allows.
+
+JPEG stores blocks of 8 x 8 frequencies, so a decoder can make 4 x 4, 2 x 2 or 1 x 1 pixels of a
+block for a fraction of the work. The factor is chosen such that what is left still has at least
+as many pixels as are wanted; the rest is done by a triangle filter that covers all pixels
+(bilinear with antialiasing, as Pillow and torchvision have it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError
+from energon.plan.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FACTORS = (8, 4, 2)
+"""By what JPEGs are reduced; others that the format has, like 8/5, are slower than none."""
+
+_ATTEMPTS = 10
+
+
+class Box(NamedTuple):
+    """A rectangle of pixels, the upper left corner of the image being (0, 0)."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A random rectangle of an image, drawn as torchvision's RandomResizedCrop draws it.
+
+    Args:
+        scale: Least and largest share of the area that is cut out.
+        ratio: Least and largest width of the rectangle, divided by its height.
+
+    Raises:
+        ConfigError: If these are no two ascending numbers.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        for name, value, largest in (("scale", self.scale, 1.0), ("ratio", self.ratio, math.inf)):
+            if not _is_range(value, largest):
+                limit = "" if largest == math.inf else ", none above 1"
+                raise ConfigError(
+                    f"RandomResizedCrop({name}={value!r}): expected two numbers above 0, the "
+                    f"smaller one first{limit}"
+                )
+            object.__setattr__(self, name, tuple(value))
+
+    def box(self, width: int, height: int, seed: int) -> Box:
+        """Return the rectangle of an image of this size, a function of `seed`.
+
+        Where ten attempts give none that fits into the image, it is the largest rectangle in
+        the middle whose ratio is allowed.
+        """
+        draw = Random(seed).random
+        low, high = self.ratio
+        for _ in range(_ATTEMPTS):
+            area = width * height * _between(*self.scale, draw())
+            ratio = math.exp(_between(math.log(low), math.log(high), draw()))
+            box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < box_width <= width and 0 < box_height <= height:
+                top = int(draw() * (height - box_height + 1))
+                left = int(draw() * (width - box_width + 1))
+                return Box(left, top, box_width, box_height)
+        ratio = min(max(width / height, low), high)
+        box_width = min(width, max(1, round(height * ratio)))
+        box_height = min(height, max(1, round(width / ratio)))
+        return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+
+
+@dataclass(frozen=True)
+class Resize:
+    """What size images get, and which part of them.
+
+    Args:
+        size: Height and width; None leaves those that reducing gives.
+        min_size: What both sides keep at least while the image is reduced by 2, 4 or 8; None
+            does not reduce it, unless there is a `size`.
+        crop: Which part is taken; None for all of it.
+        exact: Whether to decode all pixels before anything else.
+    """
+
+    size: tuple[int, int] | None = None
+    min_size: int | None = None
+    crop: RandomResizedCrop | None = None
+    exact: bool = False
+
+    def box(self, width: int, height: int, seed: int, name: str) -> Box:
+        """Return which part of an image is taken."""
+        if self.crop is None:
+            return Box(0, 0, width, height)
+        return self.crop.box(width, height, derive_seed(seed, "random_resized_crop", name))
+
+    def factor(self, box: Box) -> int:
+        """Return by what the image can be reduced before `box` of it is taken."""
+        height, width = self.size or (self.min_size or math.inf,) * 2
+        if self.exact:
+            return 1
+        fitting = (
+            each for each in FACTORS if box.width // each >= width and box.height // each >= height
+        )
+        return next(fitting, 1)
+
+
+def check_size(value: Any) -> tuple[int, int]:
+    """Return height and width: two numbers, or one for a square.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    sides = (value, value) if isinstance(value, int) else value
+    if not isinstance(sides, tuple | list) or len(sides) != 2 or not all(map(_is_count, sides)):
+        raise ConfigError(
+            f"image_size={value!r}: expected the height and width in pixels, like (224, 320), or "
+            "one number for a square"
+        )
+    return sides[0], sides[1]
+
+
+def check_count(value: Any, name: str) -> int:
+    """Return a number of pixels.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if not _is_count(value):
+        raise ConfigError(f"{name}={value!r}: expected a number of pixels, 1 or more")
+    return int(value)
+
+
+def reduced(box: Box, factor: int, width: int, height: int) -> Box:
+    """Return where `box` is in an image of `width` x `height` that was reduced by `factor`."""
+    if factor == 1:
+        return box
+    left, top = box.left // factor, box.top // factor
+    return Box(
+        left,
+        top,
+        min(width - left, math.ceil(box.width / factor)),
+        min(height - top, math.ceil(box.height / factor)),
+    )
+
+
+def cut(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+    """Return the pixels in `box`, without copying them."""
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def resize_pixels(
+    pixels: NDArray[np.uint8], size: tuple[int, int], *, library: str
+) -> NDArray[np.uint8]:
+    """Return pixels scaled to height and width.
+
+    Args:
+        pixels: Of shape (height, width) or (height, width, 3).
+        size: Height and width.
+        library: torch is several times as fast as Pillow; each pixel differs by 1 at most.
+    """
+    if pixels.shape[:2] == size:
+        return pixels
+    if library == "torch":
+        import torch
+
+        # Of non-contiguous pixels torch makes a copy, with threads that spin afterwards.
+        planes = torch.from_numpy(_writeable(np.ascontiguousarray(np.atleast_3d(pixels))))
+        scaled = torch.nn.functional.interpolate(
+            planes.permute(2, 0, 1)[None], size, mode="bilinear", antialias=True
+        )[0]
+        found: NDArray[np.uint8] = scaled.permute(1, 2, 0).numpy()
+        return found[:, :, 0] if pixels.ndim == 2 else found
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(resize_image(image, size, Box(0, 0, *image.size)))
+
+
+def resize_image(image: Image, size: tuple[int, int] | None, box: Box) -> Image:
+    """Return what is in `box`, scaled to height and width; None does not scale it."""
+    from PIL import Image as images
+
+    corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+    if size is None or size == (box.height, box.width):
+        return image if corners == (0, 0, *image.size) else image.crop(corners)
+    return image.resize(size[::-1], images.Resampling.BILINEAR, box=corners)
+
+
+def _is_range(value: Any, largest: float) -> bool:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in value):
+        return False
+    low, high = value
+    return bool(0 < low <= high <= largest and high < math.inf)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def _writeable(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return pixels if pixels.flags.writeable else pixels.copy()
