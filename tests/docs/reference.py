@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "Task encoders": (
         "energon",
         "TaskEncoder DefaultTaskEncoder Recipe stateless Cooker cooker SampleDecoder "
-        "SkipSample Quarantine log_exception reraise_exception",
+        "RandomResizedCrop SkipSample Quarantine log_exception reraise_exception",
     ),
     "Samples and batches": (
         "energon",
