@@ -142,7 +142,13 @@ REASONS = {
     "energon/metadataset/grammar_v1.py": {
         "getattr(self, name)": FIELDS,
     },
+    "energon/metadataset/resolve.py": {
+        "getattr(node, key)": FIELDS,
+    },
     "energon/plan/blend.py": {
+        "getattr(self, name)": FIELDS,
+    },
+    "energon/plan/leaf.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/plan/line.py": {
@@ -171,6 +177,9 @@ REASONS = {
         "getattr(sample, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
+    "energon/samples/types.py": {
+        "getattr(sample, name)": FIELDS,
+    },
     "energon/sources/kinds.py": {
         "getattr(import_module(module), attribute)": TABLE,
         "import_module(module)": TABLE,
@@ -178,8 +187,14 @@ REASONS = {
     "energon/sources/shard_samples.py": {
         "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
     },
+    "energon/sources/tokens.py": {
+        "getattr(self, name)": FIELDS,
+    },
     "energon/task_encoder/aux.py": {
         "getattr(cooker, f'need_{name}')": TABLE,
+    },
+    "energon/task_encoder/dataset.py": {
+        "getattr(self, name)": FIELDS,
     },
     "energon/task_encoder/encoder.py": {
         "getattr(DefaultTaskEncoder, hook, None)": HOOKS,

@@ -254,8 +254,8 @@ def restore_a_state(folder, module, name):
     loader = get_savable_loader(get_train_dataset(folder / "typed", **NAMED))
     next(iter(loader))
     state = loader.save_state_rank()
-    lane = next(iter(state["positions"].values()))
-    lane["state"] = {"__module__": module, "__class__": name, "__reduce__": [name, ["x"]]}
+    for lane in state["positions"].values():
+        lane["state"] = {"__module__": module, "__class__": name, "__reduce__": [name, ["x"]]}
     loader = get_savable_loader(get_train_dataset(folder / "typed", **NAMED))
     loader.restore_state_rank(state)
     next(iter(loader))
