@@ -52,8 +52,15 @@ def test_reads_a_crude_dataset(tmp_path):
 )
 def test_a_class_may_be_named_by_the_module_that_it_is_at_home_in(tmp_path, module):
     assert read(tmp_path, CRUDE.replace("megatron.energon", module)) == read(tmp_path, CRUDE)
-    with pytest.raises(ConfigError, match="no dataset class energons"):
-        read(tmp_path, CRUDE.replace("megatron.energon", "energons"))
+    other = read(tmp_path, CRUDE.replace("megatron.energon", "energons"))
+    assert other.dataset_class == ("energons", "CrudeWebdataset")
+
+
+def test_what_is_said_to_a_class_of_the_program_is_left_to_it(tmp_path):
+    config = read(tmp_path, "__module__: my.code\n__class__: Mine\nanything: [1]\n")
+    assert config.dataset_class == ("my.code", "Mine")
+    assert config.arguments == {"anything": [1]}
+    assert not config.crude
 
 
 def test_reads_a_sample_loader(tmp_path):
@@ -127,8 +134,8 @@ def test_a_missing_file_names_the_next_step(tmp_path):
             ["dataset.yaml:2: no dataset class megatron.energon.CrudWebdataset, did you"],
         ),
         (
-            "__module__: my.code\n__class__: Mine\n",
-            ["dataset.yaml:2: no dataset class my.code.Mine. Expected"],
+            "__module__: energon\n__class__: Mine\n",
+            ["dataset.yaml:2: no dataset class energon.Mine. Expected"],
         ),
         (
             "__class__: CrudeWebdataset\n",

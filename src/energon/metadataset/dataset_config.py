@@ -27,6 +27,7 @@ FLAVOR_CLASSES = tuple(
     )
 )
 """Names of earlier times that stand for a sample type: OCRWebdataset yields OCRSample."""
+_CLASS_KEYS = ("__module__", "__class__")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,9 @@ class DatasetConfig:
 
     Args:
         crude: Whether samples are left to cookers.
+        dataset_class: Module and name of the class of the program that opens the dataset; None
+            for those of energon. It gets `arguments`, and all else is its own business.
+        arguments: What the file says beside the name of that class.
         sample_type: Module and name of their class; None if crude.
         field_map: For each field, the part that it is taken from.
         sample_loader: `file.py:function` that makes the fields of the parts.
@@ -52,6 +56,8 @@ class DatasetConfig:
     """
 
     crude: bool = True
+    dataset_class: tuple[str, str] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     sample_type: tuple[str, str] | None = None
     field_map: Mapping[str, str] | None = None
     sample_loader: str | None = None
@@ -93,7 +99,22 @@ def load_dataset_config(
             f"{os.fspath(dataset_path)} is a file; JSONL datasets are not part of this release, "
             "write the lines as json parts of shards and prepare their folder"
         ) from None
+    named = _class_of_program(raw)
+    if named is not None:
+        arguments = {key: value for key, value in plain(raw).items() if key not in _CLASS_KEYS}
+        return DatasetConfig(crude=False, dataset_class=named, arguments=arguments, origin=path)
     return _config(_validate(raw, path), path)
+
+
+def _class_of_program(raw: Any) -> tuple[str, str] | None:
+    """Return module and name of the class that a document names, if it is none of energon."""
+    if not isinstance(raw, Mapping):
+        return None
+    module, name = (raw.get(key) for key in _CLASS_KEYS)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    ours = module.removeprefix("megatron.").partition(".")[0] == "energon"
+    return None if ours else (module, name)
 
 
 def _validate(raw: Any, path: str) -> DatasetDocument:
@@ -148,7 +169,7 @@ def _class_problem(document: DatasetDocument) -> str | None:
     proposal = f", did you mean {close[0]!r}?" if close else "."
     return (
         f"no dataset class {document.module}.{name}{proposal} Expected one of megatron.energon: "
-        f"{', '.join(known[:2])}. Classes of your own go into sample_type"
+        f"{', '.join(known[:2])}, or a class that your program derives from one of these"
     )
 
 

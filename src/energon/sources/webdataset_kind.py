@@ -180,6 +180,8 @@ def _sample_type(address: str, name: str) -> str | None:
         return None
     except EnergonError as error:
         return f"unreadable: {error}"
+    if config.dataset_class is not None:
+        return ".".join(config.dataset_class)
     if config.crude:
         return "CrudeWebdataset"
     return config.sample_type[1] if config.sample_type else None

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.task_encoder.dataset import SavableDataset
+from energon.task_encoder.dataset_class import DatasetCall
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
@@ -97,8 +98,9 @@ def get_train_dataset(
         split_config=split_config,
         allow=allow,
     )
-    opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow)
     encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=True)
+    opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow, call)
     recipe = train_recipe(resolved, opened, encoder, settings, worker_config)
     return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
@@ -163,8 +165,9 @@ def get_val_dataset(
         split_config=split_config,
         allow=allow,
     ).leaves
-    opened = open_leaves(leaves, subflavors, exclude_from, allow)
     encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=False)
+    opened = open_leaves(leaves, subflavors, exclude_from, allow, call)
     recipe = validation_recipe(opened, encoder, settings, worker_config)
     return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
@@ -205,7 +208,13 @@ def get_val_datasets(
         allow=allow,
     ).leaves
     encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=False)
     return [
         (encoder.assemble(validation_recipe([leaf], encoder, settings, worker_config)), leaf)
-        for leaf in open_leaves(leaves, subflavors, exclude_from, allow)
+        for leaf in open_leaves(leaves, subflavors, exclude_from, allow, call)
     ]
+
+
+def _call(encoder: AnyTaskEncoder, worker_config: WorkerConfig, *, training: bool) -> DatasetCall:
+    """Return what the dataset classes of a program are told of a call."""
+    return DatasetCall(training, worker_config, {"decoder": getattr(encoder, "decoder", None)})

@@ -16,7 +16,7 @@ from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.load import (
-    Decoder,
+    LoadFunction,
     LoadSample,
     OpenJoin,
     OpenLeaf,
@@ -80,7 +80,7 @@ class LoadCrude:
     """Decodes a sample of a crude dataset for the joiner."""
 
     dataset_path: str
-    decoder: Decoder | None
+    decoder: LoadFunction | None
 
     def __call__(self, raw: CrudeSample) -> CrudeSample:
         """Return the parts of `raw`, decoded if there is a decoder."""
@@ -111,7 +111,9 @@ def _joining(join: OpenJoin) -> Callable[..., Any]:
     return find_joiner(joiner, join.allow) if isinstance(joiner, Joiner) else joiner
 
 
-def _loader(leaf: OpenLeaf, decoder: Decoder | None) -> Callable[[CrudeSample], Any]:
+def _loader(leaf: OpenLeaf, decoder: LoadFunction | None) -> LoadFunction:
+    if leaf.load is not None:
+        return leaf.load
     if leaf.sample_type is not None and leaf.field_map is not None:
         return LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder)
     return LoadCrude(leaf.dataset_path, decoder)

@@ -26,6 +26,12 @@ from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.quarantine import quarantine_name
+from energon.task_encoder.dataset_class import (
+    DatasetCall,
+    DatasetClass,
+    Opening,
+    SampleLoading,
+)
 from energon.task_encoder.load import OpenJoin, OpenLeaf, leaf_decoder
 from energon.task_encoder.open_join import open_join
 from energon.task_encoder.user_dataset import CodeFields, find_code
@@ -33,12 +39,21 @@ from energon.task_encoder.user_dataset import CodeFields, find_code
 
 @dataclass(frozen=True)
 class OpenedLeaf:
-    """A leaf whose samples are counted: what its reading, its order and its hooks need."""
+    """A leaf whose samples are counted: what its reading, its order and its hooks need.
+
+    Args:
+        source: Its samples.
+        leaf: What turns them into those of the user.
+        plan_leaf: How they are ordered.
+        config: What the dataset says of itself.
+        dataset: The object of the program's own dataset class; None for all other datasets.
+    """
 
     source: Source
     leaf: OpenLeaf
     plan_leaf: PlanLeaf
     config: DatasetConfig
+    dataset: DatasetClass | None = None
 
     def __len__(self) -> int:
         return self.plan_leaf.num_samples
@@ -64,6 +79,7 @@ def open_leaves(
     subflavors: Mapping[str, Any] | None,
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
+    call: DatasetCall = DatasetCall(),  # noqa: B008 - immutable
 ) -> list[OpenedLeaf]:
     """Open the datasets that `leaves` refer to, with `subflavors` merged over theirs.
 
@@ -73,6 +89,7 @@ def open_leaves(
         exclude_from: Folder of quarantine files, or the file of the only dataset; None for none.
             Joined datasets are read as they were joined.
         allow: What datasets may do, see `energon.allow`.
+        call: For what they are opened; dataset classes of the program are told.
 
     Raises:
         SecurityError: If a dataset needs what is not allowed.
@@ -89,7 +106,7 @@ def open_leaves(
     opened = []
     for leaf in leaves:
         with problems.kept(leaf.origin if leaf.origin != leaf.path else ""):
-            opened.append(_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from, allow))
+            opened.append(_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from, allow, call))
     problems.raise_all()
     return opened
 
@@ -101,6 +118,7 @@ def _open_leaf(
     pool: ShardPool,
     exclude_from: str | os.PathLike[str] | None,
     allow: Collection[str],
+    call: DatasetCall,
 ) -> OpenedLeaf:
     name = "&".join(address_name(each.path) for each, _ in leaf.datasets) + f"/{leaf.split_part}"
     # Neither the place in the document nor the mount point is part of the identity of a leaf,
@@ -108,14 +126,16 @@ def _open_leaf(
     count = seen[name] = seen.get(name, 0) + 1
     uid = name if count == 1 else f"{name}#{count}"
     source: Source
+    dataset: DatasetClass | None = None
     if leaf.joiner is not None:
-        members = _open_members(leaf, pool, allow)
+        members = _open_members(leaf, pool, allow, call)
         source = open_join(leaf, [_shards(member) for member in members])
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
     else:
-        single = _open_dataset(leaf, pool, _quarantined(leaf.path, exclude_from), allow)
-        source, config = single.source, single.config
+        exclude = _quarantined(leaf.path, exclude_from)
+        single = _open_dataset(Opening(leaf, exclude, pool, allow, call))
+        source, config, dataset = single.source, single.config, single.dataset
         opened = _single(leaf, uid, single, subflavors)
     return OpenedLeaf(
         source=source,
@@ -130,6 +150,7 @@ def _open_leaf(
             ),
         ),
         config=config,
+        dataset=dataset,
     )
 
 
@@ -137,15 +158,17 @@ def open_members(
     leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()
 ) -> list[WebdatasetSource]:
     """Open the datasets of a join, for reading their keys."""
-    return [_shards(member) for member in _open_members(leaf, pool, allow)]
+    return [_shards(member) for member in _open_members(leaf, pool, allow, DatasetCall())]
 
 
-def _open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str]) -> list[_Dataset]:
+def _open_members(
+    leaf: Leaf, pool: ShardPool, allow: Collection[str], call: DatasetCall
+) -> list[_Dataset]:
     problems = Problems()
     members = []
     for member in leaf.join:
         with problems.kept(member.leaf.origin):
-            members.append(_open_dataset(member.leaf, pool, allow=allow))
+            members.append(_open_dataset(Opening(member.leaf, (), pool, allow, call)))
             _shards(members[-1])
     problems.raise_all()
     return members
@@ -158,10 +181,10 @@ class _Dataset:
     kind: DatasetKind
     source: Source
     config: DatasetConfig
-    sample_type: type | None
-    field_map: FieldMap | CodeFields | None
+    loading: SampleLoading
     aux: Mapping[str, FileStore[Any]]
     primary: FileStore[Any] | None
+    dataset: DatasetClass | None = None
 
 
 def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, Any]) -> OpenLeaf:
@@ -169,11 +192,12 @@ def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, A
         name=name,
         dataset_path=leaf.path,
         subflavors={**dataset.config.subflavors, **leaf.subflavors, **subflavors},
-        sample_type=dataset.sample_type,
-        field_map=dataset.field_map,
+        sample_type=dataset.loading.sample_type,
+        field_map=dataset.loading.field_map,
         aux=dataset.aux,
         primary=dataset.primary,
-        decoder=leaf_decoder(dataset.config),
+        decoder=dataset.loading.decoder,
+        load=dataset.loading.load,
     )
 
 
@@ -223,39 +247,49 @@ def _shards(dataset: _Dataset) -> WebdatasetSource:
     return dataset.source
 
 
-def _open_dataset(
-    leaf: Leaf, pool: ShardPool, exclude: Sequence[str] = (), allow: Collection[str] = ()
-) -> _Dataset:
+def _open_dataset(opening: Opening) -> _Dataset:
+    leaf, pool = opening.leaf, opening.pool
     kind = kind_named(leaf.kind)
     kind.check_options(leaf)
-    config = kind.config(leaf)
+    dataset = opening.call.open(opening)
+    if dataset is not None:
+        config, loading, source = dataset.dataset_config(), dataset.sample_loading(), dataset.source
+    else:
+        config = opening.config
+        loading, source = _open_described(kind, opening)
     if leaf.aux and not config.crude:
         raise ConfigError(
             f"{leaf.origin}: aux ({', '.join(leaf.aux)}) is for cookers, and {config.origin} "
             "describes samples that need none; make it a CrudeWebdataset, or drop aux"
         )
+    return _Dataset(
+        kind,
+        source,
+        config,
+        loading,
+        aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
+        primary=kind.file_store(leaf.path, pool=pool) if config.crude and kind.has_files else None,
+        dataset=dataset,
+    )
+
+
+def _open_described(kind: DatasetKind, opening: Opening) -> tuple[SampleLoading, Source]:
+    """Open a dataset as its own description says."""
+    leaf, allow, config = opening.leaf, opening.allow, opening.config
     if config.split_config is not None:
         check_inside([f"{META}/{config.split_config}"], origin=config.origin, allow=allow)
     sample_type, field_map = _sample_type(config, leaf, allow)
     source = kind.open(
         leaf,
         config,
-        exclude=exclude,
+        exclude=opening.exclude,
         parts=_filter(config, leaf, allow) if field_map is None else field_map.parts,
-        pool=pool,
+        pool=opening.pool,
         allow=allow,
     )
     if isinstance(field_map, FieldMap):
         kind.check_field_map(source, field_map)
-    return _Dataset(
-        kind,
-        source,
-        config,
-        sample_type,
-        field_map,
-        aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
-        primary=kind.file_store(leaf.path, pool=pool) if config.crude and kind.has_files else None,
-    )
+    return SampleLoading(sample_type, field_map, leaf_decoder(config)), source
 
 
 def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:

@@ -36,7 +36,10 @@ class Inherited(Enum):
     DECODER = "that of the task encoder"
 
 
-LeafDecoder = SampleDecoder | None | Inherited
+LoadFunction = Callable[[CrudeSample], Any]
+"""Makes a sample of the bytes of its parts."""
+
+LeafDecoder = SampleDecoder | LoadFunction | None | Inherited
 
 
 def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
@@ -68,9 +71,14 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
         raise ConfigError(f"{config.origin}: decoder: {error}") from error
 
 
-def decoder_for(own: LeafDecoder, encoder: Any) -> Decoder | None:
+def decoder_for(own: LeafDecoder, encoder: Any) -> LoadFunction | None:
     """Return what decodes the parts of a dataset whose own decoder is `own`."""
-    decoder: SampleDecoder | None = encoder.decoder if isinstance(own, Inherited) else own
+    decoder: LoadFunction | None = encoder.decoder if isinstance(own, Inherited) else own
+    return seeded_if_random(decoder)
+
+
+def seeded_if_random(decoder: LoadFunction | None) -> LoadFunction | None:
+    """Return a decoder that draws random numbers for the address of the sample only."""
     return SeededDecoder(decoder) if getattr(decoder, "is_random", False) else decoder
 
 
@@ -86,9 +94,6 @@ class SeededDecoder:
         return self.decoder(sample, seed=seed)
 
 
-Decoder = SampleDecoder | SeededDecoder
-
-
 @dataclass(frozen=True)
 class OpenLeaf:
     """A leaf whose dataset is open, with what turns its samples into those of the user.
@@ -102,6 +107,7 @@ class OpenLeaf:
         primary: The files of the dataset by name, for cookers that want them.
         join: What it is joined of; None for a single dataset.
         decoder: Decodes the parts of its samples.
+        load: Makes its samples, instead of `sample_type`, `field_map` and `decoder`.
     """
 
     name: str
@@ -113,6 +119,7 @@ class OpenLeaf:
     primary: FileStore[Any] | None = None
     join: OpenJoin | None = None
     decoder: LeafDecoder = Inherited.DECODER
+    load: LoadFunction | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,8 @@ class SampleHooks:
 def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
     encoder = hooks.encoder
+    if leaf.load is not None:
+        return (hooks.make("load_sample", leaf.load),)
     decoder = decoder_for(leaf.decoder, encoder)
     if leaf.sample_type is not None and leaf.field_map is not None:
         load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder)
@@ -171,7 +180,7 @@ class LoadSample:
     dataset_path: str
     sample_type: type
     field_map: FieldMap | CodeFields
-    decoder: Decoder | None
+    decoder: LoadFunction | None
 
     def __call__(self, raw: CrudeSample) -> Any:
         """Return the sample of `raw`, decoded."""
@@ -192,7 +201,7 @@ class CookSample:
     dataset_path: str
     encoder: AnyTaskEncoder
     cooker: Cooker
-    decoder: Decoder | None
+    decoder: LoadFunction | None
     arguments: CookerArguments
 
     def __call__(self, raw: CrudeSample) -> Any:

@@ -18,6 +18,7 @@ from megatron.energon import (
     get_savable_loader,
     get_val_datasets,
 )
+from megatron.energon.epathlib import EPath
 from tests.datasets import CAPTIONING, make_captions
 from tests.task_encoder.runs import config
 
@@ -45,7 +46,7 @@ def standard(root, **settings):
 def test_a_factory_says_what_it_is(root):
     dataset = standard(root, subflavors={"kind": "pictures"})
     assert isinstance(dataset, LeafDataset)
-    assert dataset.paths == [str(root)]
+    assert dataset.paths == [EPath(root)]
     assert dataset.subflavors == {"kind": "pictures"}
     assert len(dataset) == 11
     assert dataset.__sample_type__ is CaptioningSample

@@ -41,6 +41,7 @@ from megatron.energon import (
     get_train_dataset,
     get_val_dataset,
 )
+from megatron.energon.epathlib import EPath
 from tests.datasets import make_crude
 from tests.task_encoder.runs import config, val
 
@@ -395,7 +396,7 @@ def test_datasets_say_what_they_are(blend):
             return super().build_train_datasets(datasets=datasets, **arguments)
 
     loader(blend, Looking())
-    assert seen[0] == ("a", [str(blend.parent / "a")], 21, b"text 3")
+    assert seen[0] == ("a", [EPath(blend.parent / "a")], 21, b"text 3")
 
 
 def test_an_augmented_encoder_builds_what_the_inner_one_does_with_its_own_hooks(blend):

@@ -17,6 +17,7 @@ from megatron.energon import (
     edataclass,
     get_savable_loader,
 )
+from megatron.energon.epathlib import EPath
 from tests.datasets import make_crude
 from tests.task_encoder.runs import config
 
@@ -75,7 +76,7 @@ def joined(folder, **settings):
 
 def test_samples_of_the_same_key_are_joined(folder):
     dataset = joined(folder)
-    assert dataset.paths == [str(folder / "left"), str(folder / "right")]
+    assert dataset.paths == [EPath(folder / "left"), EPath(folder / "right")]
     assert dataset.subflavors == {"side": "left"}
     assert len(dataset) == 9
     found = samples(dataset)

@@ -260,7 +260,13 @@ def test_names_of_energon_are_the_same_objects_but_for_a_few():
         ours, theirs = getattr(energon, name), getattr(megatron.energon, name)
         assert ours is not theirs
         assert not inspect.isclass(ours) or issubclass(theirs, ours)
-        assert inspect.isclass(ours) or inspect.signature(ours) == inspect.signature(theirs)
+        assert inspect.isclass(ours) or _of_getter(ours) == _of_getter(theirs)
+
+
+def _of_getter(function):
+    """Return its parameters but those that are for the datasets."""
+    known = inspect.signature(function).parameters
+    return [each for each in known.values() if each.name != "kwargs"]
 
 
 @pytest.mark.parametrize("module", modules())

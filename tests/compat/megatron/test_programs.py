@@ -31,6 +31,7 @@ from megatron.energon import (
     get_val_datasets,
     stateless,
 )
+from megatron.energon.epathlib import EPath
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.task_encoder.base import TaskEncoder
 from tests.datasets import jpeg, make_crude, write_shard
@@ -168,7 +169,7 @@ def test_a_program_that_validates_dataset_by_dataset(root):
     ((dataset, about),) = get_val_datasets(
         root, worker_config=config(), batch_size=10, task_encoder=OwnBatches()
     )
-    assert about.paths == [str(root)]
+    assert about.paths == [EPath(root)]
     with get_loader(dataset) as loader:
         assert [batch["txt"] for batch in loader] == [10] * 6
 

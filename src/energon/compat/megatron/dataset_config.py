@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.getters import check_sample_type
+from energon.compat.megatron.load_config import GetterCall
 from energon.errors import ConfigError
 from energon.metadataset.resolve import resolve
 from energon.task_encoder.encoder import DefaultTaskEncoder
@@ -19,11 +21,13 @@ def get_dataset_from_config(
     *,
     dataset_config: str | None = None,
     split_config: str | None = None,
-    split_part: str = "train",
+    split_part: str | None = "train",
     training: bool = True,
     subflavors: Mapping[str, Any] | None = None,
     worker_config: WorkerConfig,
+    sample_type: type | None = None,
     allow: Collection[str] = (),
+    **kwargs: Any,
 ) -> LeafDataset:
     """Return the dataset that a prepared folder with its `dataset.yaml` describes.
 
@@ -35,7 +39,10 @@ def get_dataset_from_config(
         training: Whether each pass is shuffled, or samples come in order.
         subflavors: Merged over those of the dataset.
         worker_config: Who loads it.
+        sample_type: Of which type its samples have to be; None for any.
         allow: What data may do, see `get_train_dataset`.
+        kwargs: More for the dataset, where `dataset.yaml` does not say it: `field_map`,
+            `part_filter`, `subset`, `decoder` and what a class of the program takes.
 
     Raises:
         ConfigError: If a document makes no sense.
@@ -44,17 +51,22 @@ def get_dataset_from_config(
     """
     leaves = resolve(
         path,
-        split_part=split_part,
+        split_part=split_part or "train",
         training=training,
         dataset_config=dataset_config,
         split_config=split_config,
         allow=allow,
     ).leaves
-    opened = open_leaves(leaves, subflavors, allow=allow)
+    call = GetterCall(training, worker_config, arguments=kwargs)
+    opened = open_leaves(leaves, subflavors, allow=allow, call=call)
     if len(opened) != 1:
         raise ConfigError(
             f"{path}: {len(opened)} datasets; use get_train_dataset for a metadataset"
         )
+    check_sample_type(opened, sample_type)
+    dataset = opened[0].dataset
+    if isinstance(dataset, LeafDataset):
+        return dataset.within(opened[0])
     return LeafDataset(
         opened[0], encoder=DefaultTaskEncoder(), worker_config=worker_config, training=training
     )

@@ -31,6 +31,7 @@ from energon.compat.megatron.wrappers import (
 )
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, LeafList
+from energon.plan.leaf import PlanLeaf
 from energon.stages.base import Dataset
 from energon.stages.hook import Hook
 from energon.task_encoder import encoder as core
@@ -93,7 +94,8 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
     """
 
     def assemble(self, recipe: Recipe) -> Any:
-        if not any(_overrides(self, name) for name in BUILDERS):
+        builds = any(getattr(leaf.dataset, "builds_itself", False) for leaf in recipe.opened)
+        if not builds and not any(_overrides(self, name) for name in BUILDERS):
             return super().assemble(recipe)
         token = _recipe.set(recipe)
         try:
@@ -436,20 +438,29 @@ def loaded_datasets(recipe: Recipe) -> list[LoadedDataset]:
     """Return the datasets of a recipe, each with its share in the blend."""
     return [
         LoadedDataset(
-            LeafDataset(
-                leaf,
-                encoder=recipe.encoder,
-                worker_config=recipe.worker_config,
-                training=recipe.training,
-                plan_leaf=plan_leaf,
-                among=recipe.opened,
-            ),
+            _dataset(leaf, plan_leaf, recipe),
             weight=plan_leaf.weight,
             repetitions=plan_leaf.repetitions,
             aux=leaf.leaf.aux,
         )
         for leaf, plan_leaf in zip(recipe.opened, recipe.plan.leaves, strict=True)
     ]
+
+
+def _dataset(leaf: OpenedLeaf, plan_leaf: PlanLeaf, recipe: Recipe) -> LeafDataset:
+    """Return a leaf of a recipe as builders see it: the program's own object, if there is one."""
+    if isinstance(leaf.dataset, LeafDataset):
+        return leaf.dataset.within(
+            leaf, encoder=recipe.encoder, plan_leaf=plan_leaf, among=recipe.opened
+        )
+    return LeafDataset(
+        leaf,
+        encoder=recipe.encoder,
+        worker_config=recipe.worker_config,
+        training=recipe.training,
+        plan_leaf=plan_leaf,
+        among=recipe.opened,
+    )
 
 
 def _load(

@@ -6,17 +6,26 @@ import copy
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.load_config import GetterCall
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import UnknownArgumentError
-from energon.metadataset.resolve import DatasetPath
+from energon.errors import ConfigError, UnknownArgumentError
+from energon.metadataset.leaf import LeafList
+from energon.metadataset.resolve import DatasetPath, resolve
+from energon.samples.crude import CrudeSample
 from energon.task_encoder import getters as core
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.recipe import train_recipe, validation_recipe
+from energon.task_encoder.settings import TrainSettings, ValidationSettings
+from energon.worker import WorkerConfig
+
+T = TypeVar("T")
 
 _OF_DECODER = ("image_decode", "av_decode", "video_decode_audio")
 _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the task encoder") | {
@@ -29,48 +38,165 @@ _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the tas
 def get_train_dataset(path: DatasetPath, **arguments: Any) -> Any:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
 
-    Arguments and errors are those of `energon.get_train_dataset`; deprecated ones of the decoder
-    (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
+    Arguments and errors are those of `energon.get_train_dataset`, and these:
+
+    Args:
+        path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
+        arguments: `sample_type`, of which samples have to be; what else no getter knows is for
+            the datasets, where their `dataset.yaml` does not say it: `field_map`, `part_filter`,
+            `subset` and what classes of the program take. Deprecated ones of the decoder
+            (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
     """
-    return core.get_train_dataset(path, **_translated(core.get_train_dataset, arguments))
+    call = _Call.of(core.get_train_dataset, path, arguments, training=True)
+    resolved, opened = call.open()
+    settings = call.settings(TrainSettings)
+    recipe = train_recipe(resolved, opened, call.encoder, settings, call.worker_config)
+    return call.encoder.assemble(recipe)
 
 
 def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
     """Return the validation pipeline: each sample once, leaf after leaf, in order.
 
-    Arguments and errors are those of `energon.get_val_dataset`, see `get_train_dataset`.
+    Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
+    here.
     """
-    return core.get_val_dataset(path, **_translated(core.get_val_dataset, arguments))
+    call = _Call.of(core.get_val_dataset, path, arguments, training=False)
+    _, opened = call.open()
+    return call.validation(opened)
 
 
-def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, LeafDataset]]:
+def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any]]:
     """Return a validation pipeline for each leaf, and the leaf as a dataset of its own.
 
-    Arguments and errors are those of `energon.get_val_dataset`, see `get_train_dataset`.
+    Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
+    here.
     """
-    translated = _translated(core.get_val_datasets, arguments)
-    encoder: AnyTaskEncoder = translated.get("task_encoder") or DefaultTaskEncoder()
-    config = translated["worker_config"]
+    call = _Call.of(core.get_val_datasets, path, arguments, training=False)
+    _, opened = call.open()
+    config, encoder = call.worker_config, call.encoder
     return [
-        (pipeline, LeafDataset(leaf, encoder=encoder, worker_config=config, training=False))
-        for pipeline, leaf in core.get_val_datasets(path, **translated)
+        (
+            call.validation([leaf]),
+            leaf.dataset
+            or LeafDataset(leaf, encoder=encoder, worker_config=config, training=False),
+        )
+        for leaf in opened
     ]
 
 
 for _name in ("get_train_dataset", "get_val_dataset", "get_val_datasets"):
     # So that editors and `inspect` show what may be passed.
-    globals()[_name].__signature__ = inspect.signature(getattr(core, _name))
+    _known = inspect.signature(getattr(core, _name))
+    _more = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+    globals()[_name].__signature__ = _known.replace(parameters=[*_known.parameters.values(), _more])
 
 
-def _translated(getter: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for a getter of energon, with what older ones say in the encoder."""
-    known = inspect.signature(getter).parameters
-    own = {name: value for name, value in arguments.items() if name in known}
-    older = {name: value for name, value in arguments.items() if name not in known}
-    if older:
-        encoder = own.get("task_encoder")
-        own["task_encoder"] = with_legacy_arguments(encoder, older, known=known)
-    return own
+class SampleTypeError(ConfigError, AssertionError):
+    """A dataset gives samples of another type than a program asks for."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a getter: all of its arguments, and those that are for the datasets."""
+
+    known: Mapping[str, Any]
+    encoder: AnyTaskEncoder
+    dataset_arguments: Mapping[str, Any]
+    sample_type: type | None
+    training: bool
+
+    @classmethod
+    def of(
+        cls,
+        getter: Callable[..., Any],
+        path: DatasetPath,
+        arguments: Mapping[str, Any],
+        *,
+        training: bool,
+    ) -> _Call:
+        signature = inspect.signature(getter)
+        given = {name: value for name, value in arguments.items() if name in signature.parameters}
+        older = {name: value for name, value in arguments.items() if name in _INSTEAD}
+        more = {
+            name: value
+            for name, value in arguments.items()
+            if name not in given and name not in older
+        }
+        sample_type = more.pop("sample_type", None)
+        for name in more:
+            check_known(name, signature.parameters)
+        bound = signature.bind(path, **given)
+        bound.apply_defaults()
+        known = bound.arguments
+        encoder: AnyTaskEncoder = known["task_encoder"] or DefaultTaskEncoder()
+        if older:
+            encoder = with_legacy_arguments(encoder, older, known=signature.parameters)
+        return cls(known, encoder, more, sample_type, training)
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        config: WorkerConfig = self.known["worker_config"]
+        return config
+
+    def settings(self, kind: Callable[..., T]) -> T:
+        """Return those of the arguments that `kind`, a class of settings, has."""
+        names = inspect.signature(kind).parameters
+        return kind(**{name: self.known[name] for name in names if name in self.known})
+
+    def open(self) -> tuple[LeafList, list[OpenedLeaf]]:
+        """Return what the document says, and its datasets, opened."""
+        known = self.known
+        resolved = resolve(
+            known["path"],
+            split_part=known["split_part"],
+            training=self.training,
+            dataset_config=known["dataset_config"],
+            split_config=known["split_config"],
+            allow=known["allow"],
+        )
+        settings = {"decoder": getattr(self.encoder, "decoder", None)}
+        for name in ("max_samples_per_sequence", "parallel_shard_iters"):
+            settings[name] = known.get(name)
+        call = GetterCall(self.training, self.worker_config, settings, self.dataset_arguments)
+        opened = open_leaves(
+            resolved.leaves, known["subflavors"], known["exclude_from"], known["allow"], call
+        )
+        check_sample_type(opened, self.sample_type)
+        return resolved, opened
+
+    def validation(self, opened: Sequence[OpenedLeaf]) -> Any:
+        """Return the validation pipeline over `opened`."""
+        settings = self.settings(ValidationSettings)
+        recipe = validation_recipe(opened, self.encoder, settings, self.worker_config)
+        return self.encoder.assemble(recipe)
+
+
+def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) -> None:
+    """Raise SampleTypeError unless all datasets give samples of a type; None is any."""
+    if sample_type is None:
+        return
+    for leaf in opened:
+        found = getattr(leaf.dataset, "__sample_type__", None) or leaf.leaf.sample_type
+        if not issubclass(found or CrudeSample, sample_type):
+            raise SampleTypeError(
+                f"{leaf.name}: samples are of type {(found or CrudeSample).__name__}, which is no "
+                f"subclass of {sample_type.__name__}; correct sample_type, or the dataset.yaml"
+            )
+
+
+def check_known(name: str, known: Mapping[str, Any]) -> None:
+    """Raise UnknownArgumentError if a name looks like that of an argument that is misspelt."""
+    near = difflib.get_close_matches(name, (*known, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
+    if near and name not in OF_DATASETS:
+        raise UnknownArgumentError(
+            f"dataset getters have no argument {name!r}; did you mean {near[0]!r}?"
+        )
+
+
+OF_DATASETS = frozenset(
+    {"field_map", "sample_loader", "part_filter", "subset", "shuffle_over_epochs", "decoder"}
+)
+"""Arguments of dataset classes that getters hand on."""
 
 
 def with_legacy_arguments(

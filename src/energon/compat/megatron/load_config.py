@@ -1,20 +1,32 @@
-"""Make the object that a YAML document describes."""
+"""Make the object that a YAML document describes, and the datasets of leaves in this way."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from energon.compat.megatron.datasets import flavors
 from energon.compat.megatron.datasets import webdataset as factories
-from energon.compat.megatron.datasets.leaf import LeafDataset
-from energon.errors import ConfigError
+from energon.compat.megatron.datasets.arguments import call_with, read_arguments
+from energon.compat.megatron.datasets.webdataset import (
+    DecoderWebdatasetFactory,
+    StandardWebdatasetFactory,
+    WebdatasetFactory,
+    check_written,
+    current_opening,
+    defaults_of,
+    opening_for,
+)
+from energon.errors import ConfigError, UnknownArgumentError
 from energon.formats.meta.yaml import load
+from energon.io.epath import EPath
 from energon.io.files import read_text
 from energon.samples.registry import resolve_class
 from energon.samples.sample import Sample
+from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, Opening
 
 T = TypeVar("T")
 
@@ -28,6 +40,9 @@ def load_config(
     allow: Collection[str] = (),
 ) -> T:
     """Return the object that a YAML document describes: its type and the arguments of that.
+
+    A program may replace this in `megatron.energon.dataset_config`, to have a say in how
+    datasets are opened: the getters call what is there.
 
     Args:
         path: The file, or the document as a dict.
@@ -44,39 +59,76 @@ def load_config(
     document = path if isinstance(path, Mapping) else load(read_text(path), origin=str(path))
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: expected a mapping, found {type(document).__name__}")
-    given = {key: _value(value, allow) for key, value in document.items()}
-    module, name = given.pop("__module__", None), given.pop("__class__", None)
-    arguments = {**(default_kwargs or {}), **given}
-    kind = default_type if name is None else _find(str(module), str(name), allow)
-    known = inspect.signature(kind).parameters
-    free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
-    unknown = [key for key in arguments if key not in known and not free]
-    if unknown:
-        raise ConfigError(
-            f"{path}: {kind.__name__} has no {unknown[0]!r}; known are {', '.join(known)}"
-        )
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{path}: {kind.__name__}: {error}") from error
-
-
-def _value(value: Any, allow: Collection[str]) -> Any:
-    """Return what stands in a document; a class, if it names one."""
-    if isinstance(value, Mapping) and set(value) == {"__module__", "__class__"}:
-        return _find(str(value["__module__"]), str(value["__class__"]), allow)
-    return value
+    opening, origin = current_opening(), "document" if document is path else str(path)
+    allow = allow or (() if opening is None else opening.allow)
+    written = dict(document)
+    module, name = written.pop("__module__", None), written.pop("__class__", None)
+    given = read_arguments(written, origin=origin, allow=allow)
+    kind: Any = default_type if name is None else _find(str(module), str(name), allow)
+    defaults = dict(default_kwargs or {})
+    if isinstance(kind, type) and issubclass(kind, WebdatasetFactory):
+        if not issubclass(kind, DecoderWebdatasetFactory):
+            defaults.pop("decoder", None)
+        if opening is not None:
+            given = check_written(given, opening)
+    found: T = call_with(kind, given, defaults, origin=origin)
+    return found
 
 
 def _find(module: str, name: str, allow: Collection[str]) -> Any:
     """Return the class of that name: a dataset class, a sample type, or one of the user."""
     ours = _DATASET_CLASSES
-    return resolve_class(module, name, allow=allow, kinds=(Sample, LeafDataset), ours=ours)
+    return resolve_class(module, name, allow=allow, kinds=(Sample, DatasetClass), ours=ours)
 
 
-_DATASET_CLASSES = {
+_DATASET_CLASSES: dict[str, type] = {
+    "DefaultDecoderWebdataset": DecoderWebdatasetFactory,
+    "DefaultDecoderWebdatasetFactory": DecoderWebdatasetFactory,
+    "DefaultGenericWebdataset": factories.GenericWebdatasetFactory,
+    "DefaultGenericWebdatasetFactory": factories.GenericWebdatasetFactory,
+} | {
     name: value
     for place in (factories, flavors)
     for name, value in vars(place).items()
-    if isinstance(value, type) and issubclass(value, factories.WebdatasetFactory)
+    if isinstance(value, type) and issubclass(value, WebdatasetFactory)
 }
+
+
+@dataclass(frozen=True)
+class GetterCall(DatasetCall):
+    """What a getter of `megatron.energon` was called with.
+
+    Args:
+        arguments: Those that the getter does not know: they are for the datasets.
+    """
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def open(self, opening: Opening) -> DatasetClass | None:
+        replaced, leaf = _replaced(), opening.leaf
+        if replaced is None and not self.arguments:
+            return super().open(opening)
+        if leaf.kind != "webdataset":
+            if self.arguments:
+                name = next(iter(self.arguments))
+                raise UnknownArgumentError(f"{leaf.path} is no dataset of shards: no {name!r}")
+            return None
+        with opening_for(opening):
+            dataset: Any = (replaced or load_config)(
+                EPath(leaf.path) / ".nv-meta" / leaf.dataset_config,
+                default_type=StandardWebdatasetFactory,
+                default_kwargs={**defaults_of(opening), **self.arguments},
+            )
+        if not isinstance(dataset, DatasetClass):
+            raise ConfigError(
+                f"{leaf.path}: load_config of megatron.energon.dataset_config returned a "
+                f"{type(dataset).__name__}, expected a dataset"
+            )
+        return dataset
+
+
+def _replaced() -> Callable[..., Any] | None:
+    """Return what a program has put in the place of `load_config`; None if it is ours."""
+    module = sys.modules.get("megatron.energon.dataset_config")
+    found = None if module is None else vars(module).get("load_config")
+    return None if found is load_config else found

@@ -9,6 +9,7 @@ from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.encoder import LoadedDataset
+from energon.compat.megatron.load_config import GetterCall
 from energon.metadataset.inherit import multiply_shuffle, narrow
 from energon.metadataset.leaf import BlendMode, Subset, TraversedDatasetReference
 from energon.metadataset.resolve import DatasetPath, resolve, traverse_metadataset
@@ -67,6 +68,7 @@ class DatasetLoader:
         subflavors: Mapping[str, Any] | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         subset: Subset | None = None,
+        **kwargs: Any,
     ) -> LoadedDatasetList:
         """Return the leaves of a split, opened.
 
@@ -79,6 +81,7 @@ class DatasetLoader:
             subflavors: Merged over those of the leaves.
             shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
             subset: A range in percent to narrow each leaf to.
+            kwargs: More for the datasets, see `get_dataset_from_config`.
 
         Raises:
             ConfigError: If a document makes no sense.
@@ -101,12 +104,17 @@ class DatasetLoader:
         leaves = [narrow(leaf, subset, multiplier) for leaf in found.leaves]
         mode = found.blend_mode
         opened_leaves = open_leaves(
-            leaves, {**(self.subflavors or {}), **(subflavors or {})}, allow=self.allow
+            leaves,
+            {**(self.subflavors or {}), **(subflavors or {})},
+            allow=self.allow,
+            call=GetterCall(training, worker_config, arguments=kwargs),
         )
         datasets: Sequence[Any] = opened_leaves
         if worker_config is not None:
             datasets = [
-                LeafDataset(
+                opened.dataset.within(opened, among=opened_leaves)
+                if isinstance(opened.dataset, LeafDataset)
+                else LeafDataset(
                     opened,
                     encoder=DefaultTaskEncoder(),
                     worker_config=worker_config,

@@ -34,10 +34,10 @@ HOMES: dict[str, str] = {
     "compat.megatron.datasets.metadata": "ShardInfo WebdatasetMeta",
     "compat.megatron.datasets.webdataset": """
         BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory
-        CrudeWebdataset DefaultDecoderWebdataset=WebdatasetFactory
-        DefaultDecoderWebdatasetFactory=WebdatasetFactory
-        DefaultGenericWebdataset=WebdatasetFactory
-        DefaultGenericWebdatasetFactory=WebdatasetFactory StandardWebdatasetFactory
+        CrudeWebdataset DefaultDecoderWebdataset=DecoderWebdatasetFactory
+        DefaultDecoderWebdatasetFactory=DecoderWebdatasetFactory
+        DefaultGenericWebdataset=GenericWebdatasetFactory
+        DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
     "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder LoadedDataset TaskEncoder",
     "compat.megatron.file_names": """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from types import GenericAlias
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from energon.compat.megatron.stages.read_pass import ReadPass
 from energon.compat.megatron.wrappers.base import Always, WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
+from energon.io.epath import AnyPath, EPath
 from energon.plan.build import blend_plan, concat_plan
 from energon.plan.leaf import Ints, PlanLeaf, choose_slice_samples
 from energon.plan.rows import Plan, Rows
@@ -21,6 +24,7 @@ from energon.sources.kinds import Source
 from energon.stages.base import Dataset
 from energon.stages.map import MapDataset as MapStage
 from energon.stages.read import ReadDataset
+from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.join_hooks import leaf_hooks
@@ -30,7 +34,7 @@ from energon.task_encoder.train_plan import PARALLEL_SLICES
 from energon.worker import WorkerConfig
 
 
-class LeafDataset:
+class LeafDataset(DatasetClass):
     """A dataset of a document: what it is, and its samples.
 
     Args:
@@ -43,10 +47,18 @@ class LeafDataset:
 
     Attributes:
         name: Name of the dataset folder.
-        paths: The dataset folder, as a list of one; those of all datasets of a join.
         subflavors: Of the dataset and all documents that refer to it.
         primary: Its files by name, where cookers may want them; else None.
     """
+
+    __class_getitem__: Any = classmethod(GenericAlias)
+    opened: OpenedLeaf
+    subflavors: Mapping[str, Any]
+    worker_config: WorkerConfig
+    training: bool
+    _encoder: AnyTaskEncoder | None = None
+    _given_plan_leaf: PlanLeaf | None = None
+    _given_among: tuple[OpenedLeaf, ...] = ()
 
     def __init__(
         self,
@@ -59,18 +71,53 @@ class LeafDataset:
         among: Sequence[OpenedLeaf] | None = None,
     ) -> None:
         self.opened = opened
+        self.source = opened.source
         self.worker_config = worker_config
         self.training = training
         self.name = opened.name
-        self.paths = opened.paths
         self.subflavors = opened.subflavors
         self.primary: FileStore[Any] | None = opened.leaf.primary
         self._encoder = encoder
-        self._plan_leaf = plan_leaf or opened.plan_leaf
-        self._among = tuple(among or [opened])
+        self._given_plan_leaf = plan_leaf
+        self._given_among = tuple(among or ())
+
+    def within(
+        self,
+        opened: OpenedLeaf,
+        *,
+        encoder: AnyTaskEncoder | None = None,
+        plan_leaf: PlanLeaf | None = None,
+        among: Sequence[OpenedLeaf] | None = None,
+    ) -> Self:
+        """Return the same dataset as a part of a document; arguments are those of the class."""
+        found = copy.copy(self)
+        found.opened = opened
+        found.subflavors = opened.subflavors
+        found._encoder = encoder
+        found._given_plan_leaf = plan_leaf
+        found._given_among = tuple(among or ())
+        return found
+
+    @property
+    def builds_itself(self) -> bool:
+        """Whether a program says how its samples become a pipeline."""
+        return type(self).build is not LeafDataset.build
+
+    @property
+    def paths(self) -> list[AnyPath]:
+        """The dataset folder, as a list of one; those of all datasets of a join."""
+        return [EPath(path) for path in self.source.paths]
+
+    @property
+    def _plan_leaf(self) -> PlanLeaf:
+        return self._given_plan_leaf or self.opened.plan_leaf
+
+    @property
+    def _among(self) -> tuple[OpenedLeaf, ...]:
+        return self._given_among or (self.opened,)
 
     def __len__(self) -> int:
-        return len(self.opened)
+        return len(self.source)
 
     def build(self, worker_rotation_offset: int = 0) -> SampleDataset:
         """Return the samples, each once, decoded and cooked.
@@ -98,7 +145,7 @@ class LeafDataset:
             else ReadDataset(plan, reader, number)
         )
         hooks = HookMaker(
-            self._encoder,
+            self._encoder or DefaultTaskEncoder(),
             reader,
             tuple(each.leaf.name for each in self._among),
             self.worker_config.global_error_handler,

@@ -1,56 +1,74 @@
 """Datasets described in a program instead of a `dataset.yaml`, under their former names.
 
 A factory opens the prepared dataset at a path; `build()` returns its samples, to be wrapped.
+Programs derive factories of their own from these, which a `dataset.yaml` then names.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any, Self
 
-from energon.compat.megatron.datasets.leaf import LeafDataset, decoding_encoder, plan_leaf_of
+from energon.compat.megatron.datasets.arguments import call_with, read_arguments
+from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of
 from energon.compat.megatron.datasets.preparing import PreparesShards
+from energon.compat.megatron.datasets.structs import DatasetSubset
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import ConfigError
+from energon.errors import ConfigError, SkipSample
+from energon.formats.meta.split import load_split
+from energon.io.epath import EPath
 from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.leaf import Subset
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource
+from energon.task_encoder.dataset_class import Opening, SampleLoading
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf
-from energon.task_encoder.user_dataset import CodeFields
+from energon.task_encoder.load import OpenLeaf, seeded_if_random, sources_of
+from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
+
+_opening: ContextVar[Opening | None] = ContextVar("opening", default=None)
+"""The dataset of a document that a factory opens; None where a program calls it."""
 
 
 class WebdatasetFactory(PreparesShards, LeafDataset):
     """The samples of a prepared dataset of tar shards.
+
+    Derive from it, or from one of those below, to make samples otherwise: override
+    `load_sample`, which gets the parts of a sample as bytes, and `sample_filter`. A
+    `dataset.yaml` names such a class with `__module__` and `__class__`.
 
     Args:
         path: Its folder.
         split_part: Which split.
         training: Whether each pass is shuffled, or samples come in order.
         worker_config: Who loads it.
-        sample_type: What samples become; None leaves them as crude samples.
-        field_map: How parts become the fields of the type; None for parts of the names of fields.
-        sample_loader: Instead of it, a function from the parts of a sample to its fields.
-        part_filter: The names of the parts to read, or a function that says for a name whether
-            it is read; None for all that are needed.
-        subflavors: What the samples carry in `__subflavors__`.
-        decoder: Decodes the parts; None leaves them as bytes.
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
         subset: A range of samples, as (first, behind the last) or in percent.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        part_filter: The names of the parts to read, or a function that says for a name whether
+            it is read; None for all that are needed.
 
     Raises:
         ConfigError: If the arguments make no sense.
         DatasetNotFoundError: If there is no prepared dataset.
         EmptyDatasetError: If there are no samples.
     """
+
+    source: WebdatasetSource
+    __sample_type__: type | None = None
+    _decoder: Any = None
+    _fields: FieldMap | CodeFields | None = None
 
     def __init__(
         self,
@@ -59,79 +77,359 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         split_part: str = "train",
         training: bool = True,
         worker_config: WorkerConfig,
-        sample_type: type | None = None,
-        field_map: Mapping[str, str] | None = None,
-        sample_loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-        part_filter: Collection[str] | Callable[[str], bool] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-        decoder: SampleDecoder | None = SampleDecoder(),  # noqa: B008 - immutable
         shuffle_over_epochs: int | None = 1,
         parallel_shard_iters: int | None = None,
         max_samples_per_sequence: int | None = None,
         subset: Any = None,
         split_config: str | None = None,
+        part_filter: Collection[str] | Callable[[str], bool] | None = None,
     ) -> None:
-        if sample_loader is not None and field_map is not None:
-            raise ConfigError("give a field_map or a sample_loader, not both")
         if isinstance(part_filter, str):
             raise ConfigError("part_filter: list the names of the parts to read")
-        chosen = PartFilter(part_filter) if callable(part_filter) else part_filter
-        fields = _fields(sample_type, field_map, sample_loader)
-        source = WebdatasetSource(
+        opening = _opening.get()
+        self.source = WebdatasetSource(
             path,
             split_part=split_part,
             split_config=split_config or "split.yaml",
-            subsets=() if subset is None else (subset,),
-            parts=fields.parts if chosen is None and isinstance(fields, FieldMap) else chosen,
+            subsets=_subsets(subset),
+            exclude=() if opening is None else opening.exclude,
+            parts=PartFilter(part_filter) if callable(part_filter) else part_filter,
+            pool=None if opening is None else opening.pool,
+            allow=() if opening is None else opening.allow,
         )
-        if isinstance(fields, FieldMap):
-            source.check_field_map(fields)
-        opened = OpenedLeaf(
-            source,
+        if isinstance(self._fields, FieldMap):
+            self.source.check_field_map(self._fields)
+        self.path = self.source.path
+        self.name = self.source.path.name
+        self.primary = WebdatasetFileStore(self.source.path)
+        self.split_part = split_part
+        self._split_config = split_config or "split.yaml"
+        self.shards = self.source.shards
+        self.training = training
+        self.worker_config = worker_config
+        self.shuffle_over_epochs = shuffle_over_epochs
+        self.parallel_shard_iters = parallel_shard_iters
+        self.max_samples_per_sequence = max_samples_per_sequence
+        self.subset = subset
+        self.part_filter = part_filter
+        self.subflavors: dict[str, Any] = {}
+
+    def load_sample(self, sample: CrudeSample) -> Any:
+        """Return the sample that is made of `sample`, a dict of its parts as bytes."""
+        return sample
+
+    def sample_filter(self, key: str) -> bool:
+        """Return whether the sample with `key`, which is SHARD/KEY, is read."""
+        return True
+
+    @property
+    def sample_excludes(self) -> set[str]:
+        """Samples that split.yaml leaves out, as SHARD/KEY."""
+        split = load_split(self.path, self._split_config)
+        return {f"{shard}/{key}" for shard, key in split.excluded_samples}
+
+    @cached_property
+    def opened(self) -> OpenedLeaf:  # type: ignore[override]
+        """The dataset, opened: made when it is first asked for, after all constructors."""
+        loading = self.sample_loading()
+        return OpenedLeaf(
+            self.source,
             OpenLeaf(
-                name=source.path.name,
-                dataset_path=str(source.path),
-                subflavors=dict(subflavors or {}),
-                sample_type=sample_type,
-                field_map=fields,
-                primary=WebdatasetFileStore(source.path),
+                name=self.name,
+                dataset_path=str(self.path),
+                subflavors=self.subflavors,
+                sample_type=loading.sample_type,
+                field_map=loading.field_map,
+                primary=self.primary,
+                decoder=loading.decoder,
+                load=loading.load,
             ),
             plan_leaf_of(
-                source,
-                split_part=split_part,
-                slice_samples=max_samples_per_sequence,
-                parallel_slices=parallel_shard_iters,
-                shuffle_over_epochs=shuffle_over_epochs,
+                self.source,
+                split_part=self.split_part,
+                slice_samples=self.max_samples_per_sequence,
+                parallel_slices=self.parallel_shard_iters,
+                shuffle_over_epochs=self.shuffle_over_epochs,
             ),
             DatasetConfig(),
+            self,
         )
-        super().__init__(
-            opened,
-            encoder=decoding_encoder(decoder),
-            worker_config=worker_config,
-            training=training,
+
+    def sample_loading(self) -> SampleLoading:
+        crude = self._is_crude
+        if self._is_plain:
+            return SampleLoading(
+                None if crude else self.__sample_type__, self._fields, self._decoder
+            )
+        # Cookers do the rest for crude samples.
+        return SampleLoading(decoder=self._load) if crude else SampleLoading(load=self._load)
+
+    def dataset_config(self) -> DatasetConfig:
+        given = {"shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence"}
+        return DatasetConfig(
+            crude=self._is_crude,
+            subflavors=self.subflavors,
+            shuffle_over_epochs=self.shuffle_over_epochs,
+            parallel_shard_iters=self.parallel_shard_iters,
+            max_samples_per_sequence=self.max_samples_per_sequence,
+            given=frozenset(given),
+            origin=f"{type(self).__module__}.{type(self).__qualname__}",
         )
-        self.source = source
-        self.path = source.path
-        self.split_part = split_part
-        self.shards = source.shards
-        self.__sample_type__ = sample_type
+
+    def config(self) -> dict[str, Any]:
+        """Return a description of the dataset as plain data."""
+        return {
+            "type": type(self).__qualname__,
+            "training": self.training,
+            "_path": str(self.path),
+            "split_part": self.split_part,
+            "shards": list(self.shards),
+            "sample_excludes": sorted(self.sample_excludes),
+            "shuffle_over_epochs": self.shuffle_over_epochs,
+            "parallel_shard_iters": self.parallel_shard_iters,
+            "max_samples_per_sequence": self.max_samples_per_sequence,
+            "subset": None if self.subset is None else [list(s) for s in _subsets(self.subset)],
+        }
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(path={self.path})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What the pipeline has beside it in any case, and would be gone through in circles.
+        return {name: value for name, value in vars(self).items() if name != "opened"}
+
+    @property
+    def _is_crude(self) -> bool:
+        kind = self.__sample_type__
+        return kind is None or issubclass(kind, dict)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the program changes nothing of how samples are made, so the recipe makes them."""
+        methods = [getattr(type(self), name, None) for name in _OVERRIDABLE]
+        own = all(getattr(method, "__module__", __name__) == __name__ for method in methods)
+        known = self._decoder is None or isinstance(self._decoder, SampleDecoder)
+        return own and known and "_sample_loader" not in vars(self)
+
+    def _load(self, raw: CrudeSample) -> Any:
+        if not self.sample_filter(f"{raw['__shard__']}/{raw['__key__']}"):
+            raise SkipSample
+        raw["__sources__"] = sources_of(str(self.path), raw)
+        return self.load_sample(raw)
+
+    @classmethod
+    def open_dataset(cls, opening: Opening) -> Self:
+        config = opening.config
+        written = read_arguments(config.arguments, origin=config.origin, allow=opening.allow)
+        with opening_for(opening):
+            defaults = defaults_of(opening)
+            if not issubclass(cls, DecoderWebdatasetFactory):
+                del defaults["decoder"]
+            return call_with(cls, check_written(written, opening), defaults, origin=config.origin)
 
 
-class StandardWebdatasetFactory(WebdatasetFactory):
+_OVERRIDABLE = ("load_sample", "sample_filter", "_sample_loader", "_load")
+
+
+class GenericWebdatasetFactory(WebdatasetFactory):
+    """The samples of a prepared dataset as a sample type, whose fields are the bytes of parts.
+
+    Args:
+        path: Its folder.
+        sample_type: The type; None for `__sample_type__` of the class.
+        subflavors: What the samples carry in `__subflavors__`.
+        field_map: How parts become the fields of the type.
+        sample_loader: Instead of it, a function from the parts of a sample to its fields, or
+            `file.py:function` below `.nv-meta`, which has to be allowed.
+        part_filter: Beside a `sample_loader`, the parts that it needs; see `WebdatasetFactory`.
+        settings: Those of `WebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sample_type: type | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        field_map: Mapping[str, str] | None = None,
+        sample_loader: str | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        part_filter: str | Collection[str] | Callable[[str], bool] | None = None,
+        **settings: Any,
+    ) -> None:
+        if sample_loader is not None and field_map is not None:
+            raise ConfigError("give a field_map or a sample_loader, not both")
+        if sample_type is not None:
+            self.__sample_type__ = sample_type
+        loader = _code(path, "sample_loader", sample_loader)
+        chosen = _code(path, "part_filter", part_filter)
+        if not self._is_crude:
+            self._fields = _fields(self.__sample_type__, field_map, loader)
+        elif loader is not None or field_map is not None:
+            raise ConfigError(
+                f"{type(self).__name__} gives crude samples, which have no fields; drop "
+                f"{'field_map' if loader is None else 'sample_loader'}"
+            )
+        if chosen is None and isinstance(self._fields, FieldMap):
+            chosen = self._fields.parts
+        super().__init__(path, part_filter=chosen, **settings)
+        self.subflavors = dict(subflavors or {})
+
+    def load_sample(self, sample: CrudeSample) -> Any:
+        if self._is_crude:
+            return sample
+        return self.__sample_type__(**self._sample_loader(sample))  # type: ignore[misc]
+
+    def _sample_loader(self, sample: CrudeSample) -> dict[str, Any]:
+        """Return the arguments of the sample type for a sample."""
+        fields = {
+            "__key__": sample["__key__"],
+            "__restore_key__": sample["__restore_key__"],
+            "__subflavors__": sample["__subflavors__"],
+            "__sources__": sample["__sources__"],
+        }
+        return fields | (self._fields.apply(sample) if self._fields is not None else {})
+
+
+class DecoderWebdatasetFactory(GenericWebdatasetFactory):
+    """The samples of a prepared dataset as a sample type, whose fields are decoded parts.
+
+    Args:
+        path: Its folder.
+        decoder: Decodes the parts; None leaves them as bytes.
+        auto_decode: Deprecated: False is `decoder=None`.
+        image_decode: Deprecated: that of a `SampleDecoder`.
+        av_decode: Deprecated: that of a `SampleDecoder`.
+        video_decode_audio: Deprecated: that of a `SampleDecoder`.
+        settings: Those of `GenericWebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        decoder: Any = SampleDecoder(),  # noqa: B008 - immutable
+        auto_decode: bool = True,
+        image_decode: str | None = None,
+        av_decode: str | None = None,
+        video_decode_audio: bool | None = None,
+        ignore_decoder_errors: bool = False,
+        **settings: Any,
+    ) -> None:
+        older: dict[str, Any] = {
+            "image_decode": image_decode,
+            "av_decode": av_decode,
+            "video_decode_audio": video_decode_audio,
+        }
+        given = {name: value for name, value in older.items() if value is not None}
+        if given:
+            base = decoder if isinstance(decoder, SampleDecoder) else SampleDecoder()
+            decoder = dataclasses.replace(base, **given)
+        self._decoder = decoder if auto_decode else None
+        self.image_decode = getattr(decoder, "image_decode", SampleDecoder.image_decode)
+        self.av_decode = getattr(decoder, "av_decode", SampleDecoder.av_decode)
+        super().__init__(path, **settings)
+
+    def load_sample(self, sample: CrudeSample) -> Any:
+        decoder = seeded_if_random(self._decoder)
+        if decoder is not None:
+            sample = decoder(sample)
+        return super().load_sample(sample)
+
+
+class StandardWebdatasetFactory(DecoderWebdatasetFactory):
     """The samples of a prepared dataset, as a sample type: what a plain dataset.yaml describes."""
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type, **settings: Any) -> None:
         super().__init__(path, sample_type=sample_type, **settings)
 
 
-class CrudeWebdataset(WebdatasetFactory):
+class CrudeWebdataset(DecoderWebdatasetFactory):
     """The samples of a prepared dataset as they are: dicts of parts, for cookers."""
 
     __sample_type__ = CrudeSample
 
     def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
         super().__init__(path, **settings)
+
+
+@contextmanager
+def opening_for(opening: Opening) -> Iterator[None]:
+    """Tell the factories that are called within for which dataset of a document that is."""
+    token = _opening.set(opening)
+    try:
+        yield
+    finally:
+        _opening.reset(token)
+
+
+def current_opening() -> Opening | None:
+    """Return the dataset of a document that is being opened; None where a program calls."""
+    return _opening.get()
+
+
+def defaults_of(opening: Opening) -> dict[str, Any]:
+    """Return what a factory gets beside what the document says."""
+    leaf, call = opening.leaf, opening.call
+    worker_config = call.worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+    defaults = {
+        "path": EPath(leaf.path),
+        "split_part": leaf.split_part,
+        "split_config": leaf.split_config,
+        "training": call.training,
+        "worker_config": worker_config,
+        "decoder": SampleDecoder(),
+        **call.settings,
+    }
+    if leaf.subsets:
+        defaults["subset"] = DatasetSubset(subsets=leaf.subsets)
+    return defaults
+
+
+def check_written(written: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
+    """Return what a document says to a factory.
+
+    Raises:
+        ConfigError: If it says what only the program that opens it can say.
+    """
+    for key in _OF_CALLS:
+        if key in written:
+            raise ConfigError(
+                f"{opening.config.origin}: {key!r} is not for a dataset.yaml to say; it is what "
+                "the dataset is opened with"
+            )
+    found = dict(written)
+    if "subset" in found:
+        inner = _subsets(found["subset"])
+        found["subset"] = DatasetSubset(subsets=(*inner, *opening.leaf.subsets))
+    return found
+
+
+_OF_CALLS = ("path", "worker_config", "training")
+
+
+def _subsets(given: Any) -> tuple[Subset, ...]:
+    """Return ranges of samples, the innermost first."""
+    if given is None:
+        return ()
+    if isinstance(given, DatasetSubset):
+        return given.subsets
+    if isinstance(given, Mapping):
+        return (tuple(given["range"]),)
+    return (tuple(given),)
+
+
+def _code(path: str | os.PathLike[str], key: str, given: Any) -> Any:
+    """Return a function that lies beside the dataset, where its name is given."""
+    if not isinstance(given, str):
+        return given
+    if not (".py" in given or ":" in given):
+        raise ConfigError(
+            f"{key} {given!r}: list the names of the parts to read, or give FILE.py:FUNCTION"
+        )
+    opening = _opening.get()
+    config = DatasetConfig(origin=f"{os.fspath(path)}/.nv-meta/dataset.yaml")
+    allow = () if opening is None else opening.allow
+    return find_code(config, os.fspath(path), key, given, allow)
 
 
 def _fields(

@@ -1,0 +1,89 @@
+"""What a document says to a class, as the arguments of that class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from energon.errors import ConfigError, EnergonError
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.samples.registry import resolve_class, resolve_function
+from energon.samples.sample import Sample
+from energon.task_encoder.dataset_class import DatasetClass
+from energon.task_encoder.load import leaf_decoder
+
+T = TypeVar("T")
+
+
+def read_arguments(
+    written: Mapping[str, Any], *, origin: str, allow: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return what is written in a document, with classes for their names.
+
+    Args:
+        written: What is written.
+        origin: The document.
+        allow: What it may name beside what the program knows.
+
+    Raises:
+        ConfigError: If it makes no sense.
+        SecurityError: If it names what is not allowed.
+    """
+    return {
+        key: _decoder(value, origin) if key == "decoder" else _value(value, allow)
+        for key, value in written.items()
+    }
+
+
+def call_with(
+    kind: Callable[..., T], written: Mapping[str, Any], defaults: Mapping[str, Any], *, origin: str
+) -> T:
+    """Return what `kind` makes of arguments of a document.
+
+    Args:
+        kind: A class.
+        written: What the document says.
+        defaults: More, for arguments that the class has, or hands on.
+        origin: The document.
+
+    Raises:
+        ConfigError: If the class has no such argument, or needs others.
+    """
+    known = inspect.signature(kind).parameters
+    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+    if not hands_on:
+        unknown = [key for key in written if key not in known]
+        if unknown:
+            raise ConfigError(
+                f"{origin}: {_name(kind)} has no {unknown[0]!r}; known are {', '.join(known)}"
+            )
+        defaults = {key: value for key, value in defaults.items() if key in known}
+    try:
+        return kind(**{**defaults, **written})
+    except EnergonError:
+        raise
+    except TypeError as error:
+        raise ConfigError(f"{origin}: {_name(kind)}: {error}") from error
+
+
+def _value(value: Any, allow: Collection[str]) -> Any:
+    """Return what stands in a document; a class or function, if it names one."""
+    if isinstance(value, Mapping):
+        names = {name: str(given) for name, given in value.items()}
+        if set(value) == {"__module__", "__class__"}:
+            kinds = (Sample, DatasetClass)
+            return resolve_class(names["__module__"], names["__class__"], allow=allow, kinds=kinds)
+        if set(value) == {"__module__", "__function__"}:
+            return resolve_function(names["__module__"], names["__function__"], allow=allow)
+    return value
+
+
+def _decoder(value: Any, origin: str) -> Any:
+    if value is not None and not isinstance(value, Mapping):
+        return value
+    return leaf_decoder(DatasetConfig(decoder=value, given=frozenset({"decoder"}), origin=origin))
+
+
+def _name(kind: Any) -> str:
+    return getattr(kind, "__name__", repr(kind))
