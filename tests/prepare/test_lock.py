@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import subprocess
 import sys
 import threading
@@ -89,9 +91,9 @@ def test_only_one_at_a_time_holds_it(tmp_path, monkeypatch):
 
 def test_a_file_system_without_locks_is_only_warned_about(tmp_path, monkeypatch, caplog):
     def refuse(descriptor, operation):
-        raise OSError(lock.errno.ENOLCK, "No locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with dataset_lock(tmp_path):
         pass
     assert "this file system has no locks" in caplog.text

@@ -6,14 +6,14 @@ synced to disk; each step is one transaction, so whoever dies leaves whole steps
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
+
+from energon.io.file_lock import FileLock
 
 BUSY_SECONDS = 30.0
 
@@ -69,8 +69,8 @@ class Catalog:
         self._mutex = Lock()
         users = folder / "users"
         users.mkdir(exist_ok=True)
-        self._lock = os.open(users / user, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = FileLock(users / user, permissions=0o600)
+        self._lock.hold()
         try:
             self._connection = sqlite3.connect(
                 folder / "catalog.sqlite",
@@ -85,7 +85,7 @@ class Catalog:
                     self._connection.execute(statement)
                 self._forget_dead_users()
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def path(self, key: str) -> Path:
@@ -177,7 +177,7 @@ class Catalog:
         finally:
             self._connection.close()
             (self.folder / "users" / self.user).unlink(missing_ok=True)
-            os.close(self._lock)
+            self._lock.close()
 
     def _usage(self) -> tuple[int, int]:
         found = self._connection.execute("SELECT bytes, count FROM usage").fetchone()
@@ -248,16 +248,11 @@ def _inode(path: Path) -> int | None:
 
 def _is_abandoned(path: Path) -> bool:
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        lock = FileLock(path, create=False)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
+    with lock:
+        return lock.hold(wait=False)
 
 
 def _statements(script: str) -> list[str]:

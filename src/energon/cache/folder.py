@@ -8,7 +8,6 @@ janitor be killed with them, the next user of the same parent folder cleans up.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from energon.errors import ConfigError
 from energon.io.disk_cache import FULL
+from energon.io.file_lock import FileLock
 
 PREFIX = "energon-cache-"
 _LOCK = "lock"
@@ -50,7 +50,7 @@ class SharedFolder:
             root.mkdir(parents=True, exist_ok=True)
             remove_abandoned(root)
             self.path = root / f"{PREFIX}{os.getuid()}-{name}"
-            self._lock = self._join()
+            self._lock: FileLock | None = self._join()
         except OSError as error:
             if error.errno in FULL:
                 raise
@@ -61,58 +61,42 @@ class SharedFolder:
 
     def leave(self) -> None:
         """Stop using the folder. The last one to do so removes it."""
-        if self._lock >= 0:
-            lock, self._lock = self._lock, -1
-            _remove_if_unused(self.path, lock)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            _remove_if_unused(lock)
 
-    def _join(self) -> int:
+    def _join(self) -> FileLock:
         while True:
             # Readable by nobody else: what is cached may be confidential.
             self.path.mkdir(mode=0o700, exist_ok=True)
             path = self.path / _LOCK
             try:
-                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                lock = FileLock(path, permissions=0o600)
             except FileNotFoundError:
                 continue  # the last user left meanwhile and removed the folder
-            first = _try_lock(lock, fcntl.LOCK_EX)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            if _is_at(lock, path):
+            first = lock.hold(wait=False)
+            lock.hold(shared=True)
+            if lock.is_at_path:
                 if first:
                     _start_janitor(path)
                 return lock
-            os.close(lock)
+            lock.close()
 
 
 def remove_abandoned(parent: Path) -> None:
     """Remove the folders of this user below `parent` that nobody uses any more."""
     for path in parent.glob(f"{PREFIX}{os.getuid()}-*"):
         try:
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            lock = FileLock(path / _LOCK, create=False)
         except OSError:
             continue
-        _remove_if_unused(path, lock)
+        _remove_if_unused(lock)
 
 
-def _remove_if_unused(path: Path, lock: int) -> None:
-    if _try_lock(lock, fcntl.LOCK_EX) and _is_at(lock, path / _LOCK):
-        shutil.rmtree(path, ignore_errors=True)
-    os.close(lock)
-
-
-def _try_lock(lock: int, kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the file that is open is still the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+def _remove_if_unused(lock: FileLock) -> None:
+    with lock:
+        if lock.hold(wait=False) and lock.is_at_path:
+            shutil.rmtree(lock.path.parent, ignore_errors=True)
 
 
 def _start_janitor(lock: Path) -> None:

@@ -7,7 +7,6 @@ it over: leftovers neither add up nor have to be looked for.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import tempfile
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
+
+from energon.io.file_lock import hold_lock
 
 
 class ClosesOrAborts(ABC):
@@ -86,10 +87,11 @@ def _create(target: Path) -> tuple[Path, int]:
     except OSError:
         return _create_another(target)  # somebody else's, or no file
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_ours(os.fstat(descriptor)) and os.path.samestat(os.fstat(descriptor), path.stat()):
-            os.ftruncate(descriptor, 0)
-            return path, descriptor
+        if hold_lock(descriptor, wait=False):
+            about = os.fstat(descriptor)
+            if _is_ours(about) and os.path.samestat(about, path.stat()):
+                os.ftruncate(descriptor, 0)
+                return path, descriptor
     except OSError:
         pass  # another process writes it now, or the file system has no locks
     os.close(descriptor)

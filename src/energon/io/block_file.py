@@ -8,7 +8,6 @@ a server gives whole objects only, blocks can be read while the rest is still co
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from energon.errors import StorageError
+from energon.io.file_lock import hold_byte, hold_lock, release_byte, release_lock
 
 BLOCK_BYTES = 1 << 20
 RUN_BLOCKS = 8
@@ -184,9 +184,7 @@ class BlockFile:
         with self._changed:
             if block in self._busy:
                 return False
-            try:
-                fcntl.lockf(self._map, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, block)
-            except OSError:
+            if not hold_byte(self._map, block):
                 return False
             self._busy.add(block)
             return True
@@ -195,14 +193,14 @@ class BlockFile:
         with self._changed:
             for block in blocks:
                 self._busy.discard(block)
-                fcntl.lockf(self._map, fcntl.LOCK_UN, 1, block)
+                release_byte(self._map, block)
             self._changed.notify_all()
 
     def _open_map(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
         """Return the checksums of all blocks, 0 for those that are not here, shared by all."""
         header = _HEADER.pack(_MAGIC, self.size, BLOCK_BYTES)
         length = len(header) + 4 * self._count
-        fcntl.flock(self._map, fcntl.LOCK_EX)
+        hold_lock(self._map)
         try:
             if os.pread(self._map, len(header), 0) != header or _size(self._map) != length:
                 os.ftruncate(self._map, 0)
@@ -213,7 +211,7 @@ class BlockFile:
             if _size(self._data) != self.size:
                 os.ftruncate(self._data, self.size)
         finally:
-            fcntl.flock(self._map, fcntl.LOCK_UN)
+            release_lock(self._map)
         memory = mmap.mmap(self._map, length)
         return np.frombuffer(memory, np.uint32, self._count, len(header))
 

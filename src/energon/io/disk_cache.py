@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -27,6 +26,7 @@ from weakref import WeakValueDictionary
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.io.atomic import write_atomic
 from energon.io.block_file import BlockFile, UncachedFile
+from energon.io.file_lock import locked
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from energon.warn_once import warn_once
@@ -125,7 +125,7 @@ class DiskCache:
         try:
             if not _is_whole(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with _locked(path.with_name(f"{path.name}.lock")):
+                with locked(path.with_name(f"{path.name}.lock")):
                     if not _is_whole(path):
                         content = make()
                         write_atomic(path, content)
@@ -172,7 +172,7 @@ class DiskCache:
 
     def trim(self) -> None:
         """Delete the least recently used entries until the rest is within the limit."""
-        with _locked(self.folder / "trim.lock"):
+        with locked(self.folder / "trim.lock"):
             entries = sorted(self._entries(), key=lambda entry: entry.used_at)
             excess = sum(entry.size for entry in entries) - self.max_bytes
             for entry in entries:
@@ -220,13 +220,6 @@ class _Entry(NamedTuple):
     path: Path
     size: int
     used_at: int
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _touch(path: Path) -> None:

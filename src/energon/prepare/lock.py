@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import logging
 import os
@@ -16,11 +14,11 @@ from pathlib import Path
 
 from energon.errors import DatasetBusyError
 from energon.formats.meta.info import META
+from energon.io.file_lock import FileLock, is_unsupported
 from energon.prepare.files import reporting
 
 log = logging.getLogger("energon")
 POLL_SECONDS = 0.2
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 @contextmanager
@@ -40,75 +38,59 @@ def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[bool]:
     with reporting(meta):
         meta.mkdir(exist_ok=True)
     path = meta / ".lock"
-    descriptor, is_left = _acquire(path, dataset, wait=wait)
+    lock = _acquire(path, dataset, wait=wait)
     try:
-        yield is_left
+        yield lock is not None and lock.existed
     finally:
-        if descriptor is not None:
-            # Deleted before it is let go: who opened it meanwhile sees that it is gone.
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
+        if lock is not None:
+            lock.delete()
+            lock.close()
 
 
-def _acquire(path: Path, dataset: Path, *, wait: bool) -> tuple[int | None, bool]:
-    """Return a descriptor that holds the lock, and whether its file was there already."""
+def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
+    """Return the lock, held; None where the file system has no locks."""
     while True:
         with reporting(path):
-            descriptor, is_left = _open(path)
+            lock = FileLock(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = _holder(descriptor)
-            os.close(descriptor)
-            if not wait:
-                raise DatasetBusyError(
-                    f"{dataset}: {holder} is writing it now; wait until that is done, or pass "
-                    "--wait"
-                ) from error
-            time.sleep(POLL_SECONDS)
-            continue
+            if not lock.hold(wait=False):
+                _wait_or_refuse(lock, dataset, wait=wait)
+            elif lock.is_at_path:
+                _sign(lock)
+                return lock
+            # Otherwise the process that held it has deleted it meanwhile.
+            lock.close()
         except OSError as error:
-            os.close(descriptor)
-            if error.errno not in _UNSUPPORTED:
+            lock.close()
+            if not is_unsupported(error):
                 raise
             log.warning(
                 "%s: this file system has no locks; see to it that only one process at a time "
                 "prepares the dataset",
                 dataset,
             )
-            return None, False
-        if _is_same_file(descriptor, path):
-            _sign(descriptor)
-            return descriptor, is_left
-        os.close(descriptor)  # the process that held it has deleted it meanwhile
+            return None
 
 
-def _open(path: Path) -> tuple[int, bool]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_EXCL, 0o666), False
-    except FileExistsError:
-        return os.open(path, flags, 0o666), True
+def _wait_or_refuse(lock: FileLock, dataset: Path, *, wait: bool) -> None:
+    if not wait:
+        raise DatasetBusyError(
+            f"{dataset}: {_holder(lock)} is writing it now; wait until that is done, or pass --wait"
+        )
+    time.sleep(POLL_SECONDS)
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _sign(descriptor: int) -> None:
+def _sign(lock: FileLock) -> None:
     """Note who holds the lock; on a full disk nobody does."""
     about = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
     with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, about.encode(), 0)
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, about.encode(), 0)
 
 
-def _holder(descriptor: int) -> str:
+def _holder(lock: FileLock) -> str:
     try:
-        about = json.loads(os.pread(descriptor, 4096, 0))
+        about = json.loads(os.pread(lock.descriptor, 4096, 0))
         return f"process {about['pid']} on {about['host']}"
     except (ValueError, KeyError, TypeError):
         return "another process"

@@ -7,7 +7,6 @@ index of each shard is uploaded as soon as it is made: a run that was broken off
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,6 +25,7 @@ from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
+from energon.io.file_lock import locked
 from energon.io.files import delete_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.registry import open_store
@@ -76,8 +76,7 @@ class Mirror:
     def locked(self) -> Iterator[None]:
         """Wait for other processes of this machine that work on the same dataset."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self._root / "lock", "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(self._root / "lock"):
             yield
 
     @contextmanager

@@ -14,11 +14,11 @@ from energon.errors import ConfigError, FormatError, SecurityError
 from energon.formats.meta.info import META
 from energon.formats.tables.join_index import JoinIndex
 from energon.io.address import join_address, redact
+from energon.io.file_lock import locked
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
 from energon.metadataset.leaf import Joiner, JoinMember, Leaf
 from energon.prepare.index.join_index import KeyBlock, KeyColumn, build_join_index
-from energon.prepare.index.join_lock import waiting_lock
 from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
 from energon.sources.join import JoinedSource, shard_keys
@@ -79,7 +79,7 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # Processes of one machine build it once; whoever waited finds it there.
-            with waiting_lock(folder / f".{digest}.lock"):
+            with locked(folder / f".{digest}.lock", deletes=True):
                 if _load(path) is None:
                     log.info("building the join index %s", path)
                     build_join_index(path, columns)

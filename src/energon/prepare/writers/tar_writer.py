@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,12 +18,11 @@ from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.index import encode_tar_index, tar_index_path
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan_builder import ScanBuilder
-from energon.formats.tar.writer import END, encode_header
+from energon.formats.tar.writer import ArchiveWriter, encode_header
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesOrAborts, atomic_path, write_atomic
 from energon.prepare.writers.encode import Content, encode_part
 
-COPY_BYTES = 4 << 20
 Encode = Callable[[str, Any], Content]
 """`encode(part, value)` returns the content of a part."""
 
@@ -119,14 +117,18 @@ class TarWriter(ClosesOrAborts):
         if self.path.suffix != ".tar":
             raise ConfigError(f"{path}: a shard has a name that ends in .tar")
         self.num_samples = 0
-        self.num_bytes = 0
-        """What the shard has so far, without its end marker."""
         self._encode = encode
         self._builder = ScanBuilder()
         self._keys: set[str] = set()
         self._crc32 = array("I") if checksum else None
         self._temporary = atomic_path(self.path)
         self._file: BinaryIO | None = self._temporary.__enter__().open("wb", buffering=1 << 20)
+        self._archive = ArchiveWriter(self._file, checksum=checksum)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the shard has so far, without its end marker."""
+        return self._archive.num_bytes
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Append a sample: its `__key__` and a value for each part, see `encode_sample`.
@@ -154,7 +156,7 @@ class TarWriter(ClosesOrAborts):
         key = sample.key.encode("utf-8", "surrogateescape")
         try:
             for part in sample.parts:
-                self._write_part(self._file, key, part)
+                self._write_part(key, part)
         except BaseException:
             self.abort()  # half a sample is in it
             raise
@@ -169,7 +171,7 @@ class TarWriter(ClosesOrAborts):
             self.abort()
             return
         try:
-            self._file.write(END)
+            self._archive.end()
             self._file.close()
         except BaseException:
             self.abort()
@@ -193,34 +195,13 @@ class TarWriter(ClosesOrAborts):
             with suppress(_Abandoned):
                 self._temporary.__exit__(_Abandoned, _Abandoned(), None)
 
-    def _write_part(self, file: BinaryIO, key: bytes, part: EncodedPart) -> None:
-        start = self.num_bytes
-        offset = start + len(part.header)
-        file.write(part.header)
-        if isinstance(part.content, Path):
-            checksum = _copy(part.content, file, part.size)
-        else:
-            file.write(part.content)
-            checksum = zlib.crc32(part.content) if self._crc32 is not None else 0
-        file.write(bytes(-part.size % BLOCK))
+    def _write_part(self, key: bytes, part: EncodedPart) -> None:
+        start = self._archive.num_bytes
+        crc32 = self._archive.add(part.header, part.content, part.size)
         if self._crc32 is not None:
-            self._crc32.append(checksum)
+            self._crc32.append(crc32)
         name = part.name.encode("utf-8", "surrogateescape")
-        self._builder.add(key, name, start, offset, part.size)
-        self.num_bytes = offset + part.size + -part.size % BLOCK
-
-
-def _copy(source: Path, target: BinaryIO, size: int) -> int:
-    """Copy a file of known size, and return its checksum."""
-    checksum, left = 0, size
-    with open(source, "rb") as file:
-        while left and (data := file.read(min(left, COPY_BYTES))):
-            target.write(data)
-            checksum = zlib.crc32(data, checksum)
-            left -= len(data)
-        if left or file.read(1):
-            raise ConfigError(f"{source}: had {size} bytes, and changed while it was copied")
-    return checksum
+        self._builder.add(key, name, start, start + len(part.header), part.size)
 
 
 class _Abandoned(Exception):

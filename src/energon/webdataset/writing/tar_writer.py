@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.tar.writer import END, encode_header
+from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
 from energon.io.atomic import ClosesOrAborts
 from energon.prepare.writers.encode import Content
 from energon.prepare.writers.tar_writer import EncodedPart, EncodedSample, encode_sample
@@ -19,55 +19,8 @@ from energon.webdataset import security
 from energon.webdataset.writing.encoders import bytes_only, make_encoder
 from energon.webdataset.writing.sinks import Sink, open_sink
 
-_MODE, _MTIME = slice(100, 108), slice(136, 148)
-_USER, _GROUP = slice(265, 297), slice(297, 329)
-_CHECKSUM = slice(148, 156)
-_BLOCK = 512
-
-
-class HeaderFields:
-    """What members have in common.
-
-    Args:
-        user: Name of the owner.
-        group: Name of the group.
-        mode: Permissions.
-        mtime: Seconds since 1970.
-
-    Raises:
-        ConfigError: If a name is too long, or a number too large.
-    """
-
-    def __init__(self, user: str, group: str, mode: int, mtime: int) -> None:
-        names = [name.encode() for name in (user, group)]
-        if max(map(len, names)) > 31 or not 0 <= mode < 8**7 or not 0 <= mtime < 8**11:
-            raise ConfigError(
-                f"{user=}, {group=}, {mode=:o}, {mtime=}: names have at most 31 bytes, and numbers "
-                "are positive"
-            )
-        self._values = (
-            (_MODE, b"%07o\0" % mode),
-            (_MTIME, b"%011o\0" % mtime),
-            (_USER, names[0].ljust(32, b"\0")),
-            (_GROUP, names[1].ljust(32, b"\0")),
-        )
-
-    def applied_to(self, header: bytes) -> bytes:
-        """Return a header, the last one if there are extended ones before it, with these values."""
-        start = len(header) - _BLOCK
-        block = bytearray(header[start:])
-        change = 0
-        for place, value in self._values:
-            change += sum(value) - sum(block[place])
-            block[place] = value
-        checksum = int(block[_CHECKSUM].strip(b"\0 "), 8) + change
-        block[_CHECKSUM] = b"%06o\0 " % checksum
-        return header[:start] + bytes(block)
-
-
 RECORD_BYTES = 10_240
 """Archives are padded to a multiple of this."""
-_COPY_BYTES = 4 << 20
 _SET_BY_READERS = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
 
 
@@ -117,9 +70,7 @@ class TarWriter(ClosesOrAborts):
         allow: Collection[str] = (),
     ) -> None:
         self.num_samples = 0
-        self.num_bytes = 0
-        """What the archive has so far, before compression and without its end marker."""
-        self._header = HeaderFields(user, group, mode, int(mtime or 0))
+        attributes = MemberAttributes(user, group, mode, int(mtime or 0))
         self._encode = make_encoder(encoder)
         self._transform: Callable[[Any], Any] | None = encoder if self._encode is None else None
         self._keep_meta = keep_meta
@@ -127,7 +78,13 @@ class TarWriter(ClosesOrAborts):
         self._sink: Sink | None = open_sink(
             fileobj, compress=compress, level=level, allowed=security.resolve(allow)
         )
+        self._archive = ArchiveWriter(self._sink, attributes=attributes)
         self._index = index
+
+    @property
+    def num_bytes(self) -> int:
+        """What the archive has so far, before compression and without its end marker."""
+        return self._archive.num_bytes
 
     def write(self, obj: Mapping[str, Any]) -> int:
         """Append a sample: its `__key__`, and a value for each field.
@@ -160,16 +117,13 @@ class TarWriter(ClosesOrAborts):
         payload = 0
         try:
             for part in sample.parts:
-                self._sink.write(self._header.applied_to(part.header))
-                _copy(part.content, part.size, self._sink)
-                self._sink.write(bytes(-part.size % 512))
+                self._archive.add(part.header, part.content, part.size)
                 payload += part.size
         except BaseException:
             # Half a sample is in it.
             self.abort()
             raise
         self.num_samples += 1
-        self.num_bytes += sample.num_bytes
         return payload
 
     def close(self) -> None:
@@ -177,9 +131,8 @@ class TarWriter(ClosesOrAborts):
         if self._sink is None:
             return
         sink, self._sink = self._sink, None
-        size = self.num_bytes + len(END)
         try:
-            sink.write(END + bytes(-size % RECORD_BYTES))
+            self._archive.end(record_bytes=RECORD_BYTES)
             sink.close()
         except BaseException:
             sink.abort()
@@ -216,17 +169,3 @@ def _kept(key: str, name: str, content: Content) -> EncodedPart:
     """Return a field that writers leave out by default, ready to be written."""
     size = content.stat().st_size if isinstance(content, Path) else len(content)
     return EncodedPart(name, encode_header(f"{key}.{name}", size), content, size)
-
-
-def _copy(content: Content, size: int, sink: Sink) -> None:
-    """Write the content of a field; that of a file without holding it in memory."""
-    if isinstance(content, bytes):
-        sink.write(content)
-        return
-    left = size
-    with content.open("rb") as file:
-        while left and (data := file.read(min(left, _COPY_BYTES))):
-            sink.write(data)
-            left -= len(data)
-        if left or file.read(1):
-            raise ConfigError(f"{content}: had {size} bytes, and changed while it was copied")
