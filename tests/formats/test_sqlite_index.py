@@ -7,8 +7,8 @@ import pytest
 from energon.errors import DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.sqlite_index import (
-    IndexedShard,
-    Shard,
+    ShardState,
+    ShardToIndex,
     extend_sqlite_index,
     indexed_shards,
     write_sqlite_index,
@@ -19,7 +19,7 @@ from tests.datasets import write_shard
 
 def shard(path, keys):
     write_shard(path, [(key, {"json": b"{}", "txt": b"text"}) for key in keys])
-    return Shard(path.name, PartTable.from_scan(scan_tar(path)))
+    return ShardToIndex(path.name, PartTable.from_scan(scan_tar(path)))
 
 
 def test_samples_and_parts_are_found_by_name(tmp_path):
@@ -80,6 +80,6 @@ def test_an_index_says_of_which_shards_it_is(tmp_path):
     assert indexed_shards(path) is None
     one = shard(tmp_path / "a.tar", ["x"])
     write_sqlite_index(path, [one])
-    assert indexed_shards(path) == [IndexedShard("a.tar", one.table.shard_size, 0)]
+    assert indexed_shards(path) == [ShardState("a.tar", one.table.shard_size, 0)]
     path.write_bytes(b"no database, but long enough to be taken for one" * 100)
     assert indexed_shards(path) is None

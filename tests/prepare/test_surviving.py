@@ -7,7 +7,7 @@ import pytest
 
 from energon.errors import WorkerError
 from energon.prepare import crash_isolation as surviving
-from energon.prepare.crash_isolation import Death, Job, note, run_surviving
+from energon.prepare.crash_isolation import Death, IsolatedCall, note, run_surviving
 
 
 def look(deadly, noting, ordinals):
@@ -39,7 +39,7 @@ def run(jobs, function=look, num_processes=2):
 @pytest.mark.parametrize("noting", [True, False])
 def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
     deadly = [{3}, set(), {0, 7}]
-    jobs = [Job(number, (some, noting), range(8)) for number, some in enumerate(deadly)]
+    jobs = [IsolatedCall(number, (some, noting), range(8)) for number, some in enumerate(deadly)]
     assert run(jobs) == {
         number: ([n for n in range(8) if n not in some], sorted(some))
         for number, some in enumerate(deadly)
@@ -47,24 +47,24 @@ def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
 
 
 def test_what_another_call_has_noted_accuses_nobody():
-    jobs = [Job(0, ({5}, False), range(8)), Job(1, (set(), True), range(8))]
+    jobs = [IsolatedCall(0, ({5}, False), range(8)), IsolatedCall(1, (set(), True), range(8))]
     found = run(jobs, num_processes=1)
     assert found == {0: ([0, 1, 2, 3, 4, 6, 7], [5]), 1: (list(range(8)), [])}
 
 
 def test_numbers_need_not_follow_one_another():
-    assert run([Job(0, ({6}, True), range(0, 12, 3))]) == {0: ([0, 3, 9], [6])}
+    assert run([IsolatedCall(0, ({6}, True), range(0, 12, 3))]) == {0: ([0, 3, 9], [6])}
 
 
 def test_an_exception_is_raised_as_it_is():
     with pytest.raises(ValueError, match="not what I want"):
-        run([Job(0, (), range(3))], fail)
+        run([IsolatedCall(0, (), range(3))], fail)
 
 
 def test_gives_up_when_processes_die_again_and_again(monkeypatch):
     monkeypatch.setattr(surviving, "MAX_DEATHS", 2)
     with pytest.raises(WorkerError, match="died 3 times; is there too little memory"):
-        run([Job(0, (set(range(9)), True), range(9))])
+        run([IsolatedCall(0, (set(range(9)), True), range(9))])
 
 
 def test_nothing_to_do_is_done_at_once():

@@ -9,7 +9,7 @@ from energon.cache.codec import decode, encode
 from energon.samples.source_info import SourceInfo
 from energon.sources.files.store import FileStore
 
-Content = tuple[bytes, SourceInfo]
+CachedContent = tuple[bytes, SourceInfo]
 """What is kept of a file, and where it came from."""
 
 
@@ -19,7 +19,7 @@ class Form(Protocol):
     def key(self, store: FileStore[Any], name: str) -> str:
         """Return the key of a file."""
 
-    def fetch(self, store: FileStore[Any], name: str) -> Content:
+    def fetch(self, store: FileStore[Any], name: str) -> CachedContent:
         """Return what to keep of a file, and where it came from."""
 
     def value(self, store: FileStore[Any], name: str, data: bytes) -> Any:
@@ -33,7 +33,7 @@ class RawForm:
         """Return the key of a file."""
         return _digest((store.identity, store.full_name(name)))
 
-    def fetch(self, store: FileStore[Any], name: str) -> Content:
+    def fetch(self, store: FileStore[Any], name: str) -> CachedContent:
         """Return the file, and where it came from."""
         return store.get_raw(name)
 
@@ -52,7 +52,7 @@ class DecodedForm:
         """Return the key of a value."""
         return _digest(("decoded", store.decoded_identity, store.full_name(name)))
 
-    def fetch(self, store: FileStore[Any], name: str) -> Content:
+    def fetch(self, store: FileStore[Any], name: str) -> CachedContent:
         """Return the value as bytes, and where its file came from."""
         raw, source = store.get_raw(name)
         try:

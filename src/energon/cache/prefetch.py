@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from energon.cache.contents import SharedContents
-from energon.cache.form import Content, Form
+from energon.cache.form import CachedContent, Form
 from energon.errors import NoSuchFileError
 from energon.samples.source_info import SourceInfo
 from energon.sources.files.store import FileStore
@@ -38,7 +38,7 @@ class Task:
         self.name = name
         self.key = key
         self.step = Step.QUEUED
-        self.content: Content | None = None
+        self.content: CachedContent | None = None
         self.source: SourceInfo | None = None
         self.fetched = threading.Event()
         self.users = 0
@@ -62,7 +62,7 @@ class Ticket:
         self.task: Task | None = task
         self._prefetcher = prefetcher
 
-    def take(self) -> Content:
+    def take(self) -> CachedContent:
         """Return the content of the file, waiting for it if it is being fetched."""
         task = self.task
         if task is None:
@@ -139,7 +139,7 @@ class Prefetcher:
             self._changed.notify()
         return Ticket(task, self)
 
-    def take(self, task: Task) -> Content:
+    def take(self, task: Task) -> CachedContent:
         """Return the content of a task's file: from memory, from disk, or from its store."""
         if self._pid != os.getpid():
             return self._fetch_again(task)
@@ -162,7 +162,7 @@ class Prefetcher:
         self.counts["misses" if content is None else "hits"] += 1
         return self._fetch_again(task) if content is None else content
 
-    def look(self, store: FileStore[Any], name: str) -> Content:
+    def look(self, store: FileStore[Any], name: str) -> CachedContent:
         """Return the content of a file: from disk if it is there, else from its store."""
         key = self.form.key(store, name)
         content = self._look(key)
@@ -249,7 +249,7 @@ class Prefetcher:
         elif task.store is not None:
             self._move(task, Step.ABSENT)
 
-    def _fetch_again(self, task: Task) -> Content:
+    def _fetch_again(self, task: Task) -> CachedContent:
         if task.store is None:
             raise NoSuchFileError(
                 f"{self.disk.path}: a value that was put away in this cache is not there any more; "
@@ -257,12 +257,12 @@ class Prefetcher:
             )
         return self.form.fetch(task.store, task.name)
 
-    def _keep(self, key: str, content: Content) -> str:
+    def _keep(self, key: str, content: CachedContent) -> str:
         data, source = content
         about = [source.dataset_path, source.index, source.shard_name, source.file_names]
         return self.disk.store(key, data, json.dumps(about))
 
-    def _look(self, key: str) -> Content | None:
+    def _look(self, key: str) -> CachedContent | None:
         """Return a content if it is there, without keeping it from being dropped."""
         if self._closed:
             return None
@@ -272,7 +272,7 @@ class Prefetcher:
             return None
         return data, _source(about)
 
-    def _move(self, task: Task, step: Step, content: Content | None = None) -> None:
+    def _move(self, task: Task, step: Step, content: CachedContent | None = None) -> None:
         with self._changed:
             if self._closed:
                 return

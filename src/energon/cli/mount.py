@@ -20,7 +20,7 @@ from energon.cli.indexing_options import logging_to_terminal
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import Folder
+    from energon.sources.browse.tree import BrowsedFolder
 
 POLL_SECONDS = 0.05
 END_SECONDS = 10
@@ -75,7 +75,7 @@ def _check_mountpoint(mountpoint: Path) -> None:
         raise ConfigError(f"{mountpoint}: is not empty; what is in it would be hidden")
 
 
-def _check_shows(root: Folder, path: str) -> None:
+def _check_shows(root: BrowsedFolder, path: str) -> None:
     """Raise an error unless there is a file to show, and it can be opened."""
     from energon.sources.browse.tree import first_file
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from energon.errors import EnergonError, MissingExtraError
 from energon.sources.browse.names import MAX_BYTES
-from energon.sources.browse.tree import BrowsedFile, Entry, Folder, find_path
+from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry, find_path
 
 try:
     import mfusepy
@@ -58,7 +58,7 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
 
     use_ns = True
 
-    def __init__(self, root: Folder) -> None:
+    def __init__(self, root: BrowsedFolder) -> None:
         self._find = lru_cache(KEPT_PATHS)(lambda path: find_path(root, path))
         self._directory = os.getcwd()
         self._owner = {"st_uid": os.getuid(), "st_gid": os.getgid()}
@@ -139,8 +139,8 @@ class Files(mfusepy.Operations):  # type: ignore[misc]
         """Return what `df` shows: there is no room."""
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": MAX_BYTES}
 
-    def _at(self, path: str) -> Folder | BrowsedFile:
-        found: Folder | BrowsedFile | None = self._find(path)
+    def _at(self, path: str) -> BrowsedFolder | BrowsedFile:
+        found: BrowsedFolder | BrowsedFile | None = self._find(path)
         if found is None:
             raise mfusepy.FuseOSError(errno.ENOENT)
         return found
@@ -167,10 +167,10 @@ class Listing:
         folder: The folder.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: BrowsedFolder) -> None:
         self._folder = folder
-        self._entries: Iterator[Entry] = iter(())
-        self._held: Entry | None = None
+        self._entries: Iterator[TreeEntry] = iter(())
+        self._held: TreeEntry | None = None
         self._position = 0
         self._begin()
 
@@ -188,13 +188,13 @@ class Listing:
             self._position += 1
 
     def _begin(self) -> None:
-        dots = (Entry(".", True), Entry("..", True))
+        dots = (TreeEntry(".", True), TreeEntry("..", True))
         self._entries = itertools.chain(dots, self._folder.entries())
         self._held = next(self._entries, None)
         self._position = 0
 
 
-def serve(root: Folder, mountpoint: str, *, name: str) -> None:
+def serve(root: BrowsedFolder, mountpoint: str, *, name: str) -> None:
     """Mount a tree, and answer until it is unmounted.
 
     Raises:

@@ -119,7 +119,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class PackChoices:
     """What the options of the command say, see its help."""
 
     kind: Any
@@ -180,8 +180,8 @@ class Options:
 @click.command("pack")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.argument("target", type=ADDRESS)
-@options_object(Options, _OPTIONS)
-def command(sources: tuple[str, ...], target: AnyPath, options: Options) -> None:
+@options_object(PackChoices, _OPTIONS)
+def command(sources: tuple[str, ...], target: AnyPath, options: PackChoices) -> None:
     """Make SOURCE a prepared dataset in the folder TARGET. Both may be URLs.
 
     SOURCE is a folder of files, of which those with equal names up to the first dot are a
@@ -233,7 +233,7 @@ def command(sources: tuple[str, ...], target: AnyPath, options: Options) -> None
 
 
 def _open(
-    sources: Sequence[str], target: AnyPath, options: Options
+    sources: Sequence[str], target: AnyPath, options: PackChoices
 ) -> tuple[PackSource, dict[str, Any]]:
     """Return what is packed, and what tells it from anything else."""
     from energon.prepare.importers.detect import complete_rules, find_source, open_source

@@ -15,7 +15,7 @@ from energon.cli.echo import echo, echo_json
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.media_options import media_filter, media_options, report_json, show_report
 from energon.cli.options import refuse_options
-from energon.cli.prepare_choices import Options, choice_options, decide
+from energon.cli.prepare_choices import PrepareOptions, choice_options, decide
 from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
 from energon.cli.verbosity import is_quiet
 from energon.counting import counted
@@ -63,7 +63,7 @@ def command(
     context: click.Context,
     /,
     path: AnyPath,
-    options: Options,
+    options: PrepareOptions,
     exclude: tuple[str, ...],
     fix_duplicates: bool,
     no_sqlite: bool,
@@ -177,7 +177,7 @@ def _kind(path: AnyPath) -> DatasetKind | None:
 
 def _choose(
     path: Path,
-    options: Options,
+    options: PrepareOptions,
     exclude: tuple[str, ...],
     *,
     ask: bool,

@@ -75,7 +75,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """What the options of the command say, see its help."""
 
     ratio: str | None
@@ -115,8 +115,8 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(**given: Any) -> Any:
-        chosen = {each.name: given.pop(each.name) for each in fields(Options)}
-        return command(options=Options(**chosen), **given)
+        chosen = {each.name: given.pop(each.name) for each in fields(PrepareOptions)}
+        return command(options=PrepareOptions(**chosen), **given)
 
     for option in reversed(_OPTIONS):
         run = option(run)
@@ -124,7 +124,7 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decide(
-    path: Path, shards: Sequence[str], options: Options, *, ask: bool, source: AnyPath
+    path: Path, shards: Sequence[str], options: PrepareOptions, *, ask: bool, source: AnyPath
 ) -> dict[str, Any]:
     """Return the arguments of `prepare_dataset`.
 
@@ -201,7 +201,7 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
     return answered
 
 
-def _loader(path: Path, shards: Sequence[str], options: Options, source: AnyPath) -> str:
+def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
     """Return the code that makes samples: what is there, or a template."""
     from energon.formats.meta.info import META
     from energon.prepare.assistant.loader_template import loader_template

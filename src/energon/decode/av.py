@@ -25,13 +25,13 @@ from energon.decode.av_container import (
     decoding,
     open_container,
 )
-from energon.decode.av_video import Clip, Size, VideoReader
+from energon.decode.av_video import Clip, FrameSize, VideoReader
 from energon.errors import ConfigError, DecodeError
 from energon.formats.meta.media import AVMetadata
 from energon.formats.mp4 import Piece
 
 
-def as_frames(clip: Clip, size: Size | None = None) -> Any:
+def as_frames(clip: Clip, size: FrameSize | None = None) -> Any:
     """Return the frames of a clip as (frames, channels, height, width).
 
     Args:
@@ -58,7 +58,7 @@ MISSING_SECONDS = 0.5
 MISSING_SHARE = 0.02
 """How much of a file may be missing at its end, since headers are not exact."""
 
-Range = tuple[float, float]
+TimeRange = tuple[float, float]
 VideoUnit = Literal["seconds", "frames"]
 AudioUnit = Literal["seconds", "samples"]
 
@@ -68,9 +68,9 @@ class AVData:
     """Decoded clips, and from when to when each one lasts in seconds."""
 
     video_clips: list[Any] | None
-    video_timestamps: list[Range] | None
+    video_timestamps: list[TimeRange] | None
     audio_clips: list[Any] | None
-    audio_timestamps: list[Range] | None
+    audio_timestamps: list[TimeRange] | None
 
 
 class AVDecoder:
@@ -143,10 +143,10 @@ class AVDecoder:
     @decoding()
     def get_video_clips(
         self,
-        video_clip_ranges: Sequence[Range],
+        video_clip_ranges: Sequence[TimeRange],
         video_unit: VideoUnit = "seconds",
-        video_out_frame_size: Size | None = None,
-    ) -> tuple[list[Any], list[Range]]:
+        video_out_frame_size: FrameSize | None = None,
+    ) -> tuple[list[Any], list[TimeRange]]:
         """Return clips of the video, and from when to when each one lasts.
 
         Args:
@@ -164,7 +164,7 @@ class AVDecoder:
             "frames": lambda low, high, size: reader.by_number(int(low), int(high), size),
         }[_checked(video_unit, ("seconds", "frames"), "video_unit")]
         clips: list[Any] = [None] * len(video_clip_ranges)
-        times: list[Range] = [(0.0, 0.0)] * len(video_clip_ranges)
+        times: list[TimeRange] = [(0.0, 0.0)] * len(video_clip_ranges)
         # In ascending order, so that what lies between two clips is decoded once.
         for number in sorted(range(len(clips)), key=lambda n: video_clip_ranges[n]):
             low, high = video_clip_ranges[number]
@@ -179,8 +179,8 @@ class AVDecoder:
 
     @decoding()
     def get_audio_clips(
-        self, audio_clip_ranges: Sequence[Range], audio_unit: AudioUnit = "seconds"
-    ) -> tuple[list[Any], list[Range]]:
+        self, audio_clip_ranges: Sequence[TimeRange], audio_unit: AudioUnit = "seconds"
+    ) -> tuple[list[Any], list[TimeRange]]:
         """Return clips of the audio, and from when to when each one lasts.
 
         Args:
@@ -207,11 +207,11 @@ class AVDecoder:
     @decoding()
     def get_clips(
         self,
-        video_clip_ranges: Sequence[Range] | None = None,
-        audio_clip_ranges: Sequence[Range] | None = None,
+        video_clip_ranges: Sequence[TimeRange] | None = None,
+        audio_clip_ranges: Sequence[TimeRange] | None = None,
         video_unit: VideoUnit = "seconds",
         audio_unit: AudioUnit = "seconds",
-        video_out_frame_size: Size | None = None,
+        video_out_frame_size: FrameSize | None = None,
     ) -> AVData:
         """Return clips of video and audio, see `get_video_clips` and `get_audio_clips`.
 

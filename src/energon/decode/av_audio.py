@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.av_container import Stream, decoding, open_container
+from energon.decode.av_container import MediaStream, decoding, open_container
 from energon.decode.bounds import check_limit
 from energon.errors import DecodeError
 from energon.limits import DECODED_BYTES
@@ -27,7 +27,7 @@ RUN_UP_SECONDS = 0.5
 """How long before a clip decoding begins."""
 PROBED_FRAMES = 4
 
-Samples = NDArray[np.float32]
+AudioSamples = NDArray[np.float32]
 
 
 class _Grid(NamedTuple):
@@ -42,19 +42,19 @@ class _Grid(NamedTuple):
         return self.first + number * self.step if place > self.first / 2 else 0
 
 
-class _Pieces:
+class _DecodedPieces:
     """Samples that are collected, up to `DECODED_BYTES`."""
 
     def __init__(self) -> None:
-        self._pieces: list[Samples] = []
+        self._pieces: list[AudioSamples] = []
         self._bytes = 0
 
-    def add(self, samples: Samples) -> None:
+    def add(self, samples: AudioSamples) -> None:
         self._bytes += samples.nbytes
         check_limit(self._bytes, DECODED_BYTES, "the audio is long; ask for shorter clips")
         self._pieces.append(samples)
 
-    def joined(self, nothing: Samples) -> Samples:
+    def joined(self, nothing: AudioSamples) -> AudioSamples:
         return np.concatenate(self._pieces, axis=1) if self._pieces else nothing
 
 
@@ -68,7 +68,7 @@ class AudioReader:
         DecodeError: If it has no audio stream.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: MediaStream) -> None:
         self._file = stream
         self._reopen()
         self._probe()
@@ -102,10 +102,10 @@ class AudioReader:
         """When the first sample is heard, in seconds from the beginning of the file."""
         return self._start
 
-    def all(self) -> Samples:
+    def all(self) -> AudioSamples:
         """Return all samples, with shape (channels, samples) and values from -1 to 1."""
         self._reopen()
-        pieces = _Pieces()
+        pieces = _DecodedPieces()
         for frame in self._frames():
             pieces.add(_to_floats(frame))
         return pieces.joined(self._nothing())
@@ -118,12 +118,12 @@ class AudioReader:
         """
         return self.to_seconds(self._count())
 
-    def by_number(self, first: int, stop: int) -> Samples:
+    def by_number(self, first: int, stop: int) -> AudioSamples:
         """Return samples from number `first` up to but without `stop`; see `all`."""
         first = max(0, first)
         if stop <= first:
             return self._nothing()
-        pieces = _Pieces()
+        pieces = _DecodedPieces()
         for place, samples in self._from(first):
             low, high = max(0, first - place), min(samples.shape[1], stop - place)
             if low < high:
@@ -183,10 +183,10 @@ class AudioReader:
         between = ticks * self._tick * self.rate
         return abs(float(between) - samples) > max(1.0, float(self._tick * self.rate))
 
-    def _nothing(self) -> Samples:
+    def _nothing(self) -> AudioSamples:
         return np.empty((self.num_channels, 0), np.float32)
 
-    def _from(self, first: int) -> Iterator[tuple[int, Samples]]:
+    def _from(self, first: int) -> Iterator[tuple[int, AudioSamples]]:
         """Yield runs of samples with the number of their first, from `first` or before it."""
         target = first - int(RUN_UP_SECONDS * self.rate)
         if target > 0 and (self._is_exact or self._grid is not None):
@@ -206,7 +206,7 @@ class AudioReader:
             yield place, samples
             place += samples.shape[1]
 
-    def _sought(self, target: int) -> Iterator[tuple[int, Samples]]:
+    def _sought(self, target: int) -> Iterator[tuple[int, AudioSamples]]:
         ahead = Fraction(target - self._known_place, self.rate) / self._tick
         tick = self._known_tick + int(ahead)
         try:
@@ -235,7 +235,7 @@ class AudioReader:
             yield from self._container.decode(self._stream)
 
 
-def _to_floats(frame: AudioFrame) -> Samples:
+def _to_floats(frame: AudioFrame) -> AudioSamples:
     """Return the samples of a frame as (channels, samples), from -1 to 1."""
     samples: NDArray[Any] = frame.to_ndarray()
     if not frame.format.is_planar:

@@ -23,7 +23,7 @@ EXTENSIONS = frozenset(
     }
 )
 
-Stream = IO[bytes]
+MediaStream = IO[bytes]
 
 
 def import_av() -> Any:
@@ -39,7 +39,7 @@ def import_av() -> Any:
     return av
 
 
-def open_container(stream: Stream) -> InputContainer:
+def open_container(stream: MediaStream) -> InputContainer:
     """Return the container in `stream`, which begins there anew.
 
     Raises:
@@ -82,7 +82,7 @@ def decoding() -> Iterator[None]:
         raise DecodeError(f"no whole audio or video file: {kind}{error}") from error
 
 
-def as_stream(data: Stream | bytes) -> Stream:
+def as_stream(data: MediaStream | bytes) -> MediaStream:
     """Return a stream over `data`, which is not copied."""
     return io.BytesIO(data) if isinstance(data, bytes | bytearray | memoryview) else data
 

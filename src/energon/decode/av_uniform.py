@@ -9,7 +9,7 @@ import numpy as np
 
 from energon.decode.av import AVData, AVDecoder
 from energon.decode.av_container import decoding
-from energon.decode.av_video import Size
+from energon.decode.av_video import FrameSize
 from energon.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def get_clips_uniform(
     num_clips: int,
     request_video: bool = False,
     request_audio: bool = False,
-    video_out_frame_size: Size | None = None,
+    video_out_frame_size: FrameSize | None = None,
 ) -> AVData:
     """Return clips of equal length that are spread evenly from beginning to end.
 
@@ -65,7 +65,7 @@ def get_single_frames_uniform(
     av_decoder: AVDecoder,
     num_frames: int,
     *,
-    video_out_frame_size: Size | None = None,
+    video_out_frame_size: FrameSize | None = None,
     return_timestamps: bool = False,
 ) -> Any:
     """Return single frames that are spread evenly from beginning to end, as one tensor.

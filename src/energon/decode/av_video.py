@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.decode.av_container import (
-    Stream,
+    MediaStream,
     codec_options,
     decoding,
     import_av,
@@ -37,7 +37,7 @@ FORWARD_SECONDS = 2
 """How far ahead frames are decoded rather than sought, if nobody knows where key frames are."""
 
 Frame = NDArray[np.uint8]
-Size = tuple[int, int]
+FrameSize = tuple[int, int]
 
 
 class Clip(NamedTuple):
@@ -63,7 +63,7 @@ class VideoReader:
         DecodeError: If it has no video stream.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: MediaStream) -> None:
         self._file = stream
         self._times: list[int] | None = None
         self._keys: list[int] = []
@@ -76,7 +76,7 @@ class VideoReader:
         return float(self._stream.average_rate or self._stream.guessed_rate or 0)
 
     @property
-    def size(self) -> Size:
+    def size(self) -> FrameSize:
         """Width and height of the frames."""
         return self._stream.codec_context.width, self._stream.codec_context.height
 
@@ -115,7 +115,7 @@ class VideoReader:
             self._reopen()
         return self._times
 
-    def all(self, size: Size | None = None) -> Clip:
+    def all(self, size: FrameSize | None = None) -> Clip:
         """Return all frames; see `by_time` for `size`."""
         self._reopen()
         return self._clip(_Cursor(self._frames()), math.inf, size)
@@ -136,7 +136,7 @@ class VideoReader:
         self._reopen()
         return reached
 
-    def by_time(self, start: float, stop: float, size: Size | None = None) -> Clip | None:
+    def by_time(self, start: float, stop: float, size: FrameSize | None = None) -> Clip | None:
         """Return the frames that are shown at any time from `start` to `stop`, both included.
 
         Args:
@@ -149,7 +149,7 @@ class VideoReader:
         """
         return self._by_tick(self._to_tick(start), self._to_tick(stop), size)
 
-    def by_number(self, first: int, last: int, size: Size | None = None) -> Clip | None:
+    def by_number(self, first: int, last: int, size: FrameSize | None = None) -> Clip | None:
         """Return the frames from number `first` to `last`, both included; see `by_time`."""
         times = self.times
         if first >= len(times) or last < 0:
@@ -186,14 +186,14 @@ class VideoReader:
     def _to_seconds(self, tick: int) -> float:
         return float((tick - self._origin) * self._tick)
 
-    def _by_tick(self, start: int, stop: int, size: Size | None) -> Clip | None:
+    def _by_tick(self, start: int, stop: int, size: FrameSize | None) -> Clip | None:
         cursor = self._go_to(start)
         last = cursor.present
         if last is None or (cursor.following is None and self._end(last) <= start):
             return None
         return self._clip(cursor, stop, size)
 
-    def _clip(self, cursor: _Cursor, stop: float, size: Size | None) -> Clip:
+    def _clip(self, cursor: _Cursor, stop: float, size: FrameSize | None) -> Clip:
         """Return the frames from the present one on that are shown at `stop` or before."""
         frame = cursor.present
         if frame is None:
@@ -218,7 +218,7 @@ class VideoReader:
         ticks = frame.duration or round(Fraction(self._frame_seconds) / self._tick)
         return _time(frame) + ticks
 
-    def _pixels(self, frame: VideoFrame, size: Size | None) -> Frame:
+    def _pixels(self, frame: VideoFrame, size: FrameSize | None) -> Frame:
         height, width = size or (None, None)
         pixels: Frame = self._reformatter.reformat(frame, width, height, "rgb24").to_ndarray()
         return pixels

@@ -28,7 +28,7 @@ from energon.inspect.lint_groups import Group, group_findings
 from energon.io.address import is_remote, local_path, redact
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
-from energon.prepare.crash_isolation import Death, Job, run_surviving
+from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.verify.quarantine import write_quarantine
 from energon.sources.files.open import folder_of
@@ -246,7 +246,7 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
 
 def _work(
     found: FoundLeaves, report: LintReport, max_samples: int | None, allow: tuple[str, ...]
-) -> list[tuple[str, Job]]:
+) -> list[tuple[str, IsolatedCall]]:
     """Return splits and what is to be looked at in them."""
     opened: dict[str, list[tuple[str, Leaf, Source]]] = {}
     for split, leaves in found.splits.items():
@@ -262,13 +262,13 @@ def _work(
                 continue
             opened.setdefault(leaf.path, []).append((split, leaf, source))
     run = secrets.token_hex(8)
-    work: list[tuple[str, Job]] = []
+    work: list[tuple[str, IsolatedCall]] = []
     for sources in opened.values():
         chosen = _spread_over([len(source) for _, _, source in sources], max_samples)
         for (split, leaf, source), ordinals in zip(sources, chosen, strict=True):
             arguments = (run, pickle.dumps(leaf), allow)
             for batch in _batches(ordinals, mean_bytes(source)):
-                work.append((split, Job(len(work), arguments, batch)))
+                work.append((split, IsolatedCall(len(work), arguments, batch)))
     return work
 
 
@@ -303,7 +303,7 @@ def _run(
     engine: Engine,
     look: Callable[..., BatchReport],
     report_death: Callable[..., BatchReport],
-    jobs: Sequence[Job],
+    jobs: Sequence[IsolatedCall],
 ) -> Iterator[tuple[int, BatchReport]]:
     """Yield numbers of jobs and what came out of all or of some of their samples."""
     if engine.name == "local":
@@ -317,7 +317,7 @@ def _run(
 
 def _collect(
     report: LintReport,
-    work: Sequence[tuple[str, Job]],
+    work: Sequence[tuple[str, IsolatedCall]],
     runs: Iterable[tuple[int, BatchReport]],
     progress: Callable[[int, int], None],
 ) -> None:

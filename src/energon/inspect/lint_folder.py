@@ -10,7 +10,7 @@ from energon.formats.meta.info import META
 from energon.inspect.lint_batch import DIED, BatchReport, Finding, decode_wholly, spread
 from energon.io.address import redact
 from energon.io.files import list_files
-from energon.prepare.crash_isolation import Job, note
+from energon.prepare.crash_isolation import IsolatedCall, note
 from energon.sources.files.folder import SystemFileStore
 
 SPLIT = "files"
@@ -18,7 +18,7 @@ SPLIT = "files"
 BATCH_FILES = 64
 
 
-def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> list[Job]:
+def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> list[IsolatedCall]:
     """Return what is to be looked at in a folder, here or in an object store.
 
     Args:
@@ -36,7 +36,9 @@ def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> l
         raise EmptyDatasetError(f"{redact(folder)}: has no files")
     names = [names[place] for place in spread(len(names), max_files)]
     return [
-        Job(number, (folder, start, tuple(names[start : start + BATCH_FILES]), allow), ordinals)
+        IsolatedCall(
+            number, (folder, start, tuple(names[start : start + BATCH_FILES]), allow), ordinals
+        )
         for number, start in enumerate(range(0, len(names), BATCH_FILES))
         if (ordinals := range(start, min(len(names), start + BATCH_FILES)))
     ]

@@ -34,7 +34,7 @@ _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"ENERBLK1"
 
 Read = Callable[[int, int], bytes]
-Stream = Callable[[], Iterator[bytes]]
+OpenStream = Callable[[], Iterator[bytes]]
 
 
 class BlockFile:
@@ -58,7 +58,7 @@ class BlockFile:
         *,
         size: int,
         read: Read,
-        stream: Stream | None = None,
+        stream: OpenStream | None = None,
         written: Callable[[int], None] = lambda count: None,
         failed: Callable[[OSError], None] = lambda error: None,
     ) -> None:
@@ -145,7 +145,7 @@ class BlockFile:
         finally:
             self._release(claimed)
 
-    def _fetch_all(self, stream: Stream, block: int) -> bytes:
+    def _fetch_all(self, stream: OpenStream, block: int) -> bytes:
         """Fetch the whole object, storing each block as it comes; return one of them."""
         left, number, total, wanted = bytearray(), 0, 0, b""
         for chunk in stream():
@@ -225,7 +225,7 @@ class UncachedFile:
         stream: Yields the whole object, if ranges of it cannot be had; None if they can.
     """
 
-    def __init__(self, *, size: int, read: Read, stream: Stream | None = None) -> None:
+    def __init__(self, *, size: int, read: Read, stream: OpenStream | None = None) -> None:
         self.size = size
         self._read = read
         self._stream = stream
@@ -235,7 +235,7 @@ class UncachedFile:
         return read_through(start, stop, self._read, self._stream)
 
 
-def read_through(start: int, stop: int, read: Read, stream: Stream | None) -> bytes:
+def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -> bytes:
     """Return a range of an object, by a stream of the whole if ranges cannot be had."""
     if stream is None:
         return read(start, stop)

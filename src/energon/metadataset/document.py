@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
-from energon.formats.meta.yaml import Map, Seq, load, marked_like, where
+from energon.formats.meta.yaml import MarkedMap, Seq, load, marked_like, where
 from energon.io.address import is_remote, parent_address, redact
 from energon.io.files import read_bytes
 from energon.metadataset.variables import substitute
@@ -44,7 +44,7 @@ class BrokenMetadataset:
     """
 
     folder: str
-    raw: Map
+    raw: MarkedMap
     message: str
 
 
@@ -90,11 +90,11 @@ def parse_mapping(
     document: Mapping[str, Any], allow: Collection[str] = ()
 ) -> Metadataset | BrokenMetadataset:
     """Return `document`, in which relative paths start from the working directory."""
-    raw = document if isinstance(document, Map) else _mark(document, "document")
+    raw = document if isinstance(document, MarkedMap) else _mark(document, "document")
     return _parse(raw, "document", os.getcwd(), allow)
 
 
-def paths_in(raw: Map, split_part: str) -> Iterator[tuple[str, str]]:
+def paths_in(raw: MarkedMap, split_part: str) -> Iterator[tuple[str, str]]:
     """Yield the paths of a split of a document that may be broken, each behind its place."""
     splits = raw.get("splits")
     if isinstance(splits, Mapping):
@@ -105,14 +105,16 @@ def _paths_below(node: Any) -> Iterator[tuple[str, str]]:
     if isinstance(node, Seq):
         for entry in node:
             yield from _paths_below(entry)
-    elif isinstance(node, Map):
+    elif isinstance(node, MarkedMap):
         path = node.get("path")
         if isinstance(path, str) and "${" not in path:
             yield where(node, "path"), path
         for key in ("blend", "blend_epochized", "concat", "datasets"):
             yield from _paths_below(node.get(key))
         members = node.get("join")
-        yield from _paths_below(Seq(members.values()) if isinstance(members, Map) else members)
+        yield from _paths_below(
+            Seq(members.values()) if isinstance(members, MarkedMap) else members
+        )
 
 
 def json_schema() -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _parse(
 
     from energon.metadataset.problems import explain
 
-    if not isinstance(raw, Map):
+    if not isinstance(raw, MarkedMap):
         raise ConfigError(
             f"{origin}: {_description(raw)}; expected a metadataset, which has `splits:`"
         )
@@ -196,20 +198,20 @@ def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
     return DocumentV1 if has_datasets else Document
 
 
-def _without_extensions(raw: Map) -> Map:
+def _without_extensions(raw: MarkedMap) -> MarkedMap:
     """Return the document without keys that begin with `x-`, which hold what anchors name."""
     kept = {key: value for key, value in raw.items() if not str(key).startswith("x-")}
     if len(kept) == len(raw):
         return raw
-    document: Map = marked_like(Map(kept), raw)
+    document: MarkedMap = marked_like(MarkedMap(kept), raw)
     return document
 
 
 def _mark(value: Any, path: str) -> Any:
     """Return a copy of `value` whose parts know their path in the document."""
-    marked: Map | Seq
+    marked: MarkedMap | Seq
     if isinstance(value, Mapping):
-        marked = Map({key: _mark(item, f"{path}.{key}") for key, item in value.items()})
+        marked = MarkedMap({key: _mark(item, f"{path}.{key}") for key, item in value.items()})
         marked.marks = {}
     elif isinstance(value, list | tuple):
         marked = Seq(_mark(item, f"{path}[{index}]") for index, item in enumerate(value))

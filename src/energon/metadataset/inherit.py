@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Context:
+class NodeContext:
     """What is handed down to a node."""
 
     split_part: str
@@ -28,7 +28,7 @@ class Context:
     document: str | None = None
     trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
 
-    def below(self, node: Reference | Join) -> Context:
+    def below(self, node: Reference | Join) -> NodeContext:
         """Return what a reference or a join hands down."""
         return replace(
             self,

@@ -39,7 +39,7 @@ class JoinMember:
 
 
 @dataclass(frozen=True)
-class Joiner:
+class SampleJoiner:
     """What puts the samples of a join together.
 
     Args:
@@ -99,7 +99,7 @@ class Leaf:
     kind: str = "webdataset"
     read: Mapping[str, Any] = field(default_factory=dict)
     join: tuple[JoinMember, ...] = ()
-    joiner: Joiner | None = None
+    joiner: SampleJoiner | None = None
 
     @property
     def datasets(self) -> list[tuple[Leaf, Mapping[str, Any]]]:

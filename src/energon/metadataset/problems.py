@@ -20,7 +20,7 @@ from energon.metadataset.grammar_nodes import Misfit
 from energon.metadataset.variables import Unresolved
 
 Model = type[BaseModel]
-Address = tuple[int | str, ...]
+DocumentPath = tuple[int | str, ...]
 
 _WANTED = {
     "bool_type": "true or false",
@@ -85,7 +85,7 @@ def _problems(exc: ValidationError, model: Model, raw: Any) -> Iterator[str]:
             yield f"{_place(error['loc'], raw)}: {_describe(error, model, raw)}"
 
 
-def _is_news(error: Any, respelled: Collection[Address]) -> bool:
+def _is_news(error: Any, respelled: Collection[DocumentPath]) -> bool:
     """Return whether nothing else that is wrong explains an error."""
     if error["type"] == "missing":
         return error["loc"] not in respelled
@@ -118,7 +118,7 @@ def _proposal(found: str, known: Collection[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _unknown_key(address: Address, model: Model, raw: Any) -> str:
+def _unknown_key(address: DocumentPath, model: Model, raw: Any) -> str:
     key, known = str(address[-1]), _keys(_model_at(model, address[:-1]))
     own = [kind for kind in NODE_KINDS if kind in known]
     if key in NODE_KINDS and own:
@@ -133,7 +133,7 @@ def _unknown_key(address: Address, model: Model, raw: Any) -> str:
     return f"unknown key {key!r} in {_path(address[:-1])}{proposal} Known are {', '.join(known)}"
 
 
-def _missing_key(address: Address, raw: Any) -> str:
+def _missing_key(address: DocumentPath, raw: Any) -> str:
     key, parent = address[-1], _at(address[:-1], raw)
     if key == "path" and "<path>" in address[-2:-1]:
         return f"{_path(address[:-1])} has none of {', '.join(NODE_KINDS)}"
@@ -151,19 +151,19 @@ def _found(value: Any) -> str:
     return "a list" if isinstance(value, list) else f"{text[:57]}..."
 
 
-def _steps(address: Address) -> Iterator[int | str]:
+def _steps(address: DocumentPath) -> Iterator[int | str]:
     """Yield the steps that lead through the document itself."""
     for step in address:
         if not (isinstance(step, str) and step.startswith("<")) and step != "[key]":
             yield step
 
 
-def _path(address: Address) -> str:
+def _path(address: DocumentPath) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in _steps(address))
     return path.removeprefix(".") or "the document"
 
 
-def _at(address: Address, raw: Any) -> Any:
+def _at(address: DocumentPath, raw: Any) -> Any:
     for step in _steps(address):
         raw = raw[_key(raw, step)]
     return raw
@@ -176,7 +176,7 @@ def _key(parent: Any, step: int | str) -> Any:
     return next((key for key in parent if str(key) == step), step)
 
 
-def _place(address: Address, raw: Any) -> str:
+def _place(address: DocumentPath, raw: Any) -> str:
     """Return where the key or item at `address` is; where there is none, its parent."""
     steps = [*_steps(address)]
     if not steps:
@@ -192,7 +192,7 @@ def _position(problem: str) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers if number.isdigit())
 
 
-def _model_at(model: Model, address: Address) -> Model:
+def _model_at(model: Model, address: DocumentPath) -> Model:
     """Return the model of the mapping at `address`."""
     models = [model]
     for step in address:

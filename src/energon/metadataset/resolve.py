@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from energon.metadataset.leaf import Joiner, JoinMember, Leaf
+from energon.metadataset.leaf import JoinMember, Leaf, SampleJoiner
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Join
@@ -39,7 +39,7 @@ from energon.metadataset.document import (
     parse_metadataset,
 )
 from energon.metadataset.inherit import (
-    Context,
+    NodeContext,
     absolute,
     absolute_aux,
     check_cycle,
@@ -58,7 +58,7 @@ from energon.metadataset.tree import (
     LeafTree,
     LineTree,
     Tree,
-    Weighted,
+    WeightedTree,
     check_line,
     check_never_zero,
     check_units,
@@ -69,8 +69,7 @@ from energon.metadataset.tree import (
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join
-    from energon.metadataset.grammar_nodes import Node, Reference
-    from energon.metadataset.grammar_nodes import Weighted as WeightedNode
+    from energon.metadataset.grammar_nodes import Node, Reference, Weighted
 
 
 def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
@@ -82,7 +81,7 @@ def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | Non
         document: The local file that it is written in; None for another.
     """
     first = members[0].leaf
-    joiner = Joiner(
+    joiner = SampleJoiner(
         node.joiner.module,
         node.joiner.class_ or str(node.joiner.function),
         node.joiner.class_ is not None,
@@ -132,7 +131,7 @@ def resolve(
         DatasetNotFoundError: If nothing is wrong but that something is not there; names all of it.
     """
     walk = _Walk(training, allow)
-    context = Context(
+    context = NodeContext(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
     )
     try:
@@ -180,7 +179,7 @@ class _TooMuchError(Exception):
     """Ends the walk, where other problems are kept and it goes on."""
 
 
-def _num_points(entry: WeightedNode) -> int:
+def _num_points(entry: Weighted) -> int:
     return len(entry.weight) if isinstance(entry.weight, tuple) else 0
 
 
@@ -214,14 +213,14 @@ class _Walk:
             return branch()
         return _NOTHING
 
-    def start(self, path: DatasetPath, context: Context) -> _Branch:
+    def start(self, path: DatasetPath, context: NodeContext) -> _Branch:
         """Return the branch of what a call names."""
         if isinstance(path, Mapping):
             return self.document(parse_mapping(path, self.allow), context, origin="document")
         address = absolute(os.fspath(path), os.getcwd())
         return self.address(address, context, origin=address)
 
-    def address(self, path: str, context: Context, *, origin: str) -> _Branch:
+    def address(self, path: str, context: NodeContext, *, origin: str) -> _Branch:
         """Return the branch of the dataset or document at `path`, which `origin` names."""
         at = "" if origin == path else f"{origin}: "
         try:
@@ -253,7 +252,7 @@ class _Walk:
         return self.documents[path]
 
     def document(
-        self, document: Metadataset | BrokenMetadataset, context: Context, *, origin: str
+        self, document: Metadataset | BrokenMetadataset, context: NodeContext, *, origin: str
     ) -> _Branch:
         """Return the branch of the split of `document` that `context` names."""
         if isinstance(document, BrokenMetadataset):
@@ -277,11 +276,11 @@ class _Walk:
         below = replace(context, folder=document.folder, document=file, trail=trail)
         return replace(self.node(node, below), is_leaf=False)
 
-    def node(self, node: Any, context: Context) -> _Branch:
+    def node(self, node: Any, context: NodeContext) -> _Branch:
         """Return the branch of a node of any kind."""
         return self.collecting(lambda: self.sound_node(node, context))
 
-    def sound_node(self, node: Any, context: Context) -> _Branch:
+    def sound_node(self, node: Any, context: NodeContext) -> _Branch:
         self.count(METADATASET_NODES, node)
         from energon.metadataset import grammar, grammar_nodes, grammar_v1
 
@@ -304,7 +303,7 @@ class _Walk:
         check_subset(node, is_leaf=branch.is_leaf)
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
 
-    def reference(self, node: Reference, context: Context) -> _Branch:
+    def reference(self, node: Reference, context: NodeContext) -> _Branch:
         path = absolute(node.path, context.folder)
         branch = self.address(path, context.below(node), origin=node.where("path"))
         if not branch.is_leaf:
@@ -321,7 +320,7 @@ class _Walk:
             branch, tree=map_leaves(branch.tree, lambda leaf: replace(leaf, aux=aux, read=read))
         )
 
-    def join(self, node: Join, context: Context) -> _Branch:
+    def join(self, node: Join, context: NodeContext) -> _Branch:
         """Return the branch of datasets that are joined to one."""
         below = context.below(node)
         named = isinstance(node.join, dict)
@@ -340,14 +339,14 @@ class _Walk:
         leaf = joined_leaf(node, tuple(found), context.document)
         return _Branch(LeafTree(leaf), is_leaf=True)
 
-    def blend(self, node: Blend, context: Context, place: str) -> _Branch:
+    def blend(self, node: Blend, context: NodeContext, place: str) -> _Branch:
         """Return the branch of a blend by weights."""
         if not node.blend:
             raise EmptyDatasetError(f"{place}: the list is empty")
         if not self.training:
             return self.line(node.blend, context, "blend", place)
         entries = tuple(
-            Weighted(
+            WeightedTree(
                 self.node(entry, context).tree,
                 weight_curve(entry, node.schedule_unit),
                 entry.max_epochs,
@@ -361,7 +360,7 @@ class _Walk:
         stop_at_first = node.stopping_strategy == "first_exhausted"
         return _Branch(BlendTree(entries, place, node.unit, stop_at_first, node.temperature))
 
-    def line(self, entries: Sequence[Node], context: Context, word: str, place: str) -> _Branch:
+    def line(self, entries: Sequence[Node], context: NodeContext, word: str, place: str) -> _Branch:
         """Return the branch of datasets that lie end to end, each repeated."""
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")

@@ -11,11 +11,11 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from energon.errors import ConfigError
-from energon.plan.curve import Clock, Curve, Unit
+from energon.plan.curve import Clock, Curve, CurveUnit
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend
-    from energon.metadataset.grammar_nodes import Weighted as WeightedNode
+    from energon.metadataset.grammar_nodes import Weighted
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,7 +24,7 @@ from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.mix import Entry, Mix
 
 
-def weight_curve(entry: WeightedNode, unit: Unit) -> Curve | None:
+def weight_curve(entry: Weighted, unit: CurveUnit) -> Curve | None:
     """Return the weight of an entry over a run; None if it depends on sizes."""
     if entry.weight == "auto":
         return None
@@ -73,7 +73,7 @@ def check_line(trees: Sequence[Tree], word: str, place: str) -> None:
         )
 
 
-def check_units(unit: str | None, entries: Sequence[Weighted], place: str) -> None:
+def check_units(unit: str | None, entries: Sequence[WeightedTree], place: str) -> None:
     """Raise ConfigError if a nested blend draws other units than the one around it."""
     for blend in _blends([entry.tree for entry in entries]):
         if blend.unit is not None and blend.unit != unit:
@@ -116,7 +116,7 @@ class LineTree:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedTree:
     """An entry of a blend; see `energon.plan.mix.Entry`."""
 
     tree: Tree
@@ -137,7 +137,7 @@ class BlendTree:
         exponent: Of the sizes that weights are derived from.
     """
 
-    entries: tuple[Weighted, ...]
+    entries: tuple[WeightedTree, ...]
     place: str
     unit: Literal["sample", "batch"] | None = None
     stop_at_first: bool = False

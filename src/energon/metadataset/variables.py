@@ -27,7 +27,7 @@ from typing import Any
 
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, SecurityError
-from energon.formats.meta.yaml import Map, Seq, marked_like, where
+from energon.formats.meta.yaml import MarkedMap, Seq, marked_like, where
 from energon.formats.meta.yaml_scalars import scalar
 from energon.limits import DOCUMENT_DEPTH, EXPANDED_CHARACTERS, EXPANDED_VALUES
 
@@ -45,8 +45,8 @@ class Unresolved(str):
 
 
 def substitute(
-    document: Map, *, is_remote: bool = False, allow: Collection[str] = ()
-) -> tuple[Map, list[str]]:
+    document: MarkedMap, *, is_remote: bool = False, allow: Collection[str] = ()
+) -> tuple[MarkedMap, list[str]]:
     """Return `document` with all references in values replaced; keys stay as they are.
 
     Args:
@@ -87,7 +87,7 @@ class _Scope:
         """Return `value` with references replaced; what has none is the same object."""
         if isinstance(value, str):
             return self.text(value, depth) if "${" in value else value
-        if not isinstance(value, Map | Seq):
+        if not isinstance(value, MarkedMap | Seq):
             return value
         if self.level >= self.deepest:
             raise ConfigError(
@@ -99,17 +99,19 @@ class _Scope:
         self.level -= 1
         return replaced
 
-    def items(self, value: Map | Seq, depth: int) -> Map | Seq:
-        replaced: Map | Seq
-        if isinstance(value, Map):
-            replaced = Map({key: self.item(value, key, each, depth) for key, each in value.items()})
+    def items(self, value: MarkedMap | Seq, depth: int) -> MarkedMap | Seq:
+        replaced: MarkedMap | Seq
+        if isinstance(value, MarkedMap):
+            replaced = MarkedMap(
+                {key: self.item(value, key, each, depth) for key, each in value.items()}
+            )
             changed = any(replaced[key] is not each for key, each in value.items())
         else:
             replaced = Seq(self.item(value, at, each, depth) for at, each in enumerate(value))
             changed = any(new is not old for new, old in zip(replaced, value, strict=True))
         return marked_like(replaced, value) if changed else value
 
-    def item(self, parent: Map | Seq, key: Any, value: Any, depth: int) -> Any:
+    def item(self, parent: MarkedMap | Seq, key: Any, value: Any, depth: int) -> Any:
         if isinstance(value, str) and "${" in value and not depth:
             self.place = where(parent, key)
         return self.replace(value, depth)
@@ -145,7 +147,7 @@ class _Scope:
             self.values -= 1
             if isinstance(each, str):
                 self.characters -= len(each)
-            elif isinstance(each, Map):
+            elif isinstance(each, MarkedMap):
                 ahead.append(iter(each.values()))
             elif isinstance(each, Seq):
                 ahead.append(iter(each))

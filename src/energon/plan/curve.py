@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from energon.errors import ConfigError
 
-Unit = Literal["samples", "batches", "rows"]
+CurveUnit = Literal["samples", "batches", "rows"]
 
 RAMP_STEPS = 64
 """Stages that a ramp is made of: each is off by a 128th of its height at most, none on average."""
@@ -44,7 +44,7 @@ class Clock(NamedTuple):
     first_lanes: int | None = None
     """How many lanes the run had at first, if those were others; `rows` are rows of those."""
 
-    def row(self, position: int, unit: Unit) -> int:
+    def row(self, position: int, unit: CurveUnit) -> int:
         """Return the first row of a lane at or after a position."""
         if unit == "rows":
             if self.first_lanes is None:
@@ -68,7 +68,7 @@ class Curve:
     """
 
     points: tuple[Point, ...]
-    unit: Unit = "samples"
+    unit: CurveUnit = "samples"
 
     def __post_init__(self) -> None:
         positions = [point.position for point in self.points]

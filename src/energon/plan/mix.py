@@ -18,7 +18,7 @@ from math import fsum
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.plan.curve import Clock, Curve, Unit
+from energon.plan.curve import Clock, Curve, CurveUnit
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Mix:
         return {number: limit for number, limit in self._leaves(None) if limit is not None}
 
     @property
-    def units(self) -> set[Unit]:
+    def units(self) -> set[CurveUnit]:
         """In what the changes of weights are counted."""
         return {curve.unit for curve in self._curves() if not curve.is_constant}
 

@@ -27,7 +27,7 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True)
-class Job:
+class IsolatedCall:
     """A call.
 
     Args:
@@ -40,10 +40,10 @@ class Job:
     arguments: tuple[Any, ...]
     ordinals: Sequence[int]
 
-    def cut(self, start: int, stop: int) -> list[Job]:
+    def cut(self, start: int, stop: int) -> list[IsolatedCall]:
         """Return the calls for what is before one place, and from another on."""
         cuts = (self.ordinals[:start], self.ordinals[stop:])
-        return [Job(self.number, self.arguments, some) for some in cuts if len(some)]
+        return [IsolatedCall(self.number, self.arguments, some) for some in cuts if len(some)]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Death:
 
 
 def run_surviving(
-    function: Callable[..., T], jobs: Sequence[Job], num_processes: int, preload: str
+    function: Callable[..., T], jobs: Sequence[IsolatedCall], num_processes: int, preload: str
 ) -> Iterator[tuple[int, T | Death]]:
     """Call a function for each job in processes, and yield what it returns, as it becomes ready.
 
@@ -75,7 +75,7 @@ def run_surviving(
     context.set_forkserver_preload([preload])
     noted = context.RawValue("q")
     todo = list(jobs)[::-1]
-    suspects: list[Job] = []
+    suspects: list[IsolatedCall] = []
     deaths = 0
     while todo or suspects:
         alone = bool(suspects)
@@ -133,7 +133,7 @@ def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     return run_unless_interrupted(function, *arguments)
 
 
-def _place(job: Job, ordinal: int) -> int | None:
+def _place(job: IsolatedCall, ordinal: int) -> int | None:
     """Return which of the ordinals of a job was at work when the process died, if that is known."""
     if len(job.ordinals) == 1:
         return 0
@@ -141,10 +141,10 @@ def _place(job: Job, ordinal: int) -> int | None:
 
 
 def _run(
-    pool: ProcessPoolExecutor, function: Callable[..., T], queue: list[Job], ahead: int
-) -> Generator[tuple[int, T], None, list[Job] | None]:
+    pool: ProcessPoolExecutor, function: Callable[..., T], queue: list[IsolatedCall], ahead: int
+) -> Generator[tuple[int, T], None, list[IsolatedCall] | None]:
     """Work off a queue, from its end; return what was running if a process died, else None."""
-    running: dict[Future[T], Job] = {}
+    running: dict[Future[T], IsolatedCall] = {}
     while queue or running:
         broken = False
         try:

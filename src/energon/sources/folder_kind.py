@@ -21,7 +21,7 @@ from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import Folder
+    from energon.sources.browse.tree import BrowsedFolder
 
 
 def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class FolderKind(DatasetKind):
 
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
-    ) -> Folder:
+    ) -> BrowsedFolder:
         raise ConfigError(f"{redact(address)} is a folder already; there is nothing to show")
 
     def describe(

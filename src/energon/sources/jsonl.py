@@ -51,7 +51,7 @@ from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import Folder
+    from energon.sources.browse.tree import BrowsedFolder
 
 
 Ints = NDArray[np.int64]
@@ -370,7 +370,7 @@ class JsonlKind(DatasetKind):
 
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
-    ) -> Folder:
+    ) -> BrowsedFolder:
         from energon.sources.browse.files import LinesFolder
 
         return LinesFolder(JsonlFile(address))

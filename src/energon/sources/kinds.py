@@ -31,7 +31,7 @@ from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import Folder
+    from energon.sources.browse.tree import BrowsedFolder
 
 Ints = NDArray[np.int64]
 
@@ -202,7 +202,7 @@ class DatasetKind:
 
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
-    ) -> Folder:
+    ) -> BrowsedFolder:
         """Return the dataset as a tree of files, for `energon mount`."""
         raise self.refusal(address, "shown as files")
 

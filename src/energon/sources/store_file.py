@@ -8,7 +8,7 @@ from typing import IO, Any, Protocol
 from energon.io.range_file import LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES
 
 
-class Opener(Protocol):
+class OpensFiles(Protocol):
     """A store that opens files by name."""
 
     def open(self, name: str) -> IO[bytes]:
@@ -26,7 +26,7 @@ class StoreFile(io.BufferedReader):
     """
 
     def __init__(
-        self, file: io.BufferedReader, store: Opener, name: str, *, is_remote: bool
+        self, file: io.BufferedReader, store: OpensFiles, name: str, *, is_remote: bool
     ) -> None:
         super().__init__(file.detach(), REMOTE_BUFFER_BYTES if is_remote else LOCAL_BUFFER_BYTES)
         self._store = store
@@ -39,5 +39,5 @@ class StoreFile(io.BufferedReader):
         return f"{type(self).__name__}({self._name!r} of {self._store!r})"
 
 
-def _open(store: Opener, name: str) -> IO[bytes]:
+def _open(store: OpensFiles, name: str) -> IO[bytes]:
     return store.open(name)

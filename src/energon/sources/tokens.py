@@ -399,7 +399,7 @@ class TokenSource:
             inside = include_ordinals(inside, self.excluded)
         return inside + self.first if self.windows is None else inside
 
-    def _pieces(self, numbers: Ints) -> _Pieces:
+    def _pieces(self, numbers: Ints) -> _TokenRuns:
         """Return where the tokens of samples lie, in the order of the samples.
 
         A document has a piece for each of its sequences, a window one for each document.
@@ -415,9 +415,9 @@ class TokenSource:
             begin, _ = index.places(own[inside])
             low[inside] = begin + start[inside] * index.dtype.itemsize
             high[inside] = begin + stop[inside] * index.dtype.itemsize
-        return _Pieces(window, number, own, start, low, high)
+        return _TokenRuns(window, number, own, start, low, high)
 
-    def _sequences(self, documents: Ints) -> _Pieces:
+    def _sequences(self, documents: Ints) -> _TokenRuns:
         """Return where the sequences of documents lie."""
         number, own = self._in_files(documents)
         first, stop = np.zeros(len(own), np.int64), np.zeros(len(own), np.int64)
@@ -432,14 +432,14 @@ class TokenSource:
         for each in np.unique(number).tolist():
             inside = number == each
             low[inside], high[inside] = self.files[each].index.extents(sequence[inside])
-        return _Pieces(window, number, own[window], sequence, low, high)
+        return _TokenRuns(window, number, own[window], sequence, low, high)
 
     def _in_files(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the files that documents are in, and their numbers there."""
         number = np.searchsorted(self._ends, documents, side="right") - 1
         return number, documents - np.array(self._ends)[number]
 
-    def _tokens(self, pieces: _Pieces, count: int) -> tuple[NDArray[Any], Ints]:
+    def _tokens(self, pieces: _TokenRuns, count: int) -> tuple[NDArray[Any], Ints]:
         """Return the tokens of all pieces behind one another, and where each ends."""
         sizes = pieces.high - pieces.low
         for number in np.unique(pieces.file).tolist():
@@ -460,7 +460,7 @@ class TokenSource:
                 tokens[to : to + length] = np.frombuffer(buffer, dtype, length, offset)
         return tokens, ends
 
-    def _modes(self, pieces: _Pieces, ends: Ints) -> NDArray[np.int8] | None:
+    def _modes(self, pieces: _TokenRuns, ends: Ints) -> NDArray[np.int8] | None:
         """Return the mode of each token; None if the files have none."""
         if not any(file.index.has_modes for file in self.files):
             return None
@@ -521,7 +521,7 @@ _SUMMED = 128 * BLOCK_DOCUMENTS
 """Documents whose lengths are looked at together: an index of gigabytes never lies in memory."""
 
 
-class _Pieces(NamedTuple):
+class _TokenRuns(NamedTuple):
     """Runs of tokens that lie in one place, in the order of the samples that they make up."""
 
     window: Ints

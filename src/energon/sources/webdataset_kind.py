@@ -26,7 +26,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import Folder
+    from energon.sources.browse.tree import BrowsedFolder
 
 
 class WebdatasetKind(DatasetKind):
@@ -84,7 +84,7 @@ class WebdatasetKind(DatasetKind):
 
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
-    ) -> Folder:
+    ) -> BrowsedFolder:
         from energon.sources.browse.dataset import FlatFolder, SampleFolder
         from energon.sources.browse.samples import open_samples
 

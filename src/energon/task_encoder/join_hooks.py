@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.metadataset.leaf import Joiner
+from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample
 from energon.samples.restore_key import stamp
 from energon.sources.join import JOINED
@@ -108,7 +108,7 @@ class CookJoined:
 
 def _joining(join: OpenJoin) -> Callable[..., Any]:
     joiner = join.joiner
-    return find_joiner(joiner, join.allow) if isinstance(joiner, Joiner) else joiner
+    return find_joiner(joiner, join.allow) if isinstance(joiner, SampleJoiner) else joiner
 
 
 def _loader(leaf: OpenLeaf, decoder: LoadFunction | None) -> LoadFunction:

@@ -14,7 +14,7 @@ from energon.io.epath import any_path
 from energon.metadataset.collected import Problems
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.inherit import multiply_shuffle
-from energon.metadataset.leaf import Joiner, Leaf
+from energon.metadataset.leaf import Leaf, SampleJoiner
 from energon.plan.leaf import PlanLeaf
 from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 from energon.samples.field_map import FieldMap
@@ -203,7 +203,7 @@ def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, A
 
 def _joined(
     leaf: Leaf,
-    joiner: Joiner,
+    joiner: SampleJoiner,
     name: str,
     datasets: Sequence[_Dataset],
     subflavors: Mapping[str, Any],

@@ -10,7 +10,7 @@ from typing import Any
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.leaf import Joiner
+from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.source_info import SourceInfo
@@ -136,7 +136,7 @@ class OpenJoin:
 
     members: tuple[OpenLeaf, ...]
     names: tuple[str | None, ...]
-    joiner: Joiner | Callable[..., Any]
+    joiner: SampleJoiner | Callable[..., Any]
     allow: Collection[str] = ()
 
 

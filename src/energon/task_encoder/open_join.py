@@ -17,7 +17,7 @@ from energon.io.address import join_address, redact
 from energon.io.file_lock import locked
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
-from energon.metadataset.leaf import Joiner, JoinMember, Leaf
+from energon.metadataset.leaf import JoinMember, Leaf, SampleJoiner
 from energon.prepare.index.join_index import KeyBlock, KeyColumn, build_join_index
 from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
@@ -136,7 +136,7 @@ def cache_folders(leaf: Leaf) -> Iterator[Path]:
     yield Path(folder) / "joins"
 
 
-def find_joiner(joiner: Joiner, allow: Collection[str] = ()) -> Callable[..., Any]:
+def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[..., Any]:
     """Return what puts the samples of a join together, as the document names it.
 
     Args:

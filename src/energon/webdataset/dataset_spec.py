@@ -29,7 +29,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from energon.errors import ConfigError
-from energon.formats.meta.yaml import Map, load
+from energon.formats.meta.yaml import MarkedMap, load
 from energon.io.address import is_remote, join_address, parent_address, redact, scheme_of
 from energon.io.files import read_bytes
 from energon.limits import LISTED_SHARDS
@@ -214,7 +214,7 @@ def _validate(raw: Any, origin: str) -> DatasetSpec | SelectionSpec:
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        described = explain(error, model, raw if isinstance(raw, Map) else dict(raw))
+        described = explain(error, model, raw if isinstance(raw, MarkedMap) else dict(raw))
         raise ConfigError(described) from error
 
 

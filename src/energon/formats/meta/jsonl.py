@@ -39,7 +39,7 @@ WINDOW_BYTES = 64 << 20
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 Ints = NDArray[np.int64]
-Bound = int | str
+LineBound = int | str
 
 
 def jsonl_index_path(path: str | os.PathLike[str]) -> str:
@@ -109,11 +109,11 @@ class JsonlSplit:
         origin: The file of splits, for messages.
     """
 
-    split_parts: Mapping[str, tuple[Bound, Bound]] | None = None
+    split_parts: Mapping[str, tuple[LineBound, LineBound]] | None = None
     exclude: Sequence[str] = ()
     origin: str = ""
 
-    def bounds(self, split_part: str) -> tuple[Bound, Bound]:
+    def bounds(self, split_part: str) -> tuple[LineBound, LineBound]:
         """Return the bounds of a split.
 
         Raises:

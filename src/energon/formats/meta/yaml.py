@@ -85,7 +85,7 @@ try:
 except ImportError:  # PyYAML was built without libyaml: the same events, ten times slower
     from yaml import SafeLoader as _Parser  # type: ignore[assignment]
 
-__all__ = ["Map", "Mark", "Seq", "dump", "load", "marked_like", "plain", "where"]
+__all__ = ["Mark", "MarkedMap", "Seq", "dump", "load", "marked_like", "plain", "where"]
 
 _HINTS = {
     "mapping values are not allowed": "a value that contains ': ' needs quotes",
@@ -100,7 +100,7 @@ class Mark(NamedTuple):
     column: int
 
 
-class Map(dict[Any, Any]):
+class MarkedMap(dict[Any, Any]):
     """A mapping that knows where it was written: where it starts, and `marks[key]` of each key.
 
     No mark means that it was not read from a file; then `origin` is its path in a document.
@@ -122,7 +122,7 @@ class Seq(list[Any]):
 
 
 def load(text: str | bytes, *, origin: str) -> Any:
-    """Return the document in `text`: `Map`, `Seq` or a scalar; None if there is none.
+    """Return the document in `text`: `MarkedMap`, `Seq` or a scalar; None if there is none.
 
     Values behind an alias are shared, not copied.
 
@@ -156,19 +156,19 @@ def load(text: str | bytes, *, origin: str) -> Any:
 
 def where(node: Any, key: Any = None) -> str:
     """Return `file:line:column` of a loaded `node`, or of its item `key`, for use in messages."""
-    if not isinstance(node, Map | Seq):
+    if not isinstance(node, MarkedMap | Seq):
         return "document"
     if node.mark is None:
         return node.origin + ("" if key is None else f"[{key}]" if type(key) is int else f".{key}")
     mark = node.mark
-    if isinstance(node, Map):
+    if isinstance(node, MarkedMap):
         mark = node.marks.get(key, mark)
     elif key is not None:
         mark = node.marks[key]
     return f"{node.origin}:{mark.line}:{mark.column}"
 
 
-def marked_like(content: Map | Seq, node: Map | Seq) -> Any:
+def marked_like(content: MarkedMap | Seq, node: MarkedMap | Seq) -> Any:
     """Return `content` with the marks of `node`, which it is a changed copy of."""
     content.origin, content.mark = node.origin, node.mark
     content.marks = node.marks
@@ -230,8 +230,8 @@ class _Composer:
         build = self.mapping if kind is MappingStartEvent else self.sequence
         return build(event, depth)
 
-    def mapping(self, event: Any, depth: int) -> Map:
-        result, merges = Map(), []
+    def mapping(self, event: Any, depth: int) -> MarkedMap:
+        result, merges = MarkedMap(), []
         result.origin, result.mark = self.origin, _mark(event)
         marks = result.marks = {}
         while type(key_event := self.next_event()) is not MappingEndEvent:
@@ -263,13 +263,13 @@ class _Composer:
         if type(event) in (MappingStartEvent, SequenceStartEvent):
             self.refuse(event, "a key must be a scalar, not a mapping or sequence")
         key = self.node(event, depth + 1)
-        if isinstance(key, Map | Seq):
+        if isinstance(key, MarkedMap | Seq):
             self.refuse(event, "a key must be a scalar, not an alias of a mapping or sequence")
         return key
 
-    def merge_sources(self, value: Any, event: Any) -> list[Map]:
+    def merge_sources(self, value: Any, event: Any) -> list[MarkedMap]:
         sources = value if isinstance(value, Seq) else [value]
-        if not all(isinstance(source, Map) for source in sources):
+        if not all(isinstance(source, MarkedMap) for source in sources):
             self.refuse(event, "'<<' merges mappings: an alias of one, or a list of such")
         return list(sources)
 

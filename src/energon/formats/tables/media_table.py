@@ -61,7 +61,7 @@ SELECT sample_key FROM samples WHERE tar_file_id = (
 """
 
 
-class Job(NamedTuple):
+class MediaJob(NamedTuple):
     """A shard of a dataset or a file of a folder, as it was when it was looked at."""
 
     name: str
@@ -125,14 +125,14 @@ class MediaWriter:
                 (strategy, patterns),
             )
 
-    def done(self) -> set[Job]:
+    def done(self) -> set[MediaJob]:
         """Return the jobs that need not be done again."""
         rows = self._connection.execute(
             "SELECT job, byte_size, mtime_ns FROM energon_media WHERE filter = ?", (self._filter,)
         )
-        return {Job(*row) for row in rows}
+        return {MediaJob(*row) for row in rows}
 
-    def write(self, jobs: Iterable[tuple[Job, Iterable[tuple[str, MediaMetadata]]]]) -> None:
+    def write(self, jobs: Iterable[tuple[MediaJob, Iterable[tuple[str, MediaMetadata]]]]) -> None:
         """Store what was found of some jobs, all or nothing."""
         connection = self._connection
         connection.execute("BEGIN")

@@ -55,7 +55,7 @@ _ROWS = 50
 """Rows of one statement: several times as fast as one row each."""
 
 
-class Shard(NamedTuple):
+class ShardToIndex(NamedTuple):
     """A shard to be indexed."""
 
     name: str
@@ -63,7 +63,7 @@ class Shard(NamedTuple):
     table: PartTable
 
 
-class IndexedShard(NamedTuple):
+class ShardState(NamedTuple):
     """A shard as it was when it was indexed."""
 
     name: str
@@ -71,7 +71,7 @@ class IndexedShard(NamedTuple):
     mtime_ns: int
 
 
-def write_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) -> None:
+def write_sqlite_index(path: str | os.PathLike[str], shards: Iterable[ShardToIndex]) -> None:
     """Write the index of `shards` to an empty or new file at `path`.
 
     Raises:
@@ -91,7 +91,7 @@ def write_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) ->
         connection.close()
 
 
-def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) -> None:
+def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[ShardToIndex]) -> None:
     """Append `shards` to an index that `write_sqlite_index` wrote.
 
     Raises:
@@ -111,7 +111,7 @@ def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[Shard]) -
         connection.close()
 
 
-def indexed_shards(path: str | os.PathLike[str]) -> list[IndexedShard] | None:
+def indexed_shards(path: str | os.PathLike[str]) -> list[ShardState] | None:
     """Return of which shards an index is, in their order; None if it does not say.
 
     It does not if another tool has written it, or if it is damaged. If it does, its tables are
@@ -123,7 +123,7 @@ def indexed_shards(path: str | os.PathLike[str]) -> list[IndexedShard] | None:
         with SqliteReader(Path(path)) as reader:
             if {name: reader.tables.get(name) for name in _TABLES} != _TABLES:
                 return None
-            return [IndexedShard(*row) for row in reader.rows(_SHARDS)]
+            return [ShardState(*row) for row in reader.rows(_SHARDS)]
     except FormatError:
         return None
 
@@ -137,7 +137,7 @@ def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
     return connection
 
 
-def _insert_all(connection: sqlite3.Connection, shards: Iterable[Shard], first: int) -> None:
+def _insert_all(connection: sqlite3.Connection, shards: Iterable[ShardToIndex], first: int) -> None:
     for number, shard in enumerate(shards, start=first):
         name, table = shard
         connection.execute(

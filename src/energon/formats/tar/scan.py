@@ -21,7 +21,7 @@ MIN_RUN_BLOCKS = 64
 MIN_RUN_MEMBERS = 16
 MAX_SINGLE_MEMBERS = 4096
 
-ReadAt = Callable[[int, int], bytes]
+ReadRange = Callable[[int, int], bytes]
 """`read(offset, size)` returns `size` bytes, or fewer at the end of the file."""
 
 
@@ -80,7 +80,9 @@ def scan_archive(read_into: ReadInto, size: int, *, origin: str, strict: bool = 
         singles = min(2 * singles, MAX_SINGLE_MEMBERS)
 
 
-def iter_members(read: ReadAt, size: int, *, origin: str, strict: bool = True) -> Iterator[Member]:
+def iter_members(
+    read: ReadRange, size: int, *, origin: str, strict: bool = True
+) -> Iterator[Member]:
     """Yield the regular files of an archive.
 
     Args:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from energon.io.backends.base import Backend, ObjectInfo
 
 
-class Place(NamedTuple):
+class PlacedKey(NamedTuple):
     """Where a key really is."""
 
     backend: Backend
@@ -27,7 +27,7 @@ class PlacedBackend:
     can_range = True
     can_list = True
 
-    def __init__(self, origin: str, find: Callable[[str], Place]) -> None:
+    def __init__(self, origin: str, find: Callable[[str], PlacedKey]) -> None:
         self.origin = origin
         self._find = find
 
@@ -62,8 +62,8 @@ def below_folder(origin: str, backend: Backend, folder: str) -> PlacedBackend:
     """Return the objects of `backend` that lie below a folder."""
     folder = folder.strip("/")
 
-    def find(key: str) -> Place:
-        return Place(backend, "/".join(filter(None, (folder, key))))
+    def find(key: str) -> PlacedKey:
+        return PlacedKey(backend, "/".join(filter(None, (folder, key))))
 
     return PlacedBackend(origin, find)
 
@@ -72,10 +72,10 @@ def by_bucket(origin: str, open_bucket: Callable[[str], Backend]) -> PlacedBacke
     """Return the objects of many buckets; the first part of a key names one."""
     opened: dict[str, Backend] = {}
 
-    def find(key: str) -> Place:
+    def find(key: str) -> PlacedKey:
         bucket, _, inner = key.partition("/")
         if bucket not in opened:
             opened[bucket] = open_bucket(bucket)
-        return Place(opened[bucket], inner)
+        return PlacedKey(opened[bucket], inner)
 
     return PlacedBackend(origin, find)

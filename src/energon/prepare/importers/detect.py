@@ -16,7 +16,7 @@ from energon.prepare.importers.image_folder import ImageFolderSource, is_metadat
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import (
     HUGGING_FACE,
-    Selection,
+    FileSelection,
     is_about_data,
     is_pattern,
     select,
@@ -24,8 +24,8 @@ from energon.prepare.importers.selection import (
 from energon.prepare.importers.shards import ShardSource, is_archive
 from energon.prepare.importers.source import PackSource
 
-Kind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
-KINDS: tuple[Kind, ...] = (
+SourceKind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
+KINDS: tuple[SourceKind, ...] = (
     *("folder", "table", "imagefolder", "shards"),
     *("huggingface", "mds", "litdata"),
 )
@@ -33,7 +33,7 @@ _OF_LIBRARIES = ("huggingface", "mds", "litdata")
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedSource:
     """What is to be packed.
 
     Args:
@@ -43,15 +43,15 @@ class Found:
         notes: What the user should know of how it was found.
     """
 
-    kind: Kind
+    kind: SourceKind
     address: str = ""
-    files: Selection | None = None
+    files: FileSelection | None = None
     notes: tuple[str, ...] = ()
 
 
 def find_source(
-    addresses: Sequence[str], *, kind: Kind | None = None, target: AnyPath | None = None
-) -> Found:
+    addresses: Sequence[str], *, kind: SourceKind | None = None, target: AnyPath | None = None
+) -> DetectedSource:
     """Return what is at some addresses.
 
     Args:
@@ -67,15 +67,15 @@ def find_source(
     if library is not None or kind in _OF_LIBRARIES:
         if len(addresses) > 1:
             raise ConfigError(f"{addresses[0]}: is a dataset by itself; pack one at a time")
-        return Found(kind or library or "folder", addresses[0])
+        return DetectedSource(kind or library or "folder", addresses[0])
     files = select(addresses, target=target)
     if kind is not None:
-        return Found(kind, files=files)
+        return DetectedSource(kind, files=files)
     return _find_files(files)
 
 
 def open_source(
-    found: Found,
+    found: DetectedSource,
     rules: RowRules,
     *,
     prefix_keys: bool = False,
@@ -118,7 +118,7 @@ def open_source(
     return table.open_tables(found.files, rules)
 
 
-def complete_rules(found: Found, rules: RowRules) -> tuple[RowRules, list[str]]:
+def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, list[str]]:
     """Return the rules for the rows of tables with the columns of files that nobody has named.
 
     Returns:
@@ -145,14 +145,14 @@ def complete_rules(found: Found, rules: RowRules) -> tuple[RowRules, list[str]]:
     ]
 
 
-def _find_files(files: Selection) -> Found:
+def _find_files(files: FileSelection) -> DetectedSource:
     """Return of which kind files are, by their names and, where these do not tell, contents."""
     names = [name for name in files.names if not is_about_data(name)]
     if any(is_archive(name) for name in names):
-        return Found("shards", files=files)
+        return DetectedSource("shards", files=files)
     metadata = [name for name in names if is_metadata(name)]
     if metadata and len(names) > len(metadata):
-        return Found("imagefolder", files=files)
+        return DetectedSource("imagefolder", files=files)
     tables = [name for name in names if _is_table(files, name, alone=len(names) == 1)]
     if tables and len(tables) == len(names):
         suffixes = sorted({str(table.table_suffix(name)) for name in tables})
@@ -161,7 +161,7 @@ def _find_files(files: Selection) -> Found:
                 f"{files.folder}: has tables of several kinds, {', '.join(suffixes)}; choose some "
                 f"by a pattern, like '{files.folder}/*{suffixes[0]}'"
             )
-        return Found("table", files=files.only(tables))
+        return DetectedSource("table", files=files.only(tables))
     if len(names) == 1 and not files.is_folder:
         raise ConfigError(
             f"{files.folder / names[0]}: expected a folder, a tar archive or a table: "
@@ -171,11 +171,11 @@ def _find_files(files: Selection) -> Found:
         columns = table.find_file_columns(table.Table.at(files.folder / tables[0], RowRules()))
         if columns:
             note = f"each row of {tables[0]} is a sample; --kind folder ignores the table"
-            return Found("table", files=files.only(tables), notes=(note,))
-    return Found("folder", files=files)
+            return DetectedSource("table", files=files.only(tables), notes=(note,))
+    return DetectedSource("folder", files=files)
 
 
-def _is_table(files: Selection, name: str, *, alone: bool) -> bool:
+def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
     """Return whether a file is a table; one in JSON is if it has an array."""
     suffix = table.table_suffix(name)
     if suffix != ".json" or (alone and not files.is_folder):
@@ -185,7 +185,7 @@ def _is_table(files: Selection, name: str, *, alone: bool) -> bool:
     return table.is_array(files.folder / name)
 
 
-def _kind_of_library(address: str) -> Kind | None:
+def _kind_of_library(address: str) -> SourceKind | None:
     """Return which library has written what is at an address; None for another one."""
     if address.startswith(HUGGING_FACE) and not is_pattern(address):
         return "huggingface"
@@ -198,7 +198,7 @@ def _kind_of_library(address: str) -> Kind | None:
     return "huggingface" if any((path / name).is_file() for name in saved) else None
 
 
-def _kind_of_index(path: AnyPath) -> Kind | None:
+def _kind_of_index(path: AnyPath) -> SourceKind | None:
     try:
         index = json.loads(path.read_text())
     except ValueError:

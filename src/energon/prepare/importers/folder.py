@@ -15,7 +15,7 @@ from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
-from energon.prepare.importers.selection import Selection, is_about_data, splits_by_name
+from energon.prepare.importers.selection import FileSelection, is_about_data, splits_by_name
 from energon.prepare.importers.source import PackSource, Wanted, every
 from energon.prepare.importers.table import MAX_ARRAYS, is_array, is_table
 
@@ -49,7 +49,7 @@ class FolderSource(PackSource):
     """
 
     def __init__(
-        self, files: Selection, *, as_files: bool = False, label_from_folder: bool = False
+        self, files: FileSelection, *, as_files: bool = False, label_from_folder: bool = False
     ) -> None:
         self.folder = files.folder
         self._left_out: list[str] = []

@@ -12,7 +12,7 @@ from dataclasses import replace
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError
 from energon.prepare.importers.row import RowRules
-from energon.prepare.importers.selection import Selection, splits_by_name
+from energon.prepare.importers.selection import FileSelection, splits_by_name
 from energon.prepare.importers.table import Table, TableSource, table_columns, table_values
 
 FILE_NAME = "file_name"
@@ -37,7 +37,7 @@ class ImageFolderSource(TableSource):
         ConfigError: If a table has no column `file_name`.
     """
 
-    def __init__(self, files: Selection, rules: RowRules) -> None:
+    def __init__(self, files: FileSelection, rules: RowRules) -> None:
         self.files = files
         named = splits_by_name([n for n in files.names if is_metadata(n)], by_file=False)
         self._tables = {
@@ -58,7 +58,7 @@ class ImageFolderSource(TableSource):
         return [*super().skipped(), *(f"{name}: no row of a metadata table" for name in unnamed)]
 
 
-def _table(files: Selection, name: str, rules: RowRules) -> Table:
+def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
     path = files.folder / name
     folder = name.rpartition("/")[0]
     columns = table_columns(path)

@@ -41,7 +41,7 @@ class MdsSource(PackSource):
         path = folder / NAME
         index = read_json_index(folder)
         try:
-            self.shards = [_Shard(folder, about) for about in index["shards"]]
+            self.shards = [_MdsShard(folder, about) for about in index["shards"]]
         except (KeyError, TypeError) as error:
             raise FormatError(f"{path}: no index of MDS shards: {error!r}") from error
 
@@ -61,7 +61,7 @@ class MdsSource(PackSource):
                     yield sample
 
 
-class _Shard:
+class _MdsShard:
     def __init__(self, folder: AnyPath, about: Mapping[str, Any]) -> None:
         if about["format"] != "mds":
             raise ConfigError(f"{folder}: has {about['format']} shards; only MDS is known here")

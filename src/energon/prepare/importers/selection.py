@@ -38,7 +38,7 @@ _FIRST_WORD = re.compile(r"[A-Za-z]+(?=[-_. ]|$)")
 
 
 @dataclass(frozen=True)
-class Selection:
+class FileSelection:
     """Files below a folder.
 
     Args:
@@ -51,12 +51,12 @@ class Selection:
     names: tuple[str, ...]
     is_folder: bool = True
 
-    def only(self, names: Sequence[str]) -> Selection:
+    def only(self, names: Sequence[str]) -> FileSelection:
         """Return a selection of some of the files."""
         return replace(self, names=tuple(names), is_folder=False)
 
 
-def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> Selection:
+def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> FileSelection:
     """Return the files that are meant by what stands on a command line.
 
     Args:
@@ -71,11 +71,11 @@ def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> Select
         StorageError: If the place cannot say what it has, as web servers cannot.
     """
     found = [file for address in addresses for file in _expand(address, alone=len(addresses) == 1)]
-    if isinstance(found[0], Selection):
+    if isinstance(found[0], FileSelection):
         return _without(found[0], target)
-    files = [each for each in found if not isinstance(each, Selection)]
+    files = [each for each in found if not isinstance(each, FileSelection)]
     if len(files) == 1:
-        return Selection(files[0].parent, (files[0].name,), is_folder=False)
+        return FileSelection(files[0].parent, (files[0].name,), is_folder=False)
     return _below_common_folder(files)
 
 
@@ -136,14 +136,14 @@ def _split_of(name: str, *, by_file: bool) -> str | None:
     return SPLIT_WORDS.get(word[0].lower()) if by_file and word else None
 
 
-def _expand(address: str, *, alone: bool) -> list[AnyPath | Selection]:
+def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
     """Return the files that an address stands for, or all those of a folder."""
     path = any_path(address)
     if path.is_file():
         return [path]
     if path.is_dir():
         if alone:
-            return [Selection(path, tuple(names_below(path)))]
+            return [FileSelection(path, tuple(names_below(path)))]
         raise ConfigError(
             f"{path}: is a folder; pack one folder at a time, or several files, e.g. "
             "'data/*.parquet'"
@@ -170,7 +170,7 @@ def _matching(pattern: str) -> list[AnyPath]:
     return sorted(EPath("/".join(steps[:first])).glob("/".join(steps[first:])))
 
 
-def _below_common_folder(files: Sequence[AnyPath]) -> Selection:
+def _below_common_folder(files: Sequence[AnyPath]) -> FileSelection:
     """Return files as a selection below the deepest folder that all of them are in."""
     texts = [os.fspath(file) for file in files]
     if len({is_remote(text) for text in texts}) > 1:
@@ -179,17 +179,17 @@ def _below_common_folder(files: Sequence[AnyPath]) -> Selection:
         absolute = [os.path.abspath(text) for text in texts]
         top = os.path.commonpath([os.path.dirname(text) for text in absolute])
         names = sorted({os.path.relpath(text, top) for text in absolute})
-        return Selection(Path(os.path.relpath(top)), tuple(names), is_folder=False)
+        return FileSelection(Path(os.path.relpath(top)), tuple(names), is_folder=False)
     folder = EPath(texts[0]).parent
     while not all(_is_below(file, folder) for file in files):
         if folder == folder.parent:
             raise ConfigError("the files are in different stores; pack them apart")
         folder = folder.parent
     names = sorted({EPath(text).relative_to(folder) for text in texts})
-    return Selection(folder, tuple(names), is_folder=False)
+    return FileSelection(folder, tuple(names), is_folder=False)
 
 
-def _without(chosen: Selection, target: AnyPath | None) -> Selection:
+def _without(chosen: FileSelection, target: AnyPath | None) -> FileSelection:
     """Return a selection without what is in the target, if that is below its folder."""
     try:
         if isinstance(target, EPath):

@@ -15,7 +15,7 @@ from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.place import open_ascending
-from energon.prepare.importers.selection import Selection, is_about_data, splits_by_name
+from energon.prepare.importers.selection import FileSelection, is_about_data, splits_by_name
 from energon.prepare.importers.source import PackSource, Wanted, every
 from energon.prepare.index.shards import COMPRESSED
 
@@ -39,7 +39,7 @@ class ShardSource(PackSource):
         prefix_keys: Whether the key of each sample begins with the name of its archive.
     """
 
-    def __init__(self, files: Selection, *, prefix_keys: bool = False) -> None:
+    def __init__(self, files: FileSelection, *, prefix_keys: bool = False) -> None:
         self.folder = files.folder
         self.prefix_keys = prefix_keys
         archives = [name for name in files.names if is_archive(name)]

@@ -25,7 +25,7 @@ from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.place import open_ascending
 from energon.prepare.importers.row import RowRules
-from energon.prepare.importers.selection import Selection, splits_by_name
+from energon.prepare.importers.selection import FileSelection, splits_by_name
 from energon.prepare.importers.source import PackSource, Wanted, every
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
@@ -130,7 +130,7 @@ class TableSource(PackSource):
         return [*self._left_out, *self._missing]
 
 
-def open_tables(files: Selection, rules: RowRules) -> TableSource:
+def open_tables(files: FileSelection, rules: RowRules) -> TableSource:
     """Return the rows of tables, with splits if the names of all files say which they are in.
 
     Rows of several tables are numbered in each, behind the name of the table: when tables are

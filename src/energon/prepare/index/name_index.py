@@ -16,10 +16,8 @@ from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tables.sqlite_file import SqliteReader
 from energon.formats.tables.sqlite_index import (
-    IndexedShard as SqlShard,
-)
-from energon.formats.tables.sqlite_index import (
-    Shard,
+    ShardState,
+    ShardToIndex,
     extend_sqlite_index,
     indexed_shards,
     write_sqlite_index,
@@ -66,7 +64,7 @@ def write_name_index(
         DuplicateSampleKeyError: If two samples have the same key.
     """
     known = [] if rewrite else indexed_shards(sqlite_path(dataset)) or []
-    wanted = [SqlShard(name, *file_state(dataset / name)) for name in names]
+    wanted = [ShardState(name, *file_state(dataset / name)) for name in names]
     following = iter(shards)
     if not known or known != wanted[: len(known)]:
         write_sqlite_index(target, _tables(dataset, following))
@@ -94,7 +92,7 @@ def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> b
     known = indexed_shards(sqlite_path(dataset))
     if known is None:
         return or_else
-    return known == [SqlShard(name, *file_state(dataset / name)) for name in names]
+    return known == [ShardState(name, *file_state(dataset / name)) for name in names]
 
 
 def has_media(dataset: Path) -> bool:
@@ -123,6 +121,6 @@ def _copy_media(source: Path, target: Path) -> None:
         )
 
 
-def _tables(dataset: Path, shards: Iterator[IndexedShard]) -> Iterator[Shard]:
+def _tables(dataset: Path, shards: Iterator[IndexedShard]) -> Iterator[ShardToIndex]:
     for shard in shards:
-        yield Shard(shard.name, open_table(dataset, shard.name))
+        yield ShardToIndex(shard.name, open_table(dataset, shard.name))

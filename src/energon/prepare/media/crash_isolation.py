@@ -8,8 +8,8 @@ from pathlib import Path
 
 from energon.formats.meta.info import load_info
 from energon.formats.meta.media import MediaMetadata
-from energon.formats.tables.media_table import Job as MediaJob
-from energon.prepare.crash_isolation import Death, Job, run_surviving
+from energon.formats.tables.media_table import MediaJob
+from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving
 from energon.prepare.files import file_state
 from energon.prepare.media.filter import MediaFilter
 from energon.prepare.media.probe import (
@@ -40,7 +40,7 @@ def surviving_files(
     """
     batches = [names[at : at + FILES_PER_JOB] for at in range(0, len(names), FILES_PER_JOB)]
     jobs = [
-        Job(number, (str(folder), batch, chosen), range(len(batch)))
+        IsolatedCall(number, (str(folder), batch, chosen), range(len(batch)))
         for number, batch in enumerate(batches)
     ]
     for number, result in run_surviving(probe_some_files, jobs, num_processes, _PRELOAD):
@@ -69,14 +69,14 @@ def surviving_shards(
         num_processes: How many processes.
     """
     counts = load_info(folder).shard_counts
-    open_shards = [_Shard(name, max(1, counts[name])) for name in shards]
-    jobs: list[Job] = []
-    owners: list[_Shard] = []
+    open_shards = [_ProbedShard(name, max(1, counts[name])) for name in shards]
+    jobs: list[IsolatedCall] = []
+    owners: list[_ProbedShard] = []
     for shard in open_shards:
         for start in range(0, shard.left, SAMPLES_PER_JOB):
             stop = min(shard.left, start + SAMPLES_PER_JOB)
             arguments = (str(folder), shard.name, shard.left, chosen, contents)
-            jobs.append(Job(len(jobs), arguments, range(start, stop)))
+            jobs.append(IsolatedCall(len(jobs), arguments, range(start, stop)))
             owners.append(shard)
     for number, result in run_surviving(probe_samples, jobs, num_processes, _PRELOAD):
         shard = owners[number]
@@ -92,7 +92,7 @@ def surviving_shards(
 
 
 @dataclass
-class _Shard:
+class _ProbedShard:
     """What is known of a shard so far.
 
     Args:
@@ -119,15 +119,17 @@ class _Shard:
         return Probed(job, self.found, self.failed)
 
 
-def _look_again(folder: Path, shard: _Shard, chosen: MediaFilter, contents: str | None) -> None:
+def _look_again(
+    folder: Path, shard: _ProbedShard, chosen: MediaFilter, contents: str | None
+) -> None:
     """Find out which parts of the samples are deadly at which processes died."""
-    jobs: list[Job] = []
+    jobs: list[IsolatedCall] = []
     names: list[list[str]] = []
     for sample in shard.deadly:
         parts = media_parts(folder, shard.name, chosen, range(sample, sample + 1))
         names.append([name for name, _, _ in parts])
         arguments = (str(folder), shard.name, chosen, contents, sample)
-        jobs.append(Job(len(jobs), arguments, range(len(parts))))
+        jobs.append(IsolatedCall(len(jobs), arguments, range(len(parts))))
     for number, result in run_surviving(probe_parts, jobs, 1, _PRELOAD):
         if isinstance(result, Death):
             shard.failed.append((names[number][result.ordinal], DIED))

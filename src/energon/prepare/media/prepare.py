@@ -18,7 +18,7 @@ from pathlib import Path
 
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.formats.meta.info import META, load_info
-from energon.formats.tables.media_table import Job, MediaWriter
+from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import file_state, list_files, reporting
@@ -166,7 +166,7 @@ def _plan(folder: Path, chosen: MediaFilter) -> tuple[bool, list[str]]:
 
 def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[str], MediaReport]:
     """Return the jobs that are new or changed, after forgetting what was known of these."""
-    present = {name: Job(name, *file_state(folder / name)) for name in names}
+    present = {name: MediaJob(name, *file_state(folder / name)) for name in names}
     done = writer.done()
     todo = [name for name, job in present.items() if job not in done]
     known = {job.name for job in done}

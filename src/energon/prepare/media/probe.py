@@ -11,7 +11,7 @@ from energon.decode.av import AVDecoder
 from energon.errors import DecodeError, MissingExtraError
 from energon.formats.meta.media import ImageMetadata, MediaMetadata
 from energon.formats.signature import SIGNATURE_BYTES
-from energon.formats.tables.media_table import Job
+from energon.formats.tables.media_table import MediaJob
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import open_part_table
 from energon.io.address import join_address
@@ -25,7 +25,7 @@ from energon.prepare.media.filter import MediaFilter
 class Probed(NamedTuple):
     """What was found of a job."""
 
-    job: Job
+    job: MediaJob
     found: list[tuple[str, MediaMetadata]]
     """File names and metadata."""
     failed: list[tuple[str, str]]
@@ -102,7 +102,7 @@ def probe_samples(
         some = _probe_all(_streams(file, parts), chosen)
         found += some[0]
         failed += some[1]
-    return Probed(Job(shard, *file_state(path)), found, failed), len(samples)
+    return Probed(MediaJob(shard, *file_state(path)), found, failed), len(samples)
 
 
 def probe_parts(
@@ -118,7 +118,7 @@ def probe_parts(
         some = _probe_all(_streams(file, [known[number]]), chosen)
         found += some[0]
         failed += some[1]
-    return Probed(Job(shard, *file_state(path)), found, failed)
+    return Probed(MediaJob(shard, *file_state(path)), found, failed)
 
 
 def probe_some_files(
@@ -146,7 +146,7 @@ def _probe_shard(dataset: Path, shard: str, chosen: MediaFilter, contents: str |
     table = _open_table(path)
     file = _open(path, shard, contents)
     parts = [p for sample in range(table.num_samples) for p in _parts(table, chosen, sample)]
-    return Probed(Job(shard, *state), *_probe_all(_streams(file, parts), chosen))
+    return Probed(MediaJob(shard, *state), *_probe_all(_streams(file, parts), chosen))
 
 
 def _open_table(path: Path) -> PartTable:
@@ -178,7 +178,7 @@ def _probe_file(folder: Path, name: str, chosen: MediaFilter) -> Probed:
     state = file_state(path)
     with reporting(path), open(path, "rb") as stream:
         found, failed = _probe_all([(name, stream)], chosen)
-    return Probed(Job(name, *state), found, failed)
+    return Probed(MediaJob(name, *state), found, failed)
 
 
 def _probe_all(

@@ -23,7 +23,7 @@ from energon.stages.quarantine import quarantine_name
 
 log = logging.getLogger("energon")
 
-Entry = tuple[str, str | None, str]
+QuarantineEntry = tuple[str, str | None, str]
 """Shard, sample key or None for all of the shard, and why."""
 
 
@@ -66,7 +66,7 @@ def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
     return entries
 
 
-def entries_without(path: str | Path, shards: Container[str]) -> list[Entry]:
+def entries_without(path: str | Path, shards: Container[str]) -> list[QuarantineEntry]:
     """Return what `write_quarantine` has written of shards other than these; [] without a file."""
     file = any_path(path)
     if not file.is_file():
@@ -81,7 +81,7 @@ def entries_without(path: str | Path, shards: Container[str]) -> list[Entry]:
     ]
 
 
-def write_quarantine(path: str | Path, entries: Iterable[Entry]) -> None:
+def write_quarantine(path: str | Path, entries: Iterable[QuarantineEntry]) -> None:
     """Write a quarantine file, as a whole or not at all.
 
     Args:

@@ -19,7 +19,7 @@ from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.lock import clear_leftovers
 from energon.prepare.splits import named_split
-from energon.prepare.verify.quarantine import Entry, entries_without, write_quarantine
+from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine
 from energon.prepare.verify.shard import Depth
 from energon.prepare.verify.verify import JSONL, Report, verify_dataset
 
@@ -74,7 +74,7 @@ def repair_dataset(
         return repair_at(place, drop=drop, quarantine=quarantine, indexing=held)
 
 
-class Place(Protocol):
+class RepairTarget(Protocol):
     """Where the shards of a dataset are that is repaired."""
 
     folder: Path
@@ -91,7 +91,7 @@ class Place(Protocol):
 
 
 def repair_at(
-    place: Place, *, drop: bool, quarantine: str | Path | None, indexing: Indexing
+    place: RepairTarget, *, drop: bool, quarantine: str | Path | None, indexing: Indexing
 ) -> Repair:
     """Check a dataset and rewrite what is wrong in its index, see `repair_dataset`."""
     dataset = place.folder
@@ -166,7 +166,9 @@ def _repairable(report: Report) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def write_lost(path: str | Path, report: Report, *, dropped: Iterable[Entry] = ()) -> None:
+def write_lost(
+    path: str | Path, report: Report, *, dropped: Iterable[QuarantineEntry] = ()
+) -> None:
     """List the shards and samples that are lost in a quarantine file, behind those `dropped`."""
     entries = list(dropped)
     for problem in report.problems:

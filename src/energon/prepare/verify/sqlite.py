@@ -12,8 +12,7 @@ from energon.counting import counted
 from energon.errors import FormatError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.sqlite_file import SqliteReader
-from energon.formats.tables.sqlite_index import IndexedShard as SqlShard
-from energon.formats.tables.sqlite_index import indexed_shards
+from energon.formats.tables.sqlite_index import ShardState, indexed_shards
 from energon.prepare.index.index import IndexedShard
 from energon.prepare.verify.shard import UNKNOWN_DATE
 
@@ -62,7 +61,7 @@ def sqlite_difference(
 
 
 def _is_of(
-    shards: Sequence[str], indexed: Sequence[IndexedShard], known: Sequence[SqlShard]
+    shards: Sequence[str], indexed: Sequence[IndexedShard], known: Sequence[ShardState]
 ) -> bool:
     """Return whether the SQL index is of all shards, in these versions."""
     by_name = {shard.name: shard for shard in known}

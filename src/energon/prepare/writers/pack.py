@@ -104,7 +104,7 @@ class Target(Protocol):
         """Called when the last shard is complete, before the dataset is prepared."""
 
 
-class Folder:
+class LocalOutput:
     """A folder on this machine.
 
     Args:
@@ -158,7 +158,7 @@ def pack_dataset(
         DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
     """
-    place = Folder(Path(target)) if isinstance(target, (str, Path)) else target
+    place = LocalOutput(Path(target)) if isinstance(target, (str, Path)) else target
     folder = place.folder
     options = options or PackOptions()
     record = {**about, **source.record(), **options.record()}

@@ -192,8 +192,8 @@ class TarWriter(ClosesOrAborts):
             # Closing fails where the disk is full, with what was left in the buffer.
             with suppress(OSError):
                 file.close()
-            with suppress(_Abandoned):
-                self._temporary.__exit__(_Abandoned, _Abandoned(), None)
+            with suppress(_ShardAbandoned):
+                self._temporary.__exit__(_ShardAbandoned, _ShardAbandoned(), None)
 
     def _write_part(self, key: bytes, part: EncodedPart) -> None:
         start = self._archive.num_bytes
@@ -204,5 +204,5 @@ class TarWriter(ClosesOrAborts):
         self._builder.add(key, name, start, start + len(part.header), part.size)
 
 
-class _Abandoned(Exception):
+class _ShardAbandoned(Exception):
     """Tells `atomic_path` that the file is not wanted."""

@@ -7,29 +7,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from energon.sources.browse.names import MARK, escape_name, mark_name, unescape_name
-from energon.sources.browse.samples import Place, Samples
-from energon.sources.browse.tree import BrowsedFile, Entry, Folder
+from energon.sources.browse.samples import BrowsedSamples, SamplePlace
+from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
 
-Found = Folder | BrowsedFile
+BrowsedEntry = BrowsedFolder | BrowsedFile
 
 
 @dataclass(frozen=True)
 class _KeyFolder(ABC):
     """A folder of samples whose keys begin alike; names of entries say what they stand for."""
 
-    samples: Samples
+    samples: BrowsedSamples
 
     @abstractmethod
-    def _children(self) -> Iterator[tuple[str, Found]]: ...
+    def _children(self) -> Iterator[tuple[str, BrowsedEntry]]: ...
 
     @abstractmethod
-    def _find(self, raw: str) -> Found | None: ...
+    def _find(self, raw: str) -> BrowsedEntry | None: ...
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         """Yield files and folders."""
-        return (Entry(name, not isinstance(found, BrowsedFile)) for name, found in self._children())
+        return (
+            TreeEntry(name, not isinstance(found, BrowsedFile)) for name, found in self._children()
+        )
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> BrowsedEntry | None:
         """Return a file or folder by name."""
         raw = unescape_name(name)
         if raw is not None:
@@ -45,7 +47,7 @@ class FlatFolder(_KeyFolder):
 
     prefix: str = ""
 
-    def _find(self, raw: str) -> Found | None:
+    def _find(self, raw: str) -> BrowsedEntry | None:
         folder = f"{self.prefix}{raw}/"
         if self.samples.is_nested and any(True for _ in self.samples.below(folder)):
             return FlatFolder(self.samples, folder)
@@ -53,7 +55,7 @@ class FlatFolder(_KeyFolder):
         place = self.samples.find(self.prefix + key) if dot and key else None
         return None if place is None else self.samples.parts(place).get(part)
 
-    def _children(self) -> Iterator[tuple[str, Found]]:
+    def _children(self) -> Iterator[tuple[str, BrowsedEntry]]:
         folders = _folders(self.samples, self.prefix)
         for name in folders:
             yield escape_name(name), FlatFolder(self.samples, f"{self.prefix}{name}/")
@@ -72,10 +74,10 @@ class SampleFolder(_KeyFolder):
 
     prefix: str | None = ""
     """None for a sample alone, without those whose keys lie below its own."""
-    place: Place | None = None
+    place: SamplePlace | None = None
     """The sample whose parts are in this folder, if there is one."""
 
-    def _find(self, raw: str) -> Found | None:
+    def _find(self, raw: str) -> BrowsedEntry | None:
         inner = self._inner(raw)
         if inner is not None:
             return inner
@@ -92,7 +94,7 @@ class SampleFolder(_KeyFolder):
             return None
         return SampleFolder(self.samples, f"{key}/", place)
 
-    def _children(self) -> Iterator[tuple[str, Found]]:
+    def _children(self) -> Iterator[tuple[str, BrowsedEntry]]:
         parts = {} if self.place is None else self.samples.parts(self.place)
         taken = set()
         if self.prefix is not None and (self.samples.is_nested or not self.prefix):
@@ -116,14 +118,14 @@ class SampleFolder(_KeyFolder):
             yield _named(part, "file" if part in taken else None), file
 
 
-def _folders(samples: Samples, prefix: str) -> dict[str, None]:
+def _folders(samples: BrowsedSamples, prefix: str) -> dict[str, None]:
     """Return the names of folders of keys below the beginning of one, each once."""
     if not samples.is_nested:
         return {}
     return dict.fromkeys(name for name, place in samples.below(prefix) if place is None)
 
 
-def _mark(samples: Samples, place: Place) -> str | None:
+def _mark(samples: BrowsedSamples, place: SamplePlace) -> str | None:
     """Return what tells a sample from those before it that have the same key."""
     count = samples.repeated.get(place)
     return None if count is None else str(count + 1)

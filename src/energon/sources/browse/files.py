@@ -15,7 +15,7 @@ from energon.io.files import list_files
 from energon.io.local import OpenFile
 from energon.io.range_file import RemoteFile
 from energon.sources.browse.names import escape_name, unescape_name
-from energon.sources.browse.tree import BrowsedFile, Entry, Folder
+from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
 from energon.sources.jsonl import JsonlFile
 
 
@@ -25,14 +25,14 @@ class LocalFolder:
 
     path: Path
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         """Yield files and folders; sockets and the like are left out."""
         with os.scandir(self.path) as found:
             for entry in found:
                 if entry.is_dir() or entry.is_file():
-                    yield Entry(entry.name, entry.is_dir())
+                    yield TreeEntry(entry.name, entry.is_dir())
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         """Return a file or folder by name."""
         if name in ("", ".", "..") or "/" in name:
             return None
@@ -53,11 +53,11 @@ class RemoteFolder:
 
     address: EPath
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         """Yield files and folders."""
         return self._listed.entries()
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         """Return a file or folder by name."""
         return self._listed.find(name)
 
@@ -80,11 +80,11 @@ class _Listed:
     address: EPath
     tree: dict[str, Any]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         for name, content in self.tree.items():
-            yield Entry(escape_name(name), isinstance(content, dict))
+            yield TreeEntry(escape_name(name), isinstance(content, dict))
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         raw = unescape_name(name)
         content = None if raw is None else self.tree.get(raw)
         if raw is None or content is None:
@@ -101,11 +101,11 @@ class LinesFolder:
 
     lines: JsonlFile
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         """Yield the names of all lines."""
-        return (Entry(f"{number}.json", False) for number in range(len(self.lines)))
+        return (TreeEntry(f"{number}.json", False) for number in range(len(self.lines)))
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         """Return a line by name."""
         number = name.removesuffix(".json")
         if not (number.isascii() and number.isdecimal()) or name != f"{int(number)}.json":

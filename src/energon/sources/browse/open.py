@@ -14,7 +14,7 @@ from energon.metadataset.leaf import Leaf
 from energon.metadataset.resolve import resolve
 from energon.sources.browse.files import LocalFolder, RemoteFolder
 from energon.sources.browse.names import escape_name
-from energon.sources.browse.tree import BrowsedFile, Entry, Folder, NamedFolders
+from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, NamedFolders, TreeEntry
 from energon.sources.files.open import folder_of
 from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
@@ -30,9 +30,9 @@ class TreeOpener:
     def __init__(self, *, sample_folders: bool = False) -> None:
         self.sample_folders = sample_folders
         self._pool = ShardPool()
-        self._known: dict[str, Folder] = {}
+        self._known: dict[str, BrowsedFolder] = {}
 
-    def open(self, address: str | os.PathLike[str]) -> Folder:
+    def open(self, address: str | os.PathLike[str]) -> BrowsedFolder:
         """Return the tree of what lies at an address.
 
         A metadataset is a folder for each split, in which its datasets are folders, and beside
@@ -47,7 +47,7 @@ class TreeOpener:
             self._known[address] = self._open(address)
         return self._known[address]
 
-    def _open(self, address: str) -> Folder:
+    def _open(self, address: str) -> BrowsedFolder:
         folder = folder_of(address)
         if folder is not None:
             path = any_path(folder)
@@ -57,7 +57,7 @@ class TreeOpener:
             return self._document(address)
         return kind_named(kind).browse(address, pool=self._pool, sample_folders=self.sample_folders)
 
-    def _document(self, address: str) -> Folder:
+    def _document(self, address: str) -> BrowsedFolder:
         splits = {}
         for name in read_metadataset(address).content.splits:
             leaves = resolve(address, split_part=name, training=False).leaves
@@ -65,8 +65,8 @@ class TreeOpener:
             splits[escape_name(name)] = self._datasets(datasets)
         return NamedFolders(splits)
 
-    def _datasets(self, leaves: Sequence[Leaf]) -> Folder:
-        folders: dict[str, Folder] = {}
+    def _datasets(self, leaves: Sequence[Leaf]) -> BrowsedFolder:
+        folders: dict[str, BrowsedFolder] = {}
         paths: dict[str, str] = {}
         for leaf in leaves:
             name = first = escape_name(address_name(leaf.path))
@@ -98,13 +98,13 @@ class LazyFolder:
         self._address = address
 
     @cached_property
-    def _folder(self) -> Folder:
+    def _folder(self) -> BrowsedFolder:
         return self._opener.open(self._address)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         """Yield what it holds."""
         return self._folder.entries()
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         """Return what has this name, or None."""
         return self._folder.find(name)

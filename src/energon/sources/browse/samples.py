@@ -26,7 +26,7 @@ TOGETHER = 1000
 """Keys that are fetched from `index.sqlite` at a time."""
 
 
-class Place(NamedTuple):
+class SamplePlace(NamedTuple):
     """Which sample: the number of its shard in the list of the dataset, and its number there."""
 
     shard: int
@@ -37,27 +37,27 @@ class Child(NamedTuple):
     """What lies below the beginning of a key, up to the next slash."""
 
     name: str
-    place: Place | None
+    place: SamplePlace | None
     """The sample that has this key; None for a folder of samples."""
 
 
-class Samples(Protocol):
+class BrowsedSamples(Protocol):
     """The samples of a dataset. May be used by many threads."""
 
     shards: list[str]
     """Paths of the shards."""
 
-    def find(self, key: str) -> Place | None:
+    def find(self, key: str) -> SamplePlace | None:
         """Return the first sample that has this key, or None."""
 
-    def parts(self, place: Place) -> dict[str, BrowsedFile]:
+    def parts(self, place: SamplePlace) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name; of two with the same name, the first."""
 
     def below(self, prefix: str) -> Iterator[Child]:
         """Yield the rests of keys that begin with `prefix`. Folders may come several times."""
 
     @property
-    def repeated(self) -> dict[Place, int]:
+    def repeated(self) -> dict[SamplePlace, int]:
         """Samples whose key others have before them, and how many."""
 
     @property
@@ -65,7 +65,7 @@ class Samples(Protocol):
         """Whether there are keys with slashes."""
 
 
-def open_samples(dataset: AnyPath, pool: ShardPool) -> Samples:
+def open_samples(dataset: AnyPath, pool: ShardPool) -> BrowsedSamples:
     """Return the samples of a dataset, by its part tables, or by `index.sqlite` without these.
 
     Raises:
@@ -99,11 +99,11 @@ class TableSamples:
         path = os.fspath(self.dataset / name)
         return self.pool.open(path, num_samples=count, dataset=self.dataset)
 
-    def find(self, key: str) -> Place | None:
+    def find(self, key: str) -> SamplePlace | None:
         """Return the first sample that has this key, or None."""
         return next(self._places(key.encode("utf-8", "surrogateescape")), None)
 
-    def parts(self, place: Place) -> dict[str, BrowsedFile]:
+    def parts(self, place: SamplePlace) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name."""
         table = self.open(place.shard).table
         find = partial(self._file, place.shard)
@@ -116,12 +116,12 @@ class TableSamples:
         """Yield the rests of keys that begin with `prefix`, shard by shard."""
         for shard in self._readable:
             for name, sample in _below(self.open(shard).table, prefix):
-                yield Child(name, None if sample is None else Place(shard, sample))
+                yield Child(name, None if sample is None else SamplePlace(shard, sample))
 
     @cached_property
-    def repeated(self) -> dict[Place, int]:
+    def repeated(self) -> dict[SamplePlace, int]:
         """Samples whose key others have before them, and how many."""
-        found: dict[Place, int] = {}
+        found: dict[SamplePlace, int] = {}
         for number, sample in self._index.collisions():
             table = self.open(self._readable[number]).table
             for count, place in enumerate(self._places(key_of(table, sample))):
@@ -161,12 +161,12 @@ class TableSamples:
     def _file(self, shard: int) -> RangeFile:
         return self.open(shard).file
 
-    def _places(self, key: bytes) -> Iterator[Place]:
+    def _places(self, key: bytes) -> Iterator[SamplePlace]:
         """Yield the samples that have this key, in the order of the dataset."""
         for number, sample in sorted(self._index.find(key)):
             shard = self._readable[number]
             if key_of(self.open(shard).table, sample) == key:
-                yield Place(shard, sample)
+                yield SamplePlace(shard, sample)
 
 
 class SqliteSamples:
@@ -184,9 +184,9 @@ class SqliteSamples:
         self._locator = SqliteLocator(dataset, index)
         self._readers = ThreadReaders(index)
         self.shards = self._locator.shards
-        self.repeated: dict[Place, int] = {}  # the index has every key once
+        self.repeated: dict[SamplePlace, int] = {}  # the index has every key once
 
-    def find(self, key: str) -> Place | None:
+    def find(self, key: str) -> SamplePlace | None:
         """Return the sample that has this key, or None."""
         try:
             found = self._readers.get().first(_FIND, (key,))
@@ -194,7 +194,7 @@ class SqliteSamples:
             return None
         return None if found is None else self._place(*found)
 
-    def parts(self, place: Place) -> dict[str, BrowsedFile]:
+    def parts(self, place: SamplePlace) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name."""
         key = self._readers.get().first(_KEY, place)
         found: dict[str, BrowsedFile] = {}
@@ -220,8 +220,8 @@ class SqliteSamples:
             if not rows:
                 return
 
-    def _place(self, *numbers: object) -> Place:
-        return Place(*self._readers.get().numbers(*numbers))
+    def _place(self, *numbers: object) -> SamplePlace:
+        return SamplePlace(*self._readers.get().numbers(*numbers))
 
 
 _SLASH = ord("/")

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from energon.io.range_file import RangeFile, open_range
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """What a folder lists."""
 
     name: str
@@ -46,13 +46,13 @@ class BrowsedFile:
         return self.find().pread(self.offset, self.size)
 
 
-class Folder(Protocol):
+class BrowsedFolder(Protocol):
     """A folder. May be used by many threads."""
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         """Yield what it holds, each name once."""
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         """Return what has this name, or None."""
 
 
@@ -60,18 +60,18 @@ class Folder(Protocol):
 class NamedFolders:
     """A folder of folders that are known."""
 
-    folders: Mapping[str, Folder]
+    folders: Mapping[str, BrowsedFolder]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         """Yield the names of the folders."""
-        return (Entry(name, True) for name in self.folders)
+        return (TreeEntry(name, True) for name in self.folders)
 
-    def find(self, name: str) -> Folder | BrowsedFile | None:
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         """Return a folder by name."""
         return self.folders.get(name)
 
 
-def first_file(folder: Folder) -> BrowsedFile | None:
+def first_file(folder: BrowsedFolder) -> BrowsedFile | None:
     """Return a file in a folder or below it, the first that is listed; None if there is none."""
     for name, _ in folder.entries():
         found = folder.find(name)
@@ -82,9 +82,9 @@ def first_file(folder: Folder) -> BrowsedFile | None:
     return None
 
 
-def find_path(root: Folder, path: str) -> Folder | BrowsedFile | None:
+def find_path(root: BrowsedFolder, path: str) -> BrowsedFolder | BrowsedFile | None:
     """Return what lies at a path below a folder, as `a/b/c`; None if nothing does."""
-    found: Folder | BrowsedFile | None = root
+    found: BrowsedFolder | BrowsedFile | None = root
     for name in path.split("/"):
         if not name:
             continue
