@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from energon.errors import (
     FormatError,
     ShardChangedError,
 )
+from energon.formats.json_text import parse_json
 from energon.formats.meta.jsonl import (
     jsonl_index_path,
     jsonl_split_path,
@@ -85,8 +85,8 @@ def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem
     with reporting(path), open(path, "rb") as file:
         for number, (start, stop) in enumerate(pairwise(offsets.tolist())):
             try:
-                json.loads(file.read(stop - start))
-            except ValueError as error:
+                parse_json(file.read(stop - start), origin="JSON")
+            except FormatError as error:
                 damaged += 1
                 if damaged <= MAX_NAMED:
                     message = f"{path}: sample {number} at byte {start} is no JSON: {error}"

@@ -83,7 +83,7 @@ class RemoteCheck:
         """Give a check with a mirror that nobody else uses meanwhile."""
         mirror = Mirror(address)
         with mirror.locked(), tempfile.TemporaryDirectory(prefix="energon-verify-") as scratch:
-            mirror.update(_present(address), trusting=False)
+            mirror.fill(lambda: mirror.update(_present(address), trusting=False))
             with mirror.hidden():
                 yield cls(mirror, depth, Path(scratch), num_workers, progress)
 
