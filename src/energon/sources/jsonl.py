@@ -51,6 +51,7 @@ from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
 
 if TYPE_CHECKING:
+    from energon.sources.browse.contents import Contents
     from energon.sources.browse.tree import BrowsedFolder
 
 
@@ -374,6 +375,11 @@ class JsonlKind(DatasetKind):
         from energon.sources.browse.files import LinesFolder
 
         return LinesFolder(JsonlFile(address))
+
+    def contents(self, source: JsonlSource) -> Contents:
+        from energon.sources.browse.contents import LineContents
+
+        return LineContents(source)
 
     def describe(
         self,

@@ -31,6 +31,7 @@ from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
+    from energon.sources.browse.contents import Contents
     from energon.sources.browse.tree import BrowsedFolder
 
 Ints = NDArray[np.int64]
@@ -205,6 +206,16 @@ class DatasetKind:
     ) -> BrowsedFolder:
         """Return the dataset as a tree of files, for `energon mount`."""
         raise self.refusal(address, "shown as files")
+
+    def contents(self, source: Any) -> Contents:
+        """Return what lies where in a source that `open` has returned, for `energon view`.
+
+        What every source can be asked for is enough; a kind that knows where parts lie lets them
+        be opened without reading samples.
+        """
+        from energon.sources.browse.contents import Contents
+
+        return Contents(source)
 
     def describe(
         self,
