@@ -96,8 +96,7 @@ def load_dataset_config(
         ) from None
     except NotADirectoryError:
         raise ConfigError(
-            f"{os.fspath(dataset_path)} is a file; JSONL datasets are not part of this release, "
-            "write the lines as json parts of shards and prepare their folder"
+            f"{os.fspath(dataset_path)} is a file, expected the folder of a prepared dataset"
         ) from None
     named = _class_of_program(raw)
     if named is not None:

@@ -31,6 +31,8 @@ class KindEntry(NamedTuple):
         pair: Endings of files that belong together, none of which is enough: a folder is of this
             kind if some name is in it with each of them, and so is an address that they can be
             appended to.
+        upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are no
+            folders of shards.
     """
 
     name: str
@@ -39,11 +41,17 @@ class KindEntry(NamedTuple):
     markers: tuple[str, ...] = ()
     has_samples: bool = True
     pair: tuple[str, ...] = ()
+    upkeep: str = ""
 
 
 KINDS = (
     KindEntry("metadataset", suffixes=(".yaml", ".yml")),
-    KindEntry("jsonl", "energon.sources.jsonl:KIND", suffixes=(".jsonl",)),
+    KindEntry(
+        "jsonl",
+        "energon.sources.jsonl:KIND",
+        suffixes=(".jsonl",),
+        upkeep="energon.prepare.verify.jsonl:UPKEEP",
+    ),
     KindEntry(
         "webdataset",
         "energon.sources.webdataset_kind:KIND",
