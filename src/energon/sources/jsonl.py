@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.source_info import SourceInfo
+from energon.sources.browse.contents import Contents
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
 from energon.sources.extents import Extents
 from energon.sources.files.locate import local_copy
@@ -51,10 +52,6 @@ from energon.sources.spans import read_spans
 from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
-
-if TYPE_CHECKING:
-    from energon.sources.browse.contents import Contents
-
 
 Ints = NDArray[np.int64]
 
@@ -359,6 +356,20 @@ class LinesFolder:
         return BrowsedFile(lambda: self.lines.file, start, stop - start)
 
 
+class LineContents(Contents):
+    """The lines of a JSONL file."""
+
+    def __init__(self, source: JsonlSource) -> None:
+        super().__init__(source)
+        self._source = source
+
+    def files(self, ordinal: int) -> dict[str, BrowsedFile]:
+        where = self._source.locate(ordinal)
+        lines = self._source.lines
+        start, stop = lines.offsets[where.sample : where.sample + 2].tolist()
+        return {where.parts[0]: BrowsedFile(lambda: lines.file, start, stop - start)}
+
+
 class JsonlKind(DatasetKind):
     """JSONL files: a JSON object in each line."""
 
@@ -399,8 +410,6 @@ class JsonlKind(DatasetKind):
         return LinesFolder(JsonlFile(address))
 
     def contents(self, source: JsonlSource) -> Contents:
-        from energon.sources.browse.contents import LineContents
-
         return LineContents(source)
 
     def describe(

@@ -18,7 +18,6 @@ from energon.sources.browse.tree import BrowsedFile
 from energon.sources.webdataset import WebdatasetSource, included
 
 if TYPE_CHECKING:
-    from energon.sources.jsonl import JsonlSource
     from energon.sources.kinds import Source
 
 
@@ -104,20 +103,6 @@ class TarContents(Contents):
                 place = low + sample - int(source.firsts[shard])
                 if low <= place < high:
                     yield from included(source, place)
-
-
-class LineContents(Contents):
-    """The lines of a JSONL file."""
-
-    def __init__(self, source: JsonlSource) -> None:
-        super().__init__(source)
-        self._source = source
-
-    def files(self, ordinal: int) -> dict[str, BrowsedFile]:
-        where = self._source.locate(ordinal)
-        lines = self._source.lines
-        start, stop = lines.offsets[where.sample : where.sample + 2].tolist()
-        return {where.parts[0]: BrowsedFile(lambda: lines.file, start, stop - start)}
 
 
 def _open_file(source: WebdatasetSource, shard: int) -> RangeFile:
