@@ -16,7 +16,7 @@ EnergonError
 │   ├── RangesNotSupportedError         … because it gives whole objects only
 │   └── ObjectChangedError              … because the object was replaced meanwhile
 ├── DatasetBusyError (BlockingIOError)  another process is writing the dataset
-├── SecurityError (PermissionError)     refused unless the user allows it by name
+├── SecurityError (PermissionError, ValueError)  refused unless the user allows it by name
 ├── StateError (ValueError)             a saved state does not fit
 ├── SampleError (ValueError)            a hook or decoder failed on a sample
 │   ├── DecodeError                     … the bytes of a part cannot be decoded
@@ -114,7 +114,7 @@ class DatasetBusyError(EnergonError, BlockingIOError):
     """Another process is writing the dataset."""
 
 
-class SecurityError(EnergonError, PermissionError):
+class SecurityError(EnergonError, PermissionError, ValueError):
     """Refused unless the user allows it by name, see `ENERGON_ALLOW`."""
 
 

@@ -96,7 +96,6 @@ NOWHERE = {
     "preview": ("{}",),
     "repair": ("{}",),
     "verify": ("{}",),
-    "view": ("{}",),
 }
 
 

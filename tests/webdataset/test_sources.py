@@ -27,7 +27,7 @@ from energon.errors import (
 )
 from energon.io.files import write_bytes
 from energon.io.registry import forget_stores
-from energon.webdataset.gopen import Pipe, gopen, rewrite_url
+from energon.webdataset.gopen import Pipe, gopen, open_url, rewrite_url
 from energon.webdataset.reading.urls import expand_urls
 from tests.servers.clouds import make_bucket, moto
 from tests.servers.places import s3_environment
@@ -590,6 +590,8 @@ def test_patterns_and_folders_of_a_bucket(tmp_path, urls, monkeypatch):
 
 def test_local_files_have_the_buffers_that_are_wanted(urls, monkeypatch):
     with gopen(urls[0]) as file:
+        assert isinstance(file, io.BufferedReader)
+    with open_url(urls[0]) as file:
         assert isinstance(file, io.RawIOBase)
     monkeypatch.setenv("GOPEN_BUFFER", "65536")
     with gopen(urls[0]) as file:

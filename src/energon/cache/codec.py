@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from energon.errors import FormatError
-from energon.formats.json_text import parse_json
 
 _LENGTH = struct.Struct("<I")
 _ALIGN = 64
@@ -53,7 +52,7 @@ def decode(data: bytes | memoryview) -> Any:
     """Return the value that `encode` made `data` of. Arrays are copies, and can be written to."""
     (length,) = _LENGTH.unpack_from(data)
     position = _LENGTH.size + length
-    header = parse_json(bytes(data[_LENGTH.size : position]), origin="cached value")
+    header = json.loads(bytes(data[_LENGTH.size : position]))
     blocks: Blocks = []
     for size in header["sizes"]:
         position += -position % _ALIGN

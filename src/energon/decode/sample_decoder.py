@@ -163,7 +163,7 @@ class SampleDecoder:
                 return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
                 return self._unpickle(extension, data)
-            decode = _DECODERS.get(extension)
+            decode = DECODERS.get(extension)
             return data if decode is None else decode(data)
         except DecodeError as error:
             raise DecodeError(f"{fname}: {error}") from error
@@ -262,7 +262,7 @@ def is_decoded(part: str) -> bool:
     *before, extension = part.lower().split(".")
     if extension == "gz":
         return bool(before) and is_decoded(before[-1])
-    return extension in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLED, *_DECODERS}
+    return extension in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLED, *DECODERS}
 
 
 def _text(data: bytes) -> str:
@@ -280,7 +280,7 @@ def _gunzip(data: bytes) -> bytes:
     return unpacked
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
+DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
     **dict.fromkeys(("json", "jsn"), decode_json),
@@ -290,3 +290,4 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("mp", "msg"), decode_msgpack),
     "cbor": decode_cbor,
 }
+"""What parts become by their extensions, where no option says otherwise."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from energon.errors import DecodeError
 
 MAGIC = b"~TenBin~"
-_DTYPES = {
+DTYPES = {
     **{f"f{size}": f"<f{size}" for size in (2, 4, 8)},
     **{f"{kind}{size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
 }
@@ -41,12 +41,11 @@ def decode_tenbin_infos(data: bytes) -> list[tuple[NDArray[Any], str]]:
     Raises:
         DecodeError: If the data are damaged or cut off.
     """
-    chunks = _chunks(data)
+    chunks = split_chunks(data)
     if len(chunks) % 2:
         raise DecodeError(f"tenbin data end after {len(chunks)} chunks, before an array")
     return [
-        (_array(header, content), bytes(header[8:16]).strip(b"\0").decode("ascii", "replace"))
-        for header, content in zip(chunks[::2], chunks[1::2], strict=True)
+        _array(header, content) for header, content in zip(chunks[::2], chunks[1::2], strict=True)
     ]
 
 
@@ -62,13 +61,18 @@ def encode_tenbin(arrays: list[NDArray[Any]], infos: Sequence[str] = ()) -> byte
     """
     texts = infos or [""] * len(arrays)
     return b"".join(
-        _chunk(part)
+        frame_chunk(part)
         for array, text in zip(arrays, texts, strict=True)
-        for part in _parts(array, text)
+        for part in array_parts(array, text)
     )
 
 
-def _chunks(data: bytes) -> list[memoryview]:
+def split_chunks(data: bytes) -> list[memoryview]:
+    """Return the chunks in `data`, as views of it.
+
+    Raises:
+        DecodeError: If the data are damaged or cut off.
+    """
     found, at = [], 0
     while at < len(data):
         if data[at : at + 8] != MAGIC or len(data) < at + 16:
@@ -83,31 +87,46 @@ def _chunks(data: bytes) -> list[memoryview]:
     return found
 
 
-def _array(header: memoryview, content: memoryview) -> NDArray[Any]:
+def array_header(header: memoryview) -> tuple[tuple[int, ...], np.dtype[Any], str]:
+    """Return shape, type and text that a header describes.
+
+    Raises:
+        DecodeError: If it describes no array.
+    """
     if len(header) < 24:
         raise DecodeError(f"tenbin header {bytes(header)!r} is too short")
     code = bytes(header[:8]).strip(b"\0 ").decode("ascii", "replace")
     sizes = struct.unpack(f"<{len(header) // 8 - 2}q", header[16 : len(header) // 8 * 8])
-    if code not in _DTYPES or not sizes or len(sizes) != sizes[0] + 1 or sizes[0] > MAX_DIMENSIONS:
+    if code not in DTYPES or not sizes or len(sizes) != sizes[0] + 1 or sizes[0] > MAX_DIMENSIONS:
         raise DecodeError(f"tenbin header {bytes(header)!r} describes no array")
-    shape = sizes[1:]
-    dtype = np.dtype(_DTYPES[code])
+    info = bytes(header[8:16]).strip(b"\0").decode("ascii", "replace")
+    return sizes[1:], np.dtype(DTYPES[code]), info
+
+
+def _array(header: memoryview, content: memoryview) -> tuple[NDArray[Any], str]:
+    shape, dtype, info = array_header(header)
     wanted = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or wanted != len(content):
-        raise DecodeError(f"tenbin array {code}{shape} needs {wanted} bytes, has {len(content)}")
-    return np.frombuffer(content, dtype).reshape(shape)
+        raise DecodeError(f"tenbin array {dtype}{shape} needs {wanted} bytes, has {len(content)}")
+    return np.frombuffer(content, dtype).reshape(shape), info
 
 
-def _parts(array: NDArray[Any], info: str) -> tuple[bytes, bytes]:
+def array_parts(array: NDArray[Any], info: str) -> tuple[bytes, bytes]:
+    """Return header and content of an array.
+
+    Raises:
+        ValueError: If the format has no such type, or the text is not of up to 8 ASCII letters.
+    """
     code = array.dtype.str.lstrip("<>|=")
-    if code not in _DTYPES or array.ndim >= MAX_DIMENSIONS:
+    if code not in DTYPES or array.ndim >= MAX_DIMENSIONS:
         raise ValueError(f"tenbin has no arrays of {array.dtype} with {array.ndim} dimensions")
     if not info.isascii() or len(info) > _INFO_BYTES:
         raise ValueError(f"{info!r}: expected a text of up to {_INFO_BYTES} ASCII letters")
     header = code.encode().ljust(8, b"\0") + info.encode().ljust(_INFO_BYTES, b"\0")
     header += struct.pack(f"<{array.ndim + 1}q", array.ndim, *array.shape)
-    return header, np.ascontiguousarray(array).astype(_DTYPES[code], copy=False).tobytes()
+    return header, np.ascontiguousarray(array).astype(DTYPES[code], copy=False).tobytes()
 
 
-def _chunk(content: bytes) -> bytes:
+def frame_chunk(content: bytes) -> bytes:
+    """Return a chunk with that content."""
     return MAGIC + struct.pack("<q", len(content)) + content + bytes(-len(content) % 64)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
 from itertools import islice
@@ -15,7 +16,6 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name, is_remote, join_address, redact, split_address
 from energon.io.files import is_file
 from energon.io.registry import open_store
-from energon.nearest import nearest
 
 
 class KindEntry(NamedTuple):
@@ -31,8 +31,6 @@ class KindEntry(NamedTuple):
         pair: Endings of files that belong together, none of which is enough: a folder is of this
             kind if some name is in it with each of them, and so is an address that they can be
             appended to.
-        upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are no
-            folders of shards.
     """
 
     name: str
@@ -41,17 +39,11 @@ class KindEntry(NamedTuple):
     markers: tuple[str, ...] = ()
     has_samples: bool = True
     pair: tuple[str, ...] = ()
-    upkeep: str = ""
 
 
 KINDS = (
     KindEntry("metadataset", suffixes=(".yaml", ".yml")),
-    KindEntry(
-        "jsonl",
-        "energon.sources.jsonl:KIND",
-        suffixes=(".jsonl",),
-        upkeep="energon.prepare.verify.jsonl:UPKEEP",
-    ),
+    KindEntry("jsonl", "energon.sources.jsonl:KIND", suffixes=(".jsonl",)),
     KindEntry(
         "webdataset",
         "energon.sources.webdataset_kind:KIND",
@@ -91,7 +83,7 @@ _READABLE = (
 )
 
 MAX_COMPARED = 10_000
-"""Names in a folder by which it is told what it holds."""
+"""Names of a folder among which the one is looked for that was meant."""
 
 MAX_SHOWN = 10
 """Names of a folder that a message lists."""
@@ -193,9 +185,9 @@ def _explain_remote(path: str) -> str:
 
 def _among(name: str, names: Sequence[str]) -> str:
     """Return the end of a message: what was meant, or what there is."""
-    close = nearest(name, names, cutoff=0.75)
+    close = get_close_matches(name, names, 1, cutoff=0.75)
     if close:
-        return f", did you mean {close!r}?"
+        return f", did you mean {close[0]!r}?"
     if not names:
         return ", which is empty"
     more = ", …" if len(names) > MAX_SHOWN else ""
@@ -267,7 +259,7 @@ def _explain(path: str) -> str:
 
 def _proposal(name: str, folder: str) -> str:
     try:
-        close = nearest(name, os.listdir(folder), cutoff=0.75)
+        close = get_close_matches(name, islice(os.listdir(folder), MAX_COMPARED), 1, cutoff=0.75)
     except OSError:
         return ""
-    return f", did you mean {close!r}?" if close else ""
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -20,6 +20,9 @@ from energon.webdataset.gopen import gopen as gopen
 if TYPE_CHECKING:
     from energon.webdataset import utils as utils
 
+__version__ = "1.0.2"
+"""The release of webdataset whose interface this is."""
+
 _NAMES = {
     "autodecode": [
         "Continue",

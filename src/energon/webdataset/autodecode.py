@@ -4,240 +4,95 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from energon.allow import refusal
 from energon.decode.arrays import decode_pth
-from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import ConfigError, DecodeError, SecurityError
+from energon.decode.images import IMAGE_SPECS
+from energon.decode.sample_decoder import DECODERS
+from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
 from energon.webdataset import security
+from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reexport import reexport
 from energon.webdataset.stages.decoding_handlers import (
+    IMAGE_EXTENSIONS,
     Continue,
     DecodingHandler,
     ImageHandler,
+    call_extension_handler,
     gzfilter,
     handle_extension,
     imagehandler,
 )
+from energon.webdataset.stages.mapping import Apply
 from energon.webdataset.stages.media_handlers import torch_audio, torch_video
 
 __all__ = [
+    "IMAGE_EXTENSIONS",
     "BasicHandler",
     "Continue",
     "Decoder",
     "DecodingError",
     "ImageHandler",
     "basichandlers",
+    "call_extension_handler",
     "decoders",
+    "default_decoder",
     "gzfilter",
     "handle_extension",
     "imagehandler",
+    "imagespecs",
     "pytorch_weights_only",
     "torch_audio",
     "torch_loads",
     "torch_video",
 ]
 
-PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
-_NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id", "count"})
-_TEXTS = frozenset({"txt", "text", "transcript", "json", "jsn"})
-_ARRAYS = frozenset({"npy", "npz", "ten", "tb", "mp", "msg", "cbor"})
-BASIC = PICKLED | _NUMBERS | _TEXTS | _ARRAYS
-"""Extensions that are decoded unless told otherwise."""
+imagespecs: dict[str, tuple[str, str | None, str]] = {
+    name: (
+        spec.library,
+        None if spec.library == "pil" else "float" if spec.floats else "uint8",
+        spec.mode.lower(),
+    )
+    for name, spec in IMAGE_SPECS.items()
+}
+"""What images may become, by name: library, type of the values, and channels."""
 
 
 class DecodingError(DecodeError):
-    """A field cannot be decoded; says which one, and of which sample."""
-
-    def __init__(self, message: str, *, url: str | None = None, key: str = "", k: str = "") -> None:
-        super().__init__(message)
-        self.url = url
-        self.key = key
-        self.k = k
-
-
-@dataclass(frozen=True)
-class BasicHandler:
-    """Decodes text, numbers, JSON, arrays and the like by their extension, see `BASIC`.
+    """A field cannot be decoded; says which one, and of which sample.
 
     Args:
-        allowed: Whether pickles are among them.
-    """
-
-    allowed: frozenset[str] = frozenset()
-    _decoder: SampleDecoder = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_decoder", SampleDecoder("rgb", allow=self.allowed))
-
-    def claims(self, key: str) -> bool:
-        """Return whether fields of that name are decoded."""
-        return key.rpartition(".")[2] in BASIC
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        extension = key.rpartition(".")[2]
-        if extension not in BASIC:
-            return None
-        if extension == "pth":
-            return load_torch(data, self.allowed)
-        if extension in PICKLED:
-            security.require(
-                "pickle",
-                self.allowed,
-                f"a {key} field is pickled, and unpickling runs any code that it holds",
-            )
-        return self._decoder.decode(key, data)
-
-
-def basichandlers(key: str, data: bytes) -> Any:
-    """Decode a field by its extension, with what is allowed at the time of the call."""
-    return BasicHandler(security.resolve())(key, data)
-
-
-def _decode_as(extension: str, data: bytes) -> Any:
-    return basichandlers(f".{extension}", data)
-
-
-class Decoder:
-    """Decodes the fields of a sample; a sample given to it comes back decoded.
-
-    Called with anything that is no sample, it is a stage over it: `Decoder(f)(dataset)`.
-
-    Args:
-        handlers: Handlers, or names of what images become ("rgb", "torchrgb8", "pil", ...).
-        pre: Handlers before these; None means unpacking of `.gz`.
-        post: Handlers after these; None means text, numbers, JSON, arrays.
-        only: Fields to decode, as a list or with spaces between them; None means all.
-        partial: Whether fields that are not bytes are left alone; else they are an error.
-        allow: "pickle" lets pickled fields be unpickled.
+        url: Address of the shard.
+        key: Key of the sample.
+        k: Name of the field.
+        sample: The sample as it was read.
+        message: What is wrong; None says which field it is.
     """
 
     def __init__(
         self,
-        *handlers: Any,
-        pre: Sequence[DecodingHandler] | None = None,
-        post: Sequence[DecodingHandler] | None = None,
-        only: str | Iterable[str] | None = None,
-        partial: bool = False,
-        allow: Collection[str] = (),
+        url: str | None = None,
+        key: str | None = None,
+        k: str | None = None,
+        sample: Any = None,
+        *,
+        message: str | None = None,
     ) -> None:
-        if len(handlers) == 1 and isinstance(handlers[0], list | tuple):
-            handlers = tuple(handlers[0])
-        allowed = security.resolve(allow)
-        self.handlers: tuple[DecodingHandler, ...] = (
-            *([gzfilter] if pre is None else pre),
-            *(imagehandler(each) if isinstance(each, str) else each for each in handlers),
-            *([BasicHandler(allowed)] if post is None else post),
-        )
-        for each in self.handlers:
-            if not callable(each):
-                raise ConfigError(
-                    f"decode got {each!r}; expected functions of key and data, or names of what "
-                    'images become, like "rgb" or "torchrgb"'
-                )
-        self.only = only if only is None else frozenset(_words(only))
-        self.partial = partial
-        self._plan: dict[str, tuple[DecodingHandler, ...]] = {}
-
-    def __call__(self, sample: Any) -> Any:
-        """Return a sample with its fields decoded."""
-        if not isinstance(sample, Mapping):
-            from energon.webdataset.compat import apply_decoder
-
-            return apply_decoder(self, sample)
-        return self.decode(sample)
-
-    def decode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a sample with its fields decoded.
-
-        Raises:
-            DecodingError: If a field is damaged.
-            SecurityError: If a field is pickled, and that is not allowed.
-        """
-        decoded = {}
-        for name, data in sample.items():
-            handlers = self._plan.get(name)
-            if handlers is None:
-                handlers = self._plan[name] = self._handlers_for(name)
-            decoded[name] = self._value(name, data, handlers, sample) if handlers else data
-        return decoded
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": {}}
-
-    def _handlers_for(self, name: str) -> tuple[DecodingHandler, ...]:
-        """Return the handlers that have to be asked about a field."""
-        if name.startswith("__"):
-            return (_decode_text,)
-        if self.only is not None and name not in self.only:
-            return ()
-        key = "." + name
-        for number, handler in enumerate(self.handlers):
-            if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
-                # It may hand other data on under any key: those after it have to be asked.
-                return self.handlers[number:]
-            if handler.claims(key):
-                return (handler,)
-        return ()
-
-    def _value(
-        self,
-        name: str,
-        data: Any,
-        handlers: tuple[DecodingHandler, ...],
-        sample: Mapping[str, Any],
-    ) -> Any:
-        if not isinstance(data, bytes):
-            if self.partial or name.startswith("__"):
-                return data
-            raise self._error(
-                f"holds {type(data).__name__} instead of bytes; is it decoded twice? Pass "
-                "partial=True to leave such fields alone",
-                name,
-                sample,
-            )
-        key = "." + name
-        try:
-            for handler in handlers:
-                result = handler(key, data)
-                if isinstance(result, Continue):
-                    key, data = result.key, result.data
-                elif result is not None or _definite(handler, key):
-                    return result
-        except SecurityError:
-            raise
-        except Exception as error:
-            raise self._error(f"cannot be decoded: {error}", name, sample) from error
-        return data
-
-    def _error(self, what: str, name: str, sample: Mapping[str, Any]) -> DecodingError:
-        key, url = sample.get("__key__", ""), sample.get("__url__")
         where = f" of {url}" if url else ""
-        return DecodingError(
-            f"field {name!r} of sample {key!r}{where} {what}", url=url, key=key, k=name
-        )
+        super().__init__(message or f"field {k!r} of sample {key!r}{where} cannot be decoded")
+        self.url = url
+        self.key = key
+        self.k = k
+        self.sample = sample
 
-
-def _definite(handler: DecodingHandler, key: str) -> bool:
-    """Return whether None is what the handler has made of the data, like the null of JSON."""
-    claims = getattr(handler, "claims", None)
-    return claims is not None and claims(key)
-
-
-def _decode_text(key: str, data: bytes) -> str | bytes:
-    """Return the text of a field for metadata. Programs put other bytes there, too."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data
-
-
-def _words(names: str | Iterable[str]) -> list[str]:
-    return names.split() if isinstance(names, str) else list(names)
+    def __reduce__(self) -> Any:
+        # A sample may be large; whoever catches this in another process has its key.
+        again = partial(DecodingError, self.url, self.key, self.k, message=self.args[0])
+        return again, ()
 
 
 pytorch_weights_only = True
@@ -255,6 +110,7 @@ def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
 def load_torch(data: bytes, allowed: Collection[str]) -> Any:
     """Do what `torch_loads` does, with what was allowed before; see `security.resolve`."""
+    security.check_lock("torch", allowed)
     trusted = "pickle" in allowed or not pytorch_weights_only
     if trusted and os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") != "1":
         return decode_pth(data, trusted=True)
@@ -267,20 +123,286 @@ def load_torch(data: bytes, allowed: Collection[str]) -> Any:
         ) from error
 
 
-decoders: dict[str, Callable[[bytes], Any]] = {
-    extension: partial(_decode_as, extension) for extension in sorted(BASIC)
+def unpickle_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
+    """Return the object that is pickled in the data, if that is allowed.
+
+    Raises:
+        SecurityError: If it is not.
+    """
+    return load_pickle(data, security.resolve(allow))
+
+
+def load_pickle(data: bytes, allowed: Collection[str]) -> Any:
+    """Do what `unpickle_loads` does, with what was allowed before; see `security.resolve`."""
+    what = "the field is pickled, and unpickling runs any code that it holds"
+    security.require("pickle", allowed, what)
+    return pickle.loads(data)
+
+
+npy_loads = DECODERS["npy"]
+npz_loads = DECODERS["npz"]
+msgpack_loads = DECODERS["msg"]
+cbor_loads = DECODERS["cbor"]
+tenbin_loads = DECODERS["ten"]
+
+_BUILT_IN: dict[str, Callable[[bytes], Any]] = {
+    **DECODERS,
+    **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
+    "pth": torch_loads,
 }
-"""Functions that decode the bytes of a field, by extension."""
 
 
-npy_loads = decoders["npy"]
-npz_loads = decoders["npz"]
-msgpack_loads = decoders["msg"]
-cbor_loads = decoders["cbor"]
-tenbin_loads = decoders["ten"]
-unpickle_loads = decoders["pickle"]
+class _Registry(UserDict[str, Callable[[bytes], Any]]):
+    """Knows how often it was changed."""
 
-default_pre_handlers = [gzfilter]
-default_post_handlers = [basichandlers]
+    version = 0
 
-__getattr__ = reexport(__name__, {"IMAGE_EXTENSIONS": "stages.decoding_handlers"})
+    def __setitem__(self, extension: str, decode: Callable[[bytes], Any]) -> None:
+        super().__setitem__(extension, decode)
+        self.version += 1
+
+    def __delitem__(self, extension: str) -> None:
+        super().__delitem__(extension)
+        self.version += 1
+
+    def changes(self) -> dict[str, Callable[[bytes], Any] | None]:
+        """Return what differs from how it was made; None stands for what was taken out."""
+        names = {*self, *_BUILT_IN}
+        return {n: self.get(n) for n in names if self.get(n) is not _BUILT_IN.get(n)}
+
+
+decoders = _Registry(_BUILT_IN)
+"""Functions that decode the bytes of a field, by extension, for a program to change."""
+
+
+class BasicHandler:
+    """Decodes text, numbers, JSON, arrays and the like by their extension, see `decoders`.
+
+    Args:
+        allowed: What is allowed, see `security.resolve`.
+    """
+
+    def __init__(self, allowed: frozenset[str] = frozenset()) -> None:
+        self.allowed = allowed
+        self._changes: dict[str, Callable[[bytes], Any] | None] = {}
+
+    def claims(self, key: str) -> bool:
+        """Return whether fields of that name are decoded."""
+        return self._function(key) is not None
+
+    def compiled(self, key: str) -> Callable[[bytes], Any]:
+        """Return what decodes the fields of a name that it claims."""
+        function = self._function(key)
+        if function is torch_loads:
+            return partial(load_torch, allowed=self.allowed)
+        if function is unpickle_loads:
+            return partial(load_pickle, allowed=self.allowed)
+        return function or _same
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        return self.compiled(key)(data) if self.claims(key) else None
+
+    def _function(self, key: str) -> Callable[[bytes], Any] | None:
+        extension = key.rpartition(".")[2]
+        if extension in self._changes:
+            return self._changes[extension]
+        return decoders.get(extension)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Other processes have the registry as it was made.
+        return {"allowed": self.allowed, "_changes": {**decoders.changes(), **self._changes}}
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+def basichandlers(key: str, data: bytes) -> Any:
+    """Decode a field by its extension, with what is allowed at the time of the call."""
+    return BasicHandler(security.resolve())(key, data)
+
+
+default_pre_handlers: list[DecodingHandler] = [gzfilter]
+default_post_handlers: list[DecodingHandler] = [basichandlers]
+
+_META = object()
+"""Plan of fields about the sample: bytes become text, where they are text."""
+
+
+class Decoder:
+    """Decodes the fields of a sample; a sample given to it comes back decoded.
+
+    Called with anything that is no sample, it is a stage over it: `Decoder(f)(dataset)`.
+
+    Args:
+        handlers: A list of handlers, or of names of what images become ("rgb", "torchrgb8",
+            "pil", ...). Programs of old give them one by one.
+        rest: `pre`, `post`, `only` and `partial` after a list of handlers; more handlers after
+            one.
+        pre: Handlers before these; None means unpacking of `.gz`.
+        post: Handlers after these; None means text, numbers, JSON, arrays.
+        only: Fields to decode, as a list or with spaces between them; None means all.
+        partial: Whether fields that are not bytes are left alone; else they are an error.
+        allow: "pickle" lets pickled fields be unpickled.
+    """
+
+    def __init__(
+        self,
+        handlers: Any = (),
+        *rest: Any,
+        pre: Sequence[DecodingHandler] | None = None,
+        post: Sequence[DecodingHandler] | None = None,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        allow: Collection[str] = (),
+    ) -> None:
+        if not isinstance(handlers, list | tuple):
+            handlers, rest = [handlers, *rest], ()
+        options: tuple[Any, ...] = (pre, post, only, partial)
+        pre, post, only, partial = (*rest, *options[len(rest) :])
+        allowed = security.resolve(allow)
+        self.handlers: tuple[DecodingHandler, ...] = tuple(
+            _handler(each, allowed)
+            for some in (
+                default_pre_handlers if pre is None else pre,
+                handlers,
+                default_post_handlers if post is None else post,
+            )
+            for each in some
+        )
+        self.only = only if only is None else frozenset(_words(only))
+        self.partial = partial
+        self._plan: dict[str, Any] = {}
+        self._version = decoders.version
+
+    def __call__(self, sample: Any) -> Any:
+        """Return a sample with its fields decoded."""
+        if isinstance(sample, Mapping):
+            return self.decode(sample)
+        if hasattr(sample, "__next__") or not hasattr(sample, "__iter__"):
+            raise ConfigError(f"a decoder decodes samples or pipelines, got {sample!r}")
+        pipeline = sample if hasattr(sample, "compose") else DataPipeline(sample)
+        return pipeline.compose(Apply(self.decode))
+
+    def decode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sample with its fields decoded.
+
+        Raises:
+            DecodingError: If a field is damaged.
+            SecurityError: If a field is pickled, and that is not allowed.
+        """
+        if self._version != decoders.version:
+            self._plan, self._version = {}, decoders.version
+        plan, decoded = self._plan, {}
+        for name, data in sample.items():
+            step = plan.get(name, self)
+            if step is self:
+                step = plan[name] = self._plan_of(name)
+            if step is _META:
+                decoded[name] = _text(data) if type(data) is bytes else data
+            elif step is None:
+                decoded[name] = data
+            elif type(data) is bytes:
+                try:
+                    decoded[name] = step(data)
+                except SecurityError:
+                    raise
+                except Exception as error:
+                    raise self._error(_why(error, name, data), name, sample) from error
+            elif self.partial:
+                decoded[name] = data
+            else:
+                raise self._error(
+                    f"holds {type(data).__name__} instead of bytes; is it decoded twice? Pass "
+                    "partial=True to leave such fields alone",
+                    name,
+                    sample,
+                )
+        return decoded
+
+    def decode1(self, key: str, data: bytes) -> Any:
+        """Return the content of one field, decoded by its name."""
+        return self._chain("." + key, self.handlers)(data)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": {}, "_version": -1}
+
+    def _plan_of(self, name: str) -> Any:
+        """Return what decodes the fields of a name: a function of their bytes, or None."""
+        if name.startswith("__"):
+            return _META
+        if self.only is not None and name not in self.only:
+            return None
+        key = "." + name
+        for number, handler in enumerate(self.handlers):
+            if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
+                # It may hand other data on under any key: those after it have to be asked.
+                return self._chain(key, self.handlers[number:])
+            if handler.claims(key):
+                compiled = getattr(handler, "compiled", None)
+                return partial(handler, key) if compiled is None else compiled(key)
+        return _same
+
+    @staticmethod
+    def _chain(key: str, handlers: Sequence[DecodingHandler]) -> Callable[[bytes], Any]:
+        def ask(data: Any) -> Any:
+            now = key
+            for handler in handlers:
+                result = handler(now, data)
+                if isinstance(result, Continue):
+                    now, data = result.key, result.data
+                elif result is not None or _definite(handler, now):
+                    return result
+            return data
+
+        return ask
+
+    def _error(self, what: str, name: str, sample: Mapping[str, Any]) -> DecodingError:
+        key, url = sample.get("__key__", ""), sample.get("__url__")
+        where = f" of {url}" if url else ""
+        message = f"field {name!r} of sample {key!r}{where} {what}"
+        return DecodingError(url, key, name, sample, message=message)
+
+
+def _handler(handler: Any, allowed: frozenset[str]) -> DecodingHandler:
+    if isinstance(handler, str):
+        return imagehandler(handler)
+    if handler is basichandlers:
+        return BasicHandler(allowed)
+    if not callable(handler):
+        raise ConfigError(
+            f"decode got {handler!r}; expected functions of key and data, or names of what "
+            'images become, like "rgb" or "torchrgb"'
+        )
+    found: DecodingHandler = handler
+    return found
+
+
+def _why(error: Exception, name: str, data: bytes) -> str:
+    if isinstance(error, EnergonError):
+        return f"cannot be decoded: {error}"
+    begin = f"{len(data)} bytes that begin with {data[:16]!r}"
+    return f"cannot be decoded: {begin}: {type(error).__name__}: {error}"
+
+
+def _definite(handler: DecodingHandler, key: str) -> bool:
+    """Return whether None is what the handler has made of the data, like the null of JSON."""
+    claims = getattr(handler, "claims", None)
+    return claims is not None and claims(key)
+
+
+def _text(data: bytes) -> str | bytes:
+    """Return the text of a field for metadata. Programs put other bytes there, too."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _words(names: str | Iterable[str]) -> list[str]:
+    return names.split() if isinstance(names, str) else list(names)
+
+
+default_decoder = Decoder([*default_pre_handlers, *default_post_handlers])
+
+__getattr__ = reexport(__name__, {"utils": "utils:"})

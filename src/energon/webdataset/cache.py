@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
-from energon.errors import ConfigError
+from energon.errors import FormatError
 from energon.formats.tar.headers import BLOCK
+from energon.io.atomic import atomic_path
 from energon.webdataset import security
+from energon.webdataset.gopen import gopen as _open
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import Opening
-from energon.webdataset.reading.shard_cache import ShardCache, cache_of, url_to_cache_name
+from energon.webdataset.reading.shard_cache import ShardCache, cache_of, path_in_cache
 from energon.webdataset.reading.tar_samples import TarSamples
+from energon.webdataset.reading.urls import local_path
 from energon.webdataset.reexport import reexport
 from energon.webdataset.tariterators import url_opener
 
@@ -26,23 +33,88 @@ __all__ = [
     "cached_tarfile_samples",
     "cached_tarfile_to_samples",
     "cached_url_opener",
+    "check_tar_format",
+    "default_cache_dir",
+    "default_cache_size",
+    "download",
+    "get_filetype",
+    "magic_filetype",
     "pipe_cleaner",
     "url_to_cache_name",
+    "verbose_cache",
 ]
+
+logger = logging.getLogger("energon")
+
+default_cache_dir = os.environ.get("WDS_CACHE", "./_cache")
+"""Folder of a `FileCache` that names none."""
+default_cache_size = float(os.environ.get("WDS_CACHE_SIZE", "1e18"))
+verbose_cache = int(os.environ.get("WDS_VERBOSE_CACHE", "0"))
+
+_READ_BYTES = 1 << 20
+_BY_NAME = frozenset({"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"})
+
+
+def url_to_cache_name(url: str, ndir: int = 0) -> str:
+    """Return the end of an address, as a name that programs give to their copies.
+
+    Not what the cache calls shards unless it is told to (`url_to_name=url_to_cache_name`): two
+    addresses may end alike.
+
+    Args:
+        url: The address.
+        ndir: How many folders to keep before the last part.
+
+    Raises:
+        AssertionError: If it is no text.
+    """
+    assert isinstance(url, str), f"{url!r}: expected an address"
+    parts = urlsplit(url)
+    if parts.scheme not in _BY_NAME:
+        return quote(url, safe="_+{}*,-")[-128:]
+    return "/".join(parts.path.lstrip("/").split("/")[-1 - ndir :])
+
+
+def download(
+    url: str, dest: str | os.PathLike[str], chunk_size: int = _READ_BYTES, verbose: bool = False
+) -> None:
+    """Copy what is at an address to a file, which has its name when it is complete."""
+    if verbose:
+        logger.info("downloading %s to %s", url, dest)
+    with atomic_path(dest) as temporary, open(temporary, "wb") as file:
+        stream = _open(url)
+        try:
+            while data := stream.read(chunk_size):
+                file.write(data)
+        finally:
+            stream.close()
+
+
+def magic_filetype(fname: str | os.PathLike[str]) -> str:
+    """Return what a file is by its first bytes: a tar archive, compressed data, or data."""
+    with open(fname, "rb") as file:
+        head = file.read(BLOCK)
+    if head.startswith(b"\x1f\x8b"):
+        return f"{fname}: gzip compressed data"
+    return f"{fname}: POSIX tar archive" if head[257:262] == b"ustar" else f"{fname}: data"
+
+
+get_filetype = magic_filetype
 
 
 class FileCache:
     """Opens shards through a cache: a stage from shards to shards with an open `stream`.
 
     Args:
-        cache_dir: Folder of the cache; None means WDS_CACHE of the environment.
-        url_to_name: Gives the path of a shard below it; None takes it from the address.
-        verbose: Accepted for compatibility.
-        validator: Accepted for compatibility: only shards that were read to their end, and found
-            to be whole, are kept.
+        cache_dir: Folder of the cache; None means WDS_CACHE of the environment, or `./_cache`.
+        url_to_name: Gives the path of a shard below it; None takes it from the address, so that
+            no two share one.
+        verbose: Whether to log what is downloaded.
+        validator: Says of a downloaded file whether it is a shard. Unless one is given, shards
+            are kept that were read to their end, and found to be whole.
         handler: Decides about shards that cannot be opened.
         cache_size: Bytes that it may hold; -1 for any number.
-        cache_cleanup_interval: Accepted for compatibility.
+        cache_cleanup_interval: Seconds between looks for files that have to go.
         allow: "shell" lets addresses be commands.
     """
 
@@ -52,19 +124,55 @@ class FileCache:
         *,
         url_to_name: Callable[[str], str] | None = None,
         verbose: bool = False,
-        validator: Any = None,
+        validator: Callable[[str], Any] | None = None,
         handler: Handler = reraise_exception,
         cache_size: float = -1,
         cache_cleanup_interval: float = 30,
         allow: Collection[str] = (),
     ) -> None:
-        self.cache = cache_of(cache_size, cache_dir, url_to_name)
-        if self.cache is None:
-            raise ConfigError(
-                "FileCache needs a folder: cache_dir, or WDS_CACHE in the environment"
-            )
+        folder = cache_dir or os.environ.get("WDS_CACHE") or default_cache_dir
+        self.cache_dir = os.fspath(folder)
+        self.cache = cache_of(cache_size, folder, url_to_name) or ShardCache(self.cache_dir)
+        self.url_to_name = url_to_name or path_in_cache
+        self.verbose = verbose
+        self.validator = validator
         self.handler = handler
         self.allowed = security.resolve(allow)
+        self.cleaner: LRUCleanup | None = None
+        if cache_size > 0:
+            self.cleaner = LRUCleanup(
+                self.cache_dir, cache_size, verbose=verbose, interval=cache_cleanup_interval
+            )
+
+    def get_file(self, url: str) -> str:
+        """Return the path of a shard on disk, after downloading it if it is not there yet.
+
+        Raises:
+            FormatError: If the validator says that it is no shard.
+        """
+        path = local_path(url)
+        if path is not None:
+            return path
+        opened = Opening(self.allowed, self.cache).open_packed({"url": url})
+        try:
+            if opened.local_path is not None:
+                return opened.local_path
+            if self.cleaner is not None:
+                self.cleaner.cleanup()
+            if self.verbose:
+                logger.info("downloading %s to %s", url, self.cache_dir)
+            while opened.stream.read(_READ_BYTES):
+                pass
+            written_to = getattr(opened.stream, "written_to", None)
+            if self.validator is not None and written_to and not self.validator(written_to):
+                raise FormatError(f"{url}: the validator of the cache says that this is no shard")
+            opened.completed()
+        finally:
+            opened.stream.close()
+        found = self.cache.find(url)
+        if found is None:
+            raise FormatError(f"{url}: the cache in {self.cache_dir} could not keep it")
+        return str(found)
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield shards with an open stream."""
@@ -72,6 +180,8 @@ class FileCache:
         for item in src:
             shard = {"url": item} if isinstance(item, str) else item
             try:
+                if self.validator is not None and "stream" not in shard:
+                    shard = {**shard, "local_path": self.get_file(shard["url"])}
                 opened = opening.open_packed(shard)
             except Exception as error:
                 if self.handler(error):
@@ -96,44 +206,75 @@ class StreamingOpen:
         handler: Handler = reraise_exception,
         allow: Collection[str] = (),
     ) -> None:
+        self.verbose = verbose
         self.handler = handler
         self.allow = allow
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield shards with an open stream."""
-        shards = ({"url": item} if isinstance(item, str) else item for item in src)
-        return url_opener(shards, self.handler, allow=self.allow)
+        return url_opener(map(_local_shard, src), self.handler, allow=self.allow)
+
+
+def _local_shard(item: Any) -> dict[str, Any]:
+    shard: dict[str, Any] = {"url": item} if isinstance(item, str) else item
+    path = local_path(shard["url"])
+    return shard if path is None else {**shard, "local_path": path}
 
 
 class LRUCleanup:
-    """Deletes the least recently used shards of a cache until the rest is small enough.
+    """Deletes files of a folder, the oldest first, until the rest is small enough.
+
+    All attributes may be set.
 
     Args:
-        cache_dir: Folder of the cache.
-        cache_size: Bytes that it may hold.
-        keyfn: Accepted for compatibility.
-        verbose: Accepted for compatibility.
+        cache_dir: The folder.
+        cache_size: Bytes that its files may have.
+        keyfn: Gives the age of a file by its path: smaller is older.
+        verbose: Whether to log what is deleted.
         interval: Seconds between looks at the folder; None looks each time.
     """
 
     def __init__(
         self,
-        cache_dir: str | os.PathLike[str],
+        cache_dir: str | os.PathLike[str] | None = None,
         cache_size: float = 1e12,
-        keyfn: Any = None,
+        keyfn: Callable[[str], Any] = os.path.getctime,
         verbose: bool = False,
         interval: float | None = 30,
     ) -> None:
-        self.cache = ShardCache(os.fspath(cache_dir), int(cache_size))
+        self.cache_dir = cache_dir
+        self.cache_size = cache_size
+        self.keyfn = keyfn
+        self.verbose = verbose
         self.interval = interval
-        self._last = float("-inf")
+        self.last_run = float("-inf")
+
+    def set_cache_dir(self, cache_dir: str | os.PathLike[str]) -> None:
+        """Let this be about another folder."""
+        self.cache_dir = cache_dir
 
     def cleanup(self) -> None:
         """Delete what has to go, unless that was done a moment ago."""
         now = time.monotonic()
-        if self.interval is None or now - self._last >= self.interval:
-            self._last = now
-            self.cache.shrink()
+        if self.cache_dir is None or not os.path.isdir(self.cache_dir):
+            return
+        if self.interval is not None and now - self.last_run < self.interval:
+            return
+        self.last_run = now
+        found = []
+        for path in Path(self.cache_dir).rglob("*"):
+            # Other processes delete files, too.
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file():
+                    found.append((self.keyfn(str(path)), str(path), path.stat().st_size))
+        total = sum(size for *_, size in found)
+        for _, name, size in sorted(found):
+            if total <= self.cache_size:
+                return
+            if self.verbose:
+                logger.info("deleting %s", name)
+            Path(name).unlink(missing_ok=True)
+            total -= size
 
 
 def pipe_cleaner(spec: str) -> str:
@@ -193,4 +334,6 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     return head[257:262] == b"ustar"
 
 
-__getattr__ = reexport(__name__, {"islocal": "reading.urls:is_local", "obsolete": "utils"})
+__getattr__ = reexport(
+    __name__, {"gopen": "gopen:", "islocal": "reading.urls:is_local", "obsolete": "utils"}
+)

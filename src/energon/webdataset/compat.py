@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Self
 
-from energon.errors import ConfigError
 from energon.webdataset import filters
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.pipeline import DataPipeline
@@ -14,9 +13,14 @@ from energon.webdataset.reexport import reexport
 from energon.webdataset.shardlists import (
     DealShards,
     ShuffleShards,
+    non_empty,
 )
 from energon.webdataset.stages.batching import Collation, default_collation_fn
-from energon.webdataset.stages.mapping import Apply
+
+
+def check_empty(source: Iterable[Any]) -> Iterator[Any]:
+    """Yield all items, see `non_empty`."""
+    return non_empty(source)
 
 
 class FluidInterface:
@@ -250,22 +254,16 @@ def _order(source: Any, shuffled: bool, nodesplitter: Any, workersplitter: Any) 
     return [ShuffleShards("job"), by_node or None, ShuffleShards("rank"), by_worker or None]
 
 
-def apply_decoder(decoder: Any, source: Any) -> Any:
-    """Return `source` with the fields of its samples decoded: `Decoder(...)(source)`."""
-    if isinstance(source, DataPipeline):
-        return source.compose(Apply(decoder.decode))
-    if hasattr(source, "__next__") or not hasattr(source, "__iter__"):
-        raise ConfigError(f"a decoder decodes samples or pipelines, got {source!r}")
-    return FluidWrapper(source).compose(Apply(decoder.decode))
-
-
 __getattr__ = reexport(
     __name__,
     {
         "WebLoader": "web_loader",
-        "check_empty": "shardlists:non_empty",
+        "autodecode": "autodecode:",
+        "cache": "cache:",
         "group_by_keys": "tariterators",
         "pipelinefilter": "filters",
+        "shardlists": "shardlists:",
         "tar_file_expander": "tariterators",
+        "utils": "utils:",
     },
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
+from energon.webdataset import utils
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reexport import reexport
+from energon.webdataset.running.dataset import TorchLookalike
 from energon.webdataset.stages.make import IterableStage
 
 
@@ -33,21 +36,42 @@ class MockDataset(DataPipeline):
         super().__init__(IterableStage(_Repeated(sample, length)))
 
 
-class with_epoch:
-    """Stage that ends after a number of items: `DataPipeline(source, with_epoch(100))`."""
+class with_epoch(TorchLookalike):
+    """A dataset, a number of items at a time: each loop goes on where the last one stopped.
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    Also a stage that ends after a number of items: `DataPipeline(source, with_epoch(100))`.
 
-    def run(self, src: Iterator[Any]) -> Iterator[Any]:
-        """Yield the first items."""
-        for number, item in enumerate(src, 1):
+    Args:
+        dataset: The dataset. A number alone is the length of a stage.
+        length: How many items a loop has.
+    """
+
+    def __init__(self, dataset: Any, length: int | None = None) -> None:
+        self.dataset = None if length is None else dataset
+        self.length: int = dataset if length is None else length
+        self.source: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.length):
+            item = next(self.source, _END) if self.source is not None else _END
+            if item is _END:
+                self.source = iter(self.dataset or ())
+                item = next(self.source, _END)
+                if item is _END:
+                    return
             yield item
-            if number == self.length:
-                return
+
+    def run(self, dataset: Any) -> Iterator[Any]:
+        """Yield the first items of any dataset."""
+        yield from islice(dataset, self.length)
+
+    invoke = run
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": None}
 
 
-class with_length:
+class with_length(TorchLookalike):
     """Gives any dataset a length: `with_length(dataset, 100)`."""
 
     def __init__(self, dataset: Any, length: int) -> None:
@@ -60,5 +84,45 @@ class with_length:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.dataset)
 
+    def invoke(self, dataset: Any) -> Iterator[Any]:
+        """Return the items of any dataset."""
+        return iter(dataset)
 
-__getattr__ = reexport(__name__, {"PipelineStage": "stages.make", "repeatedly": "utils"})
+    run = invoke
+
+
+class repeatedly(TorchLookalike):
+    """Gives the items of several loops over a dataset, see `utils.repeatedly`.
+
+    Args:
+        source: The dataset.
+        nepochs: How many loops; None means without end.
+        nbatches: How many items in all; None means all.
+        length: Accepted for compatibility.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        nepochs: int | None = None,
+        nbatches: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        self.source = source
+        self.nepochs = nepochs
+        self.nbatches = nbatches
+        self.length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.invoke(self.source)
+
+    def invoke(self, source: Any) -> Iterator[Any]:
+        """Return the items of several loops over any dataset."""
+        return utils.repeatedly(source, self.nepochs, self.nbatches)
+
+    run = invoke
+
+
+_END = object()
+
+__getattr__ = reexport(__name__, {"PipelineStage": "stages.make"})

@@ -34,11 +34,27 @@ from energon.webdataset.stages.fields import (
     alternatives,
     getfirst,
 )
+from energon.webdataset.stages.functional import (
+    combine_values,
+    compose,
+    compose2,
+    decode_bin,
+    decode_pickle,
+    decode_text,
+    default_decoders,
+    dict2tuple,
+    find_decoder,
+    generator,
+    parse_field_spec,
+    pick,
+    pipeline,
+    tuple2dict,
+)
 from energon.webdataset.stages.inspect_stages import Info, LogKeys
 from energon.webdataset.stages.item_cache import Cached, LMDBCached
 from energon.webdataset.stages.make import pipelinefilter
 from energon.webdataset.stages.mapping import Apply, Map, RandomSample, Select, Slice
-from energon.webdataset.stages.shuffling import Shuffle
+from energon.webdataset.stages.shuffling import Shuffle, detshuffle
 from energon.webdataset.utils import transform_with
 
 __all__ = [
@@ -46,10 +62,19 @@ __all__ = [
     "LMDBCached",
     "associate",
     "batched",
+    "combine_values",
+    "compose",
+    "compose2",
     "decode",
+    "decode_bin",
+    "decode_pickle",
+    "decode_text",
     "default_collation_fn",
+    "default_decoders",
     "detshuffle",
+    "dict2tuple",
     "extract_keys",
+    "find_decoder",
     "flatmap",
     "getfirst",
     "info",
@@ -58,6 +83,9 @@ __all__ = [
     "map",
     "map_dict",
     "map_tuple",
+    "parse_field_spec",
+    "pick",
+    "pipeline",
     "pipelinefilter",
     "rename",
     "rename_keys",
@@ -68,6 +96,7 @@ __all__ = [
     "slice",
     "to_tuple",
     "transform_with",
+    "tuple2dict",
     "unbatched",
     "unlisted",
     "xdecode",
@@ -83,18 +112,6 @@ def shuffle(
 ) -> Stage:
     """Shuffle items through a buffer, see `Shuffle`."""
     return Shuffle(bufsize, initial, rng, seed)
-
-
-def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Stage:
-    """Shuffle items through a buffer; as `shuffle`, whose order is a function of the seed, too.
-
-    Args:
-        bufsize: See `Shuffle`.
-        initial: See `Shuffle`.
-        seed: Seed of its own, in place of the pipeline's.
-        epoch: Accepted for compatibility: the pipeline counts its epochs.
-    """
-    return Shuffle(bufsize, initial, None, seed)
 
 
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
@@ -132,7 +149,7 @@ def decode(
     allow: Collection[str] = (),
 ) -> Stage:
     """Decode the fields of samples, see `Decoder`."""
-    decoder = Decoder(*args, pre=pre, post=post, only=only, partial=partial, allow=allow)
+    decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, allow=allow)
     return Apply(decoder.decode, handler)
 
 
@@ -142,11 +159,10 @@ def xdecode(*args: Any, must_decode: bool = True, defaults: Any = None, **kw: An
     Args:
         args: Pairs of a pattern and a function, or False to leave such fields as they are.
         must_decode: Whether a field that no pattern fits is an error.
-        defaults: Pairs that come before these; None means text for `*.txt`, and bytes for
-            `*.bin`.
+        defaults: Pairs that come before these; None means `default_decoders`.
         kw: `png=f` is another way to write `("*.png", f)`.
     """
-    first = _XDECODE_DEFAULTS if defaults is None else defaults
+    first = default_decoders if defaults is None else defaults
     named = [(f"*.{name}", function) for name, function in kw.items()]
     return Apply(XDecode([*first, *args, *named], must_decode))
 
@@ -272,16 +288,24 @@ def log_keys(logfile: Any = None) -> Stage:
     return LogKeys(None if logfile is None else str(logfile))
 
 
-def _read_text(stream: Any) -> str:
-    return str(stream.read(), "utf-8")
-
-
-def _read_bytes(stream: Any) -> bytes:
-    data: bytes = stream.read()
-    return data
-
-
-_XDECODE_DEFAULTS = (("*.bin", _read_bytes), ("*.txt", _read_text))
+_associate = generator(associate)
+_batched = generator(batched)
+_decode = generator(decode)
+_extract_keys = generator(extract_keys, "source")
+_info = generator(info)
+_log_keys = generator(log_keys)
+_map = generator(map)
+_map_dict = generator(map_dict)
+_map_tuple = generator(map_tuple)
+_rename = generator(rename)
+_rename_keys = generator(rename_keys, "source")
+_rsample = generator(rsample)
+_select = generator(select)
+_shuffle = generator(shuffle)
+_to_tuple = generator(to_tuple)
+_unbatched = generator(unbatched)
+_unlisted = generator(unlisted)
+_xdecode = generator(xdecode, "source")
 
 
 __getattr__ = reexport(
@@ -290,7 +314,8 @@ __getattr__ = reexport(
         "FilterFunction": "stages.make",
         "PipelineStage": "stages.make",
         "RestCurried": "stages.make",
-        "_shuffle": "stages.shuffling:shuffled",
+        "autodecode": "autodecode:",
         "identity": "utils",
+        "utils": "utils:",
     },
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection
+from subprocess import PIPE
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError
@@ -19,9 +20,10 @@ from energon.webdataset.reading.pipes import BROKEN_PIPE, Pipe
 from energon.webdataset.reading.remote_stream import RemoteReader, RemoteWriter
 from energon.webdataset.reading.rewriting import rewrite_url
 from energon.webdataset.reading.urls import is_local, local_path
+from energon.webdataset.reexport import reexport
 from energon.webdataset.verbose import tell
 
-__all__ = ["Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
+__all__ = ["PIPE", "Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
 
 Opener = Callable[..., Any]
 _MODES = ("rb", "wb")
@@ -49,7 +51,15 @@ def gopen(
         DatasetNotFoundError: If there is nothing at the address.
         SecurityError: If it is a command, and that is not allowed.
     """
-    return open_url(os.fspath(url), mode, bufsize, allowed=security.resolve(allow), options=kw)
+    allowed = security.resolve(allow)
+    if url == "-" and mode in _MODES:
+        return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+    url = os.fspath(url)
+    if is_local(url):
+        security.check_lock("file", allowed)
+        if mode in _MODES:
+            return _open_file(rewrite_url(url), mode, buffering=-1)
+    return open_url(url, mode, bufsize, allowed=allowed, options=kw)
 
 
 def open_url(
@@ -69,7 +79,9 @@ def open_url(
         return _standard(mode)
     scheme = _scheme(url)
     opener = gopen_schemes.get(scheme)
-    if opener is not None and opener is not _BUILT_IN.get(scheme):
+    if opener is None and not is_local(url):
+        opener = gopen_schemes["__default__"]
+    if opener is not None and opener is not _BUILT_IN.get(scheme, gopen_remote):
         return opener(url, mode, bufsize, **(options or {}))
     if scheme == "pipe":
         security.require("shell", allowed, f"{redact(url)} is a command for the shell")
@@ -86,23 +98,23 @@ def _scheme(url: str) -> str:
 
 
 def _open_pipe(url: str, mode: str, options: dict[str, Any]) -> Pipe:
-    return Pipe(url[len("pipe:") :], mode, ignore_status=(BROKEN_PIPE,), **options)
+    return Pipe(url[len("pipe:") :], mode=mode, ignore_status=(BROKEN_PIPE,), **options)
 
 
-def _open_file(url: str, mode: str) -> Any:
+def _open_file(url: str, mode: str, *, buffering: int | None = None) -> Any:
     path = local_path(url) or url
     try:
-        return open(path, mode, buffering=_buffering(mode))
+        return open(path, mode, buffering=_buffering(mode, buffering))
     except FileNotFoundError as error:
         missing = "no such file" if mode == "rb" else "there is no such folder to write to"
         raise DatasetNotFoundError(f"{url}: {missing}") from error
 
 
-def _buffering(mode: str) -> int:
-    """Return the size of a buffer: GOPEN_BUFFER of the environment; else none for reading."""
+def _buffering(mode: str, default: int | None) -> int:
+    """Return the size of a buffer: GOPEN_BUFFER, or the default; else none for reading."""
     wanted = os.environ.get("GOPEN_BUFFER")
     if wanted is None:
-        return 0 if mode == "rb" else -1
+        return default if default is not None else 0 if mode == "rb" else -1
     try:
         return int(wanted)
     except ValueError as error:
@@ -149,13 +161,16 @@ def set_options(
     """
     if not isinstance(obj, Pipe):
         return False
-    obj.tolerate(ignore_errors=ignore_errors, ignore_status=ignore_status)
+    if ignore_errors is not None:
+        obj.ignore_errors = ignore_errors
+    if ignore_status is not None:
+        obj.ignore_status = [0, *ignore_status]
     return True
 
 
 def gopen_file(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
     """Open a path or a `file:` address."""
-    return _open_file(url, mode)
+    return _open_file(url, mode, buffering=-1)
 
 
 def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
@@ -177,7 +192,16 @@ def gopen_error(url: str, *args: Any, **kw: Any) -> Any:
 gopen_curl = gopen_gsutil = gopen_ais = gopen_hf = gopen_htgs = gopen_remote
 
 _REMOTE = ("http", "https", "sftp", "ftps", "s3", "gs", "az", "ais", "hf")
-_BUILT_IN: dict[str, Opener] = {"pipe": gopen_pipe, **dict.fromkeys(_REMOTE, gopen_remote)}
+_BUILT_IN: dict[str, Opener] = {
+    "__default__": gopen_remote,
+    "pipe": gopen_pipe,
+    **dict.fromkeys(_REMOTE, gopen_remote),
+}
 gopen_schemes: dict[str, Opener] = dict(_BUILT_IN)
 """Openers by scheme: functions of url, mode and bufsize. Those that a program puts here come
-before what is built in, which it can call."""
+before what is built in, which it can call. `__default__` is for schemes that have no opener."""
+
+info: dict[str, Any] = {}
+"""For programs to put in what identifies their messages."""
+
+__getattr__ = reexport(__name__, {"utils": "utils:"})

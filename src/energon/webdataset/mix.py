@@ -31,8 +31,13 @@ class _Mixture(Stage):
     def __init__(self, datasets: Sequence[Any], longest: bool) -> None:
         if not datasets:
             raise ConfigError("there is nothing to mix: the list of datasets is empty")
-        self.parts = tuple(as_stages([each])[0] for each in datasets)
+        self.datasets = datasets
         self.longest = longest
+
+    @property
+    def parts(self) -> tuple[Stage, ...]:
+        """The datasets as stages."""
+        return tuple(as_stages([each])[0] for each in self.datasets)
 
     def _opened(self, context: Context) -> list[Iterator[Any]]:
         nothing: Iterator[Any] = iter(())
@@ -46,16 +51,34 @@ class _Mixture(Stage):
 class RandomMixStage(_Mixture):
     """Draws each item from a part chosen at random."""
 
-    def __init__(self, datasets: Sequence[Any], weights: Sequence[float], longest: bool) -> None:
+    def __init__(
+        self, datasets: Sequence[Any], probs: Sequence[float] | None, longest: bool
+    ) -> None:
         super().__init__(datasets, longest)
-        self.weights = tuple(weights)
+        self.probs = probs
+
+    @property
+    def weights(self) -> list[float]:
+        """How often each is chosen, relative to the others.
+
+        Raises:
+            ConfigError: If that makes no sense.
+        """
+        number = len(self.datasets)
+        weights = [1.0] * number if self.probs is None else [float(each) for each in self.probs]
+        if len(weights) != number or min(weights, default=1) < 0 or not any(weights):
+            raise ConfigError(
+                f"RandomMix of {number} datasets got probs={self.probs}; expected a number of 0 "
+                "or more for each, and one above 0"
+            )
+        return weights
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         draws = make_draws(None, context.seed_of)
         return _RandomMixIterator(self, self._opened(context), draws)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "weights": list(self.weights)}
+        return {**super().describe(), "weights": self.weights}
 
 
 class RoundRobinStage(_Mixture):
@@ -145,7 +168,30 @@ class _RoundRobinIterator(_MixtureIterator):
         self._turn = state["turn"]
 
 
-class RandomMix(DataPipeline, FluidInterface):
+class _Mix(DataPipeline, FluidInterface):
+    """A pipeline whose first stage mixes datasets, which a program may change."""
+
+    @property
+    def datasets(self) -> Sequence[Any]:
+        """What is mixed."""
+        found: Sequence[Any] = self.pipeline[0].datasets
+        return found
+
+    @datasets.setter
+    def datasets(self, datasets: Sequence[Any]) -> None:
+        self.pipeline[0].datasets = datasets
+
+    @property
+    def longest(self) -> bool:
+        """Whether to go on with the others when one has ended."""
+        return bool(self.pipeline[0].longest)
+
+    @longest.setter
+    def longest(self, longest: bool) -> None:
+        self.pipeline[0].longest = longest
+
+
+class RandomMix(_Mix):
     """The items of several datasets, each drawn from one that is chosen at random.
 
     Choices are a function of the seed.
@@ -168,16 +214,22 @@ class RandomMix(DataPipeline, FluidInterface):
         longest: bool = False,
         seed: int | None = None,
     ) -> None:
-        weights = [1.0] * len(datasets) if probs is None else list(probs)
-        if len(weights) != len(datasets) or min(weights, default=1) < 0 or not any(weights):
-            raise ConfigError(
-                f"RandomMix of {len(datasets)} datasets got probs={probs}; expected a number of 0 "
-                "or more for each, and one above 0"
-            )
-        super().__init__(RandomMixStage(datasets, weights, longest), seed=seed)
+        stage = RandomMixStage(datasets, probs, longest)
+        stage.weights  # noqa: B018 - raises if they make no sense
+        super().__init__(stage, seed=seed)
+
+    @property
+    def probs(self) -> Sequence[float] | None:
+        """How often each dataset is chosen, relative to the others."""
+        found: Sequence[float] | None = self.pipeline[0].probs
+        return found
+
+    @probs.setter
+    def probs(self, probs: Sequence[float] | None) -> None:
+        self.pipeline[0].probs = probs
 
 
-class RoundRobin(DataPipeline, FluidInterface):
+class RoundRobin(_Mix):
     """The items of several datasets, one of each in turn.
 
     Args:

@@ -39,3 +39,5 @@ class MultiLoader:
     def close(self) -> None:
         """Stop the processes."""
         self.loader.close()
+
+    kill = close

@@ -107,8 +107,10 @@ class DataPipeline(TorchLookalike):
         """Return the items of one pass."""
         return self.snapshot().open(Context(current_place(), self.seed, self._epochs.begin()))
 
-    def invoke(self, f: Any, *args: Any) -> Iterator[Any]:
+    def invoke(self, f: Any, *args: Any, **kw: Any) -> Iterator[Any]:
         """Return what one stage makes of an iterator; a source takes none."""
+        if kw or len(args) > 1:
+            return iter(f(*args, **kw))
         (stage,) = as_stages([f], has_source=bool(args))
         source = iter(args[0]) if args else iter(())
         return stage.open(source, Context(current_place(), self.seed, self._epochs.epochs))

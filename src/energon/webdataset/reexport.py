@@ -13,14 +13,15 @@ def reexport(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     Args:
         module: Its name.
         homes: By name, the module of this package that has it; "home:other" if under another
-            name.
+            name, "home:" if it is the module itself.
     """
     package = module.rpartition(".")[0]
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        home, _, original = homes[name].partition(":")
-        return getattr(import_module(f"{package}.{home}"), original or name)
+        home, colon, original = homes[name].partition(":")
+        found = import_module(f"{package}.{home}")
+        return found if colon and not original else getattr(found, original or name)
 
     return get

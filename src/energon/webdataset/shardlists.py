@@ -16,8 +16,9 @@ import numpy as np
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
-from energon.webdataset.reading.urls import envlookup, expand_source, expand_urls
+from energon.webdataset.reading.urls import envlookup, envsubst, expand_source, expand_urls
 from energon.webdataset.reexport import reexport
+from energon.webdataset.running.dataset import TorchLookalike
 from energon.webdataset.running.place import Place, current_place
 from energon.webdataset.stages.base import Context, Stage
 from energon.webdataset.stages.draws import default_seed, make_draws
@@ -29,6 +30,8 @@ __all__ = [
     "ShuffleShards",
     "SimpleShardList",
     "envlookup",
+    "envsubst",
+    "expand",
     "expand_source",
     "expand_urls",
     "non_empty",
@@ -43,23 +46,30 @@ logger = logging.getLogger("energon")
 Shard = dict[str, Any]
 
 
-class _ShardSource(Stage):
-    """A source with a fixed list of shards."""
+class ShardSource(TorchLookalike, Stage):
+    """A source with a fixed list of shards.
+
+    Attributes:
+        urls: The shards, which a program may change between loops.
+        epoch: How often it was iterated over by itself, from -1. A pipeline counts its epochs.
+    """
 
     urls: list[str]
+    epoch = -1
 
     def __len__(self) -> int:
         return len(self.urls)
 
     def __iter__(self) -> Iterator[Shard]:
-        return self()
+        self.epoch += 1
+        return self.open(iter(()), Context(current_place(), epoch=self.epoch))
 
     def describe(self) -> dict[str, Any]:
         digest = hashlib.blake2b("\n".join(self.urls).encode(), digest_size=8).hexdigest()
         return {"stage": type(self).__name__, "shards": len(self.urls), "names": digest}
 
 
-class SimpleShardList(_ShardSource):
+class SimpleShardList(ShardSource):
     """Gives each shard once.
 
     Args:
@@ -78,7 +88,7 @@ class SimpleShardList(_ShardSource):
         return iter(permuted(shards, derive_seed(self.seed, context.epoch)))
 
 
-class ResampledShards(_ShardSource):
+class ResampledShards(ShardSource):
     """Gives shards drawn at random, with replacement, each worker its own.
 
     Args:
@@ -107,6 +117,7 @@ class ResampledShards(_ShardSource):
     ) -> None:
         self.urls = list(expand_source(urls, max_urls))
         self.nshards = nshards
+        self.deterministic = deterministic
         self.seed = default_seed(seed)
         self.worker_seed = worker_seed
 
@@ -122,6 +133,11 @@ class ResampledShards(_ShardSource):
 
 
 ResampledShardList = ResampledShards
+
+
+def resampled_(src: Iterable[Any], n: int = sys.maxsize) -> Iterator[Any]:
+    """Yield `n` random items of an iterable, which is read to its end first."""
+    yield from resampled(n)(src)
 
 
 @dataclass(frozen=True)
@@ -250,11 +266,21 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
         raise EmptyDatasetError("nothing came through the pipeline, where something was wanted")
 
 
+def expand(s: str) -> str:
+    """Return a path with the home folder (`~`) and variables of the environment (`$NAME`) in it."""
+    return os.path.expanduser(os.path.expandvars(s))
+
+
 __getattr__ = reexport(
     __name__,
     {
         "DirectoryShardList": "reading.directory_shards",
+        "MSSource": "reading.shard_sets",
         "MultiShardSample": "reading.shard_sets",
+        "check_pid_is_running": "reading.directory_shards",
+        "get_pid_from_filename": "reading.directory_shards",
+        "utils": "utils:",
+        "without_last_extension": "reading.directory_shards",
         "is_iterable": "utils",
         "obsolete": "utils",
         "pipelinefilter": "filters",

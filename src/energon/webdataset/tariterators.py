@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import count
 from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
+from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.reading.archive_errors import as_read_error
 from energon.webdataset.reading.opening import Opening
 from energon.webdataset.reading.tar_samples import TarSamples
+from energon.webdataset.reexport import reexport
 
 Shard = dict[str, Any]
 Sample = dict[str, Any]
@@ -20,6 +25,7 @@ meta_prefix = "__"
 meta_suffix = "__"
 trace = False
 
+_ABOUT = ("__url__", "__local_path__")
 _EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 
@@ -37,6 +43,20 @@ def base_plus_ext(path: str) -> tuple[str | None, str | None]:
 def valid_sample(sample: Any) -> bool:
     """Return whether a sample has content, and is not marked as bad."""
     return isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
+
+
+def shardlist(urls: str | Iterable[str], *, shuffle: bool = False) -> Iterator[Shard]:
+    """Yield shards by their addresses.
+
+    Args:
+        urls: Addresses, or a pattern with braces.
+        shuffle: Whether to yield them in random order.
+    """
+    listed = list(expand_braces(urls) if isinstance(urls, str) else urls)
+    if shuffle:
+        random.shuffle(listed)
+    for url in listed:
+        yield {"url": url}
 
 
 def tarfile_to_samples(
@@ -107,22 +127,26 @@ def tar_file_iterator(
     """
     skipped = re.compile(skip_meta) if skip_meta else None
 
-    def whole(name: str) -> tuple[str, str] | None:
-        return None if skipped and skipped.match(name) else (name, "data")
+    numbers = count()
+
+    def alone(name: str) -> tuple[str, str] | None:
+        # The number as key, the name as field: no two files are one sample.
+        return None if skipped and skipped.match(name) else (str(next(numbers)), name)
 
     parser = SampleParser(
         str(getattr(fileobj, "name", "the archive")),
         select=select_files,
         rename=rename_files,
-        split=whole,
+        split=alone,
     )
     reader = StreamReader(fileobj, parser)
     try:
         while (members := reader.next_block()) is not None:
             for member in members:
-                yield {"fname": member["__key__"], "data": member["data"]}
+                _, (name, data) = member.items()
+                yield {"fname": name, "data": data}
     except FormatError as error:
-        handler(error)
+        handler(as_read_error(error))
 
 
 def tar_file_expander(
@@ -130,7 +154,7 @@ def tar_file_expander(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
-    eof_value: Any = None,
+    eof_value: Any = {},  # noqa: B006 - given out as it is, as programs compare it
 ) -> Iterator[Sample]:
     """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
 
@@ -139,10 +163,13 @@ def tar_file_expander(
         handler: Decides about damaged archives.
         select_files: See `tar_file_iterator`.
         rename_files: See `tar_file_iterator`.
-        eof_value: Yielded after each shard, with its `__url__`; None yields a dict of that only.
+        eof_value: Yielded after each shard, so that samples do not go on in the next one; None
+            yields nothing.
     """
     for shard in data:
-        url = shard["url"]
+        about = {"__url__": shard["url"]}
+        if shard.get("local_path") is not None:
+            about["__local_path__"] = shard["local_path"]
         try:
             for member in tar_file_iterator(
                 shard["stream"],
@@ -150,8 +177,9 @@ def tar_file_expander(
                 select_files=select_files,
                 rename_files=rename_files,
             ):
-                yield {**member, "__url__": url}
-            yield {"__url__": url} if eof_value is None else eof_value
+                yield {**member, **about}
+            if eof_value is not None:
+                yield eof_value
         except Exception as error:
             if not handler(error):
                 return
@@ -188,7 +216,9 @@ def group_by_keys(
         if key is None or field is None:
             continue
         field = field.lower() if lcase else field
-        sample = sample or {"__key__": key, "__url__": member.get("__url__")}
+        if not sample:
+            about = {name: member[name] for name in _ABOUT if name in member}
+            sample = {"__key__": key, "__url__": None, **about}
         if field in sample:
             error = DuplicateSampleKeyError(
                 f"{sample['__url__']}: {name}: sample {key!r} has the field {field!r} twice; if "
@@ -221,3 +251,6 @@ class _Joined:
 
     def close(self) -> None:
         self._stream.close()
+
+
+__getattr__ = reexport(__name__, {"filters": "filters:", "gopen": "gopen:"})

@@ -10,12 +10,140 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.tenbin import MAGIC, decode_tenbin_infos, encode_tenbin
+from energon.decode.tenbin import (
+    DTYPES,
+    MAGIC,
+    array_header,
+    array_parts,
+    decode_tenbin_infos,
+    encode_tenbin,
+    frame_chunk,
+    split_chunks,
+)
 from energon.errors import ConfigError, DecodeError
 
 Arrays = list[NDArray[Any]]
 
 _PIECE_BYTES = 1 << 20
+
+
+magic_str = MAGIC.decode()
+magic = struct.unpack("@q", MAGIC)[0]
+magic_bytes = MAGIC
+
+long_to_short = {np.dtype(code).name: name for name, code in DTYPES.items()}
+"""Codes of the types of arrays, by their names in NumPy."""
+short_to_long = {code: name for name, code in long_to_short.items()}
+
+
+def bytelen(a: Any) -> int:
+    """Return the length of an array or of bytes, in bytes."""
+    return int(a.nbytes) if hasattr(a, "nbytes") else len(bytedata(a))
+
+
+def bytedata(a: Any) -> Any:
+    """Return the bytes of an array, or bytes as they are."""
+    if isinstance(a, bytes | bytearray | memoryview):
+        return a
+    if not hasattr(a, "data"):
+        raise ConfigError(f"{type(a).__name__}: expected an array or bytes")
+    return a.data
+
+
+def str64(s: str) -> int:
+    """Return a text of up to 8 letters as a number."""
+    return int(struct.unpack("@q", s.encode("ascii").ljust(8, b"\0"))[0])
+
+
+def unstr64(i: int) -> str:
+    """Return the text that a number stands for."""
+    return struct.pack("@q", i).decode("ascii").strip("\0")
+
+
+def roundup(n: int, k: int = 64) -> int:
+    """Return the next multiple of `k`."""
+    return n + -n % k
+
+
+def check_acceptable_input_type(data: Arrays, allow64: bool) -> None:
+    """Raise ConfigError for arrays of a type that the format has not, or of 64 bits."""
+    for array in data:
+        if array.dtype.name not in long_to_short:
+            raise ConfigError(f"tenbin has no arrays of {array.dtype}")
+        if not allow64 and array.dtype.itemsize == 8:
+            raise ConfigError(f"arrays of {array.dtype} have to be allowed: allow64=True")
+
+
+def check_infos(data: Any, infos: Sequence[str], required_infos: Any = None) -> Any:
+    """Return arrays whose texts are what is required, with the texts if that is True.
+
+    Raises:
+        DecodeError: If they are others.
+    """
+    if required_infos is True:
+        return data, infos
+    if required_infos and list(required_infos) != list(infos):
+        raise DecodeError(f"the texts of the arrays are {infos}, expected {list(required_infos)}")
+    return data
+
+
+def encode_header(a: NDArray[Any], info: str = "") -> bytes:
+    """Return what describes an array."""
+    return array_parts(a, info)[0]
+
+
+def decode_header(h: Any) -> tuple[tuple[int, ...], np.dtype[Any], str]:
+    """Return shape, type and text of an array.
+
+    Raises:
+        DecodeError: If this describes none.
+    """
+    return array_header(memoryview(h))
+
+
+def encode_list(l: Arrays, infos: Sequence[str] | None = None) -> list[bytes]:  # noqa: E741
+    """Return arrays as chunks: a header and the content of each."""
+    if infos is not None and len(infos) != len(l):
+        raise ConfigError(f"there are {len(l)} arrays, and infos for {len(infos)}")
+    return [
+        part
+        for array, info in zip(l, infos or [""] * len(l), strict=True)
+        for part in array_parts(np.asarray(array), info)
+    ]
+
+
+def decode_list(l: Sequence[Any], infos: Any = False) -> Any:  # noqa: E741
+    """Return the arrays of chunks, see `decode_buffer`."""
+    return decode_buffer(encode_chunks(l), infos)
+
+
+def encode_chunks(l: Sequence[Any]) -> bytes:  # noqa: E741
+    """Return chunks as bytes, with what stands before and after each."""
+    return b"".join(map(frame_chunk, map(bytes, l)))
+
+
+def decode_chunks(buf: Any) -> list[Any]:
+    """Return the chunks in some bytes.
+
+    Raises:
+        DecodeError: If the bytes are damaged.
+    """
+    return [bytes(chunk) for chunk in split_chunks(bytes(buf))]
+
+
+def write_chunk(stream: BinaryIO, buf: Any) -> None:
+    """Write a chunk to a stream."""
+    stream.write(frame_chunk(bytes(bytedata(buf))))
+
+
+def read_chunk(stream: BinaryIO) -> bytes | None:
+    """Return the next chunk of a stream, or None at its end.
+
+    Raises:
+        DecodeError: If there is none.
+    """
+    data = _chunk(stream)
+    return bytes(split_chunks(data)[0]) if data else None
 
 
 def encode_buffer(l: Arrays, infos: Sequence[str] | None = None) -> bytes:  # noqa: E741
@@ -38,11 +166,7 @@ def decode_buffer(buf: bytes, infos: bool | Sequence[str] | None = False) -> Any
     """
     pairs = decode_tenbin_infos(bytes(buf))
     arrays, found = [array for array, _ in pairs], [info for _, info in pairs]
-    if infos is True:
-        return arrays, found
-    if infos and list(infos) != found:
-        raise DecodeError(f"the texts of the arrays are {found}, expected {list(infos)}")
-    return arrays
+    return check_infos(arrays, found, infos)
 
 
 def write(stream: BinaryIO, l: Arrays, infos: Sequence[str] | None = None) -> None:  # noqa: E741

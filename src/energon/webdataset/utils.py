@@ -6,6 +6,7 @@ import functools
 import importlib
 import itertools
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -21,8 +22,9 @@ from energon.webdataset.running.place import current_place
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-enforce_security: bool = True
-"""Whether unpickling and shell commands are refused unless they are allowed by name."""
+enforce_security: bool | None = None
+"""None refuses unpickling and shell commands unless they are allowed by name; False allows them;
+True is a lock, see `security`."""
 
 
 class ObsoleteException(ConfigError):
@@ -125,15 +127,31 @@ def repeatedly(
             return
 
 
-def compute_sample_weights(counts: dict[Any, int], *, power: float = 1.0) -> dict[Any, float]:
-    """Return for each class the weight that makes all come equally often.
+def compute_sample_weights(n_w_pairs: Iterable[tuple[float, float]]) -> Any:
+    """Return how often to draw from each of some datasets, as an array whose largest number is 1.
 
     Args:
-        counts: How many samples each class has.
-        power: 1 for equal shares, 0 for shares as they are, or between.
+        n_w_pairs: For each dataset its number of samples, and the weight of each sample.
     """
-    rarest = min(counts.values())
-    return {name: (rarest / number) ** power for name, number in counts.items()}
+    import numpy as np
+
+    shares = np.array([number * weight for number, weight in n_w_pairs])
+    return shares / shares.max()
+
+
+def safe_eval(s: str, expr: str = "{}") -> Any:
+    """Return the value of a name or number in an expression of the program.
+
+    Args:
+        s: Letters, digits and underscores only.
+        expr: The expression, with braces where `s` belongs.
+
+    Raises:
+        ConfigError: If there is anything else in `s`.
+    """
+    if not re.fullmatch("[A-Za-z0-9_]*", s):
+        raise ConfigError(f"safe_eval: illegal characters in: {s!r}")
+    return eval(expr.format(s))
 
 
 def deprecated(arg: Any = None) -> Any:
@@ -153,14 +171,14 @@ def deprecated(arg: Any = None) -> Any:
     return decorate(arg) if callable(arg) else decorate
 
 
-def obsolete(arg: Any = None, *, reason: str | None = None) -> Any:
+def obsolete(func: Any = None, *, reason: str | None = None) -> Any:
     """Mark a function as obsolete: it raises, unless ALLOW_OBSOLETE=1 is in the environment."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def refuse(*args: Any, **kw: Any) -> Any:
             if os.environ.get("ALLOW_OBSOLETE") != "1":
-                why = reason or (arg if isinstance(arg, str) else None)
+                why = reason or (func if isinstance(func, str) else None)
                 raise ObsoleteException(
                     f"{function.__qualname__} is obsolete{f': {why}' if why else ''}; set "
                     "ALLOW_OBSOLETE=1 to use it all the same"
@@ -169,7 +187,7 @@ def obsolete(arg: Any = None, *, reason: str | None = None) -> Any:
 
         return refuse  # type: ignore[return-value]
 
-    return decorate(arg) if callable(arg) else decorate
+    return decorate(func) if callable(func) else decorate
 
 
 __getattr__ = reexport(__name__, {"PipelineStage": "stages.make"})

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from energon.prepare.writers.encode import Content
+from energon.errors import ConfigError
+from energon.webdataset.reexport import reexport
 from energon.webdataset.writing.encoders import (
+    content_bytes,
     default_handlers,
     encode_field,
+    sample_encoder,
     table_encoder,
     to_image,
 )
@@ -19,10 +22,13 @@ __all__ = [
     "ShardWriter",
     "TarWriter",
     "add_handlers",
+    "bytestr",
     "cbor_dumps",
     "default_handlers",
     "encode_based_on_extension",
+    "encode_based_on_extension1",
     "imageencoder",
+    "make_encoder",
     "make_handlers",
     "mp_dumps",
     "numpy_dumps",
@@ -35,37 +41,37 @@ __all__ = [
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
     """Return an image as the bytes of a file, see `encoders.to_image` for what it may be."""
     encoded = encode_field(f"image.{format.lower()}", to_image(image))
-    return _content(encoded)
+    return content_bytes(encoded)
 
 
 def numpy_dumps(data: Any) -> bytes:
     """Return an array as the bytes of an `.npy` file."""
-    return _content(encode_field("array.npy", data))
+    return content_bytes(encode_field("array.npy", data))
 
 
 def torch_dumps(data: Any) -> bytes:
     """Return anything as the bytes of a `.pth` file."""
-    return _content(encode_field("data.pth", data))
+    return content_bytes(encode_field("data.pth", data))
 
 
 def numpy_npz_dumps(data: dict[str, Any]) -> bytes:
     """Return arrays by name as the bytes of an `.npz` file."""
-    return _content(encode_field("arrays.npz", data))
+    return content_bytes(encode_field("arrays.npz", data))
 
 
-def tenbin_dumps(data: Any) -> bytes:
+def tenbin_dumps(x: Any) -> bytes:
     """Return an array, or a list of them, in the tenbin format."""
-    return _content(encode_field("arrays.ten", data))
+    return content_bytes(encode_field("arrays.ten", x))
 
 
-def mp_dumps(data: Any) -> bytes:
+def mp_dumps(x: Any) -> bytes:
     """Return a value in MessagePack."""
-    return _content(encode_field("data.mp", data))
+    return content_bytes(encode_field("data.mp", x))
 
 
-def cbor_dumps(data: Any) -> bytes:
+def cbor_dumps(x: Any) -> bytes:
     """Return a value in CBOR."""
-    return _content(encode_field("data.cbor", data))
+    return content_bytes(encode_field("data.cbor", x))
 
 
 def make_handlers() -> dict[str, Callable[[Any], Any]]:
@@ -81,6 +87,24 @@ def add_handlers(
         d[key] = value
 
 
+def bytestr(data: Any) -> bytes:
+    """Return bytes as they are, anything else as its text in ASCII."""
+    return data if isinstance(data, bytes) else str(data).encode("ascii")
+
+
+def encode_based_on_extension1(
+    data: Any, tname: str, handlers: Mapping[str, Callable[[Any], Any]]
+) -> Any:
+    """Return one field encoded by its extension, see `encode_based_on_extension`."""
+    if not tname.startswith("_"):
+        return content_bytes(table_encoder(handlers)(tname, data))
+    if not isinstance(data, str):
+        raise ConfigError(
+            f"field {tname!r} is a {type(data).__name__}: the values of metadata must be text"
+        )
+    return data
+
+
 def encode_based_on_extension(
     sample: Mapping[str, Any], handlers: Mapping[str, Callable[[Any], Any]] | None = None
 ) -> dict[str, Any]:
@@ -90,12 +114,10 @@ def encode_based_on_extension(
         sample: Fields that begin with an underscore are left as they are.
         handlers: Functions that encode a value, by extension; None means those of writers.
     """
-    encode = encode_field if handlers is None else table_encoder(handlers)
-    return {
-        name: value if name.startswith("_") else _content(encode(name, value))
-        for name, value in sample.items()
-    }
+    encoded: dict[str, Any] = make_encoder(True if handlers is None else handlers)(sample)
+    return encoded
 
 
-def _content(content: Content) -> bytes:
-    return content if isinstance(content, bytes) else content.read_bytes()
+make_encoder = sample_encoder
+
+__getattr__ = reexport(__name__, {"gopen": "gopen:"})

@@ -85,6 +85,9 @@ def incompatible(theirs: list[list[Any]] | None, ours: Any) -> str | None:
     except (TypeError, ValueError):
         return None
     mine = [each for each in mine if each.name != "self"]
+    if not [each for each in theirs if each[1] not in ("VAR_POSITIONAL", "VAR_KEYWORD")]:
+        # It passes on whatever it gets.
+        return None
     variadic = {each.kind.name for each in mine}
     if len(mine) > len(theirs):
         # What theirs passes on, ours may name.

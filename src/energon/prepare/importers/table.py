@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, cast
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.extra import needs_extra
-from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.place import open_ascending
@@ -319,7 +318,10 @@ def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            row = parse_json(line, origin=f"{path}:{number}", hint="expected JSON lines")
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise FormatError(f"{path}:{number}: {error}; expected JSON lines") from error
             if not isinstance(row, dict):
                 raise FormatError(f"{path}:{number}: expected JSON objects")
             yield row

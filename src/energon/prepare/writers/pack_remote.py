@@ -56,8 +56,7 @@ def pack_remote(
     options = options or PackOptions()
     check_writable(address, "pack to a folder, or to an object store")
     mirror = Mirror(address)
-
-    def fill() -> None:
+    with mirror.locked(), mirror.hidden(), _Uploads(mirror) as uploads:
         found = list_files(address)
         if (
             not options.overwrite
@@ -73,10 +72,7 @@ def pack_remote(
         mirror.update(found)
         shards = [name for name in mirror.present() if name.endswith(".tar")]
         mirror.index(shards, IndexOptions(checksum=options.checksum))
-
-    with mirror.locked():
-        mirror.fill(fill)
-        with mirror.hidden(), _Uploads(mirror) as uploads, mirror.changing():
+        with mirror.changing():
             return pack_dataset(
                 source, uploads, options, about=about, progress=progress, indexing=indexing
             )

@@ -24,47 +24,42 @@ class Pipe:
     """A command, as a binary stream.
 
     Args:
-        command: A line for the shell, or a list of arguments that no shell sees.
+        args: A line for the shell, or a list of arguments that no shell sees; and what else
+            `subprocess.Popen` takes.
         mode: "rb" to read what it writes, "wb" to write what it reads.
+        timeout: Accepted for compatibility: commands are never waited for when they are left.
         ignore_status: Exit statuses that are no failure, beside 0.
         ignore_errors: Whether no status is.
+        kw: Arguments of `subprocess.Popen`.
     """
 
     def __init__(
         self,
-        command: str | Sequence[str],
+        *args: Any,
         mode: str = "rb",
-        *,
-        ignore_status: Collection[int] = (),
+        timeout: float = 7200.0,
         ignore_errors: bool = False,
+        ignore_status: Collection[int] = (),
+        **kw: Any,
     ) -> None:
-        self.command = command
+        self.args = (args, kw)
+        self.command = args[0]
         self.mode = mode
+        self.timeout = timeout
         self.status: int | None = None
-        self._ignored = {0, *ignore_status}
-        self._ignore_errors = ignore_errors
+        self.ignore_errors = ignore_errors
+        self.ignore_status = [0, *ignore_status]
         reads = mode.startswith("r")
-        self._process = subprocess.Popen(
-            command,
-            shell=isinstance(command, str),
-            stdout=subprocess.PIPE if reads else None,
-            stdin=subprocess.DEVNULL if reads else subprocess.PIPE,
-            bufsize=0 if reads else -1,
-        )
-        self.stream: Any = self._process.stdout if reads else self._process.stdin
+        options = {
+            "shell": isinstance(self.command, str),
+            "stdout": subprocess.PIPE if reads else None,
+            "stdin": subprocess.DEVNULL if reads else subprocess.PIPE,
+            **kw,
+            "bufsize": 0 if reads else -1,
+        }
+        self.proc = subprocess.Popen(*args, **options)
+        self.stream: Any = self.proc.stdout if reads else self.proc.stdin
         _widen(self.stream)
-
-    def tolerate(
-        self,
-        *,
-        ignore_errors: bool | None = None,
-        ignore_status: Collection[int] | None = None,
-    ) -> None:
-        """Change which exit statuses are no failure; None leaves that as it is."""
-        if ignore_errors is not None:
-            self._ignore_errors = ignore_errors
-        if ignore_status is not None:
-            self._ignored = {0, *ignore_status}
 
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes; none at the end only, if the command has not failed.
@@ -76,8 +71,22 @@ class Pipe:
             return b"".join(iter(lambda: self.read(_CHUNK_BYTES), b""))
         data: bytes = self.stream.read(size) if self.status is None else b""
         if size and not data and self.status is None:
-            self._wait(None)
+            self.wait_for_child()
         return data
+
+    def readline(self) -> bytes:
+        """Return the next line; see `read`."""
+        line = b""
+        while not line.endswith(b"\n") and (more := self.read(1)):
+            line += more
+        return line
+
+    readLine = readline
+
+    def check_status(self) -> None:
+        """Raise StorageError if the command has ended, and failed."""
+        if self.proc.poll() is not None:
+            self.wait_for_child()
 
     def write(self, data: bytes) -> int:
         """Hand bytes to the command.
@@ -89,9 +98,9 @@ class Pipe:
             written: int = self.stream.write(data)
             return written
         except BrokenPipeError:
-            self._process.wait()
+            self.proc.wait()
             raise StorageError(
-                f"{_words(self.command)}: ended with status {self._process.returncode} before all "
+                f"{_words(self.command)}: ended with status {self.proc.returncode} before all "
                 "was written"
             ) from None
 
@@ -109,12 +118,12 @@ class Pipe:
         else:
             with contextlib.suppress(BrokenPipeError):
                 self.stream.close()
-            self._wait(None)
+            self.wait_for_child()
 
     def terminate(self) -> None:
         """Ask the command to end, whoever waits for what it writes; `close` it all the same."""
         if self.status is None:
-            self._process.terminate()
+            self.proc.terminate()
 
     def __enter__(self) -> Pipe:
         return self
@@ -126,7 +135,7 @@ class Pipe:
         return iter(lambda: self.read(_CHUNK_BYTES), b"")
 
     def __del__(self) -> None:
-        if getattr(self, "_process", None) is not None and self.status is None:
+        if getattr(self, "proc", None) is not None and self.status is None:
             with contextlib.suppress(OSError, ValueError):
                 self.stream.close()
                 self._end()
@@ -135,19 +144,25 @@ class Pipe:
         """End a command whose output nobody wants any more."""
         # It may be about to end by itself, now that its pipe is closed.
         try:
-            self.status = self._process.wait(timeout=0.02)
+            self.status = self.proc.wait(timeout=0.02)
         except subprocess.TimeoutExpired:
-            self._process.terminate()
+            self.proc.terminate()
             try:
-                self.status = self._process.wait(timeout=KILL_SECONDS)
+                self.status = self.proc.wait(timeout=KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self.status = self._process.wait()
+                self.proc.kill()
+                self.status = self.proc.wait()
 
-    def _wait(self, timeout: float | None) -> None:
-        self.status = self._process.wait(timeout=timeout)
-        self.stream.close()
-        if self.status not in self._ignored and not self._ignore_errors:
+    def wait_for_child(self) -> None:
+        """Wait for the end of the command.
+
+        Raises:
+            StorageError: If it failed.
+        """
+        self.status = self.proc.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self.stream.close()
+        if self.status not in self.ignore_status and not self.ignore_errors:
             raise StorageError(
                 f"{_words(self.command)}: ended with status {self.status}, so what it "
                 f"{'wrote' if self.mode.startswith('r') else 'was given'} may be incomplete"

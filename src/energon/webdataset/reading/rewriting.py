@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from energon.errors import ConfigError
 from energon.io.address import scheme_of
+from energon.webdataset import security
 
 _PROVIDERS = {"gs": "gcp", "s3": "aws", "az": "azure", "ais": "ais"}
 
@@ -23,8 +24,11 @@ def rewrite_url(url: str) -> str:
 
     Raises:
         ConfigError: If a rule is malformed, or AIStore is asked for without an endpoint.
+        SecurityError: If there are rules, and the lock is on; see `security`.
     """
     text = os.environ.get("GOPEN_REWRITE") or os.environ.get("WDS_REWRITE") or ""
+    if text:
+        security.check_lock("rewrite")
     for pattern, replacement in _rules(text):
         rewritten = pattern.sub(replacement, url, count=1) if pattern.match(url) else url
         if rewritten != url:

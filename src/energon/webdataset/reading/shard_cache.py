@@ -31,10 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, EnergonError
-from energon.formats.json_text import parse_json
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import write_atomic
-from energon.limits import read_document
 from energon.warn_once import warn_once
 from energon.webdataset.reading.shard_stream import ShardStream
 from energon.webdataset.verbose import tell
@@ -72,7 +70,7 @@ def cache_of(
     return ShardCache(os.fspath(folder), None if size < 0 else int(size), url_to_name)
 
 
-def url_to_cache_name(url: str) -> str:
+def path_in_cache(url: str) -> str:
     """Return the path of a shard in the cache: that of its address, host or bucket first."""
     scheme = scheme_of(url)
     if not scheme or scheme == "pipe":
@@ -92,7 +90,7 @@ class ShardCache:
     Args:
         folder: Where they are.
         max_bytes: What they may take; the least recently used go first. None means no limit.
-        url_to_name: Gives the path of a shard below the folder; None means `url_to_cache_name`.
+        url_to_name: Gives the path of a shard below the folder; None means `path_in_cache`.
     """
 
     folder: str
@@ -182,7 +180,7 @@ class ShardCache:
             total -= size
 
     def _path(self, url: str) -> Path:
-        name = (self.url_to_name or url_to_cache_name)(url)
+        name = (self.url_to_name or path_in_cache)(url)
         path = Path(self.folder, name)
         if not path.resolve().is_relative_to(Path(self.folder).resolve()):
             raise ConfigError(f"url_to_name gave {name!r} for {url}, which leads out of the cache")
@@ -224,16 +222,14 @@ class ShardCache:
 
     def _is_current(self, url: str, path: Path) -> bool:
         try:
-            about = parse_json(read_document(self._about(path)), origin="the note")
+            about = json.loads(self._about(path).read_text())
             found = path.stat()
         except FileNotFoundError:
             # Somebody has put the file there: it is the shard, because they say so.
             return path.exists()
         except (OSError, ValueError):
             return False
-        if not isinstance(about, dict) or about.get("url") != url:
-            return False
-        if about.get("size") != found.st_size:
+        if about.get("url") != url or about.get("size") != found.st_size:
             return False
         if found.st_mtime_ns != about.get("mtime_ns") and not _is_undamaged(path, about):
             return False
@@ -260,6 +256,11 @@ class CachingStream:
         descriptor, self._temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         # Without a buffer, which would be written once more when the file is closed.
         self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    @property
+    def written_to(self) -> str:
+        """Path of the file as far as it is written."""
+        return self._temporary
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes; none at the end only."""

@@ -11,7 +11,7 @@ from itertools import islice
 from operator import length_hint
 from typing import Any
 
-from energon.errors import ConfigError, EmptyDatasetError, StateError
+from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.names import split_name
 from energon.formats.tar.stream import Sample, SampleParser, StreamReader
@@ -204,6 +204,10 @@ class _TarSamplesIterator(StageIterator):
                 try:
                     yield from self._shard_samples(shard, ahead)
                 except Exception as error:
+                    if isinstance(error, FormatError):
+                        from energon.webdataset.reading.archive_errors import as_read_error
+
+                        error = as_read_error(error)
                     if not self._stage.handler(error):
                         return
                 self._num_shards += 1

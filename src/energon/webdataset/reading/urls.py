@@ -78,8 +78,13 @@ def check_variables(
         )
 
 
-def envlookup(name: str) -> str:
-    """Return what stands for `${name}` in patterns: WDS_name of the environment."""
+def envlookup(m: re.Match[str] | str) -> str:
+    """Return what stands for `${name}` in patterns: WDS_name of the environment.
+
+    Args:
+        m: The name, or a match whose first group it is.
+    """
+    name = m if isinstance(m, str) else m[1]
     try:
         return os.environ[f"WDS_{name}"]
     except KeyError:
@@ -87,6 +92,11 @@ def envlookup(name: str) -> str:
             f"${{{name}}} in the address of a shard stands for WDS_{name} of the environment, "
             "which is not set"
         ) from None
+
+
+def envsubst(s: str) -> str:
+    """Return a pattern with what stands for each `${NAME}` in it."""
+    return _VARIABLE.sub(envlookup, s)
 
 
 def is_local(url: str) -> bool:
@@ -113,7 +123,7 @@ def _expand(pattern: str) -> Iterator[str]:
 
 def _with_variables(pattern: str) -> str:
     for _ in range(MAX_NESTING):
-        expanded = _VARIABLE.sub(lambda match: envlookup(match[1]), pattern)
+        expanded = envsubst(pattern)
         if expanded == pattern:
             return expanded
         pattern = expanded

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from energon.webdataset import utils
 from energon.webdataset.running.place import Place
 
 
@@ -25,11 +26,13 @@ class WorkerProcess:
         self._seed = seed
         self._parent = os.getpid()
         self._initialised = 0
+        self._enforce_security = utils.enforce_security
 
     def enter(self, place: Place) -> None:
         """Say that this process works for the worker at `place` now."""
         if os.getpid() == self._parent:
             return
+        utils.enforce_security = self._enforce_security
         module: Any = sys.modules.get("torch.utils.data._utils.worker")
         if module is not None:
             # The one way to be found by torch.utils.data.get_worker_info().

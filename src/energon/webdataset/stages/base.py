@@ -112,6 +112,18 @@ class Stage:
         """Run by itself on any iterable."""
         return self.open(iter(source), Context(current_place()))
 
+    def run(self, src: Iterable[Any] = ()) -> Iterator[Any]:
+        """Run by itself on any iterable."""
+        return self(src)
+
+    def invoke(self, *args: Any, **kw: Any) -> Iterator[Any]:
+        """Run by itself on any iterable."""
+        return self(*args, **kw)
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self.describe().items())
+        return f"<_{type(self).__name__.lower()} {settings}>"
+
     def describe(self) -> dict[str, Any]:
         """Return what a saved state has to agree with, as JSON."""
         names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []

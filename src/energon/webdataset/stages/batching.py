@@ -45,7 +45,7 @@ def default_collation_fn(
     """
 
     def column(values: list[Any]) -> Any:
-        return _collate(values, combine_tensors, combine_scalars)
+        return collate_column(values, combine_tensors, combine_scalars)
 
     first = samples[0]
     if isinstance(first, dict):
@@ -184,7 +184,8 @@ def _items(column: Any, name: Any) -> Any:
     return column
 
 
-def _collate(values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
+def collate_column(values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
+    """Return a column of a batch, see `default_collation_fn`."""
     kinds = set(map(type, values))
     if combine_scalars and all(
         issubclass(kind, int | float | np.number | np.bool_) for kind in kinds

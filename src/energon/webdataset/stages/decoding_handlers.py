@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
-from energon.decode.images import ImageSpec, decode_image, image_spec
+from energon.decode.images import EXTENSIONS, ImageSpec, decode_image, image_spec
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 
 DecodingHandler = Callable[[str, Any], Any]
+
+IMAGE_EXTENSIONS: list[str] = sorted(EXTENSIONS)
+"""Fields that are images, for a program to change before it makes handlers."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,19 @@ class ExtensionHandler:
         found = key.lower().split(".")
         return any(found[-len(wanted) :] == wanted for wanted in map(_split, self.extensions))
 
+    def compiled(self, key: str) -> Callable[[Any], Any]:
+        """Return what decodes fields that it claims."""
+        return self.f
+
     def __call__(self, key: str, data: Any) -> Any:
         return self.f(data) if self.claims(key) else None
+
+
+def call_extension_handler(
+    key: str, data: Any, f: Callable[[Any], Any], extensions: Collection[str]
+) -> Any:
+    """Return what a function makes of the data if a key ends in one of some extensions."""
+    return ExtensionHandler(tuple(extensions), f)(key, data)
 
 
 def _split(extension: str) -> list[str]:
@@ -76,12 +90,17 @@ class ImageHandler:
     _spec: ImageSpec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        chosen = IMAGE_EXTENSIONS if self.extensions is None else self.extensions
+        object.__setattr__(self, "extensions", frozenset(chosen))
         object.__setattr__(self, "_spec", image_spec(self.imagespec))
 
     def claims(self, key: str) -> bool:
         """Return whether fields of that name are images."""
-        extension = key.rpartition(".")[2].lower()
-        return extension in (IMAGE_EXTENSIONS if self.extensions is None else self.extensions)
+        return key.rpartition(".")[2].lower() in (self.extensions or ())
+
+    def compiled(self, key: str) -> Callable[[bytes], Any]:
+        """Return what decodes images."""
+        return partial(decode_image, spec=self._spec)
 
     def __call__(self, key: str, data: bytes) -> Any:
         return decode_image(data, self._spec) if self.claims(key) else None

@@ -121,7 +121,7 @@ class MapDict:
         changed = dict(sample)
         for name, function in self.functions.items():
             if name not in sample:
-                raise _missing(sample, (name,))
+                raise MissingFieldError(_missing_text(sample, (name,)))
             changed[name] = function(sample[name])
         return changed
 
@@ -237,8 +237,19 @@ class Associate:
         return {**sample, **extra}
 
 
+class MissingFieldError(FieldAccessError, KeyError):
+    """A sample does not have a field that is looked up by its name."""
+
+    # KeyError would print its message in quotes.
+    __str__ = FieldAccessError.__str__
+
+
 def _missing(sample: Mapping[str, Any], names: Sequence[str]) -> FieldAccessError:
-    return FieldAccessError(
+    return FieldAccessError(_missing_text(sample, names))
+
+
+def _missing_text(sample: Mapping[str, Any], names: Sequence[str]) -> str:
+    return (
         f"sample {sample.get('__key__')!r} has no {' or '.join(names)}; it has "
         f"{', '.join(map(str, sample))}"
     )
@@ -264,7 +275,9 @@ class XDecode:
             if name not in self._plan:
                 self._plan[name] = self._function_for(name, sample)
             function = self._plan[name]
-            decoded[name] = function(io.BytesIO(data)) if function else data
+            if function and isinstance(data, bytes):
+                data = io.BytesIO(data)
+            decoded[name] = function(data) if function else data
         return decoded
 
     def __getstate__(self) -> dict[str, Any]:
@@ -273,9 +286,11 @@ class XDecode:
     def _function_for(self, name: str, sample: Sample) -> Any:
         if name.startswith("__"):
             return False
+        lowered = name.rpartition("/")[2].lower()
         for pattern, function in reversed(self.rules):
-            if any(fnmatchcase("." + name, each) for each in alternatives(pattern)):
-                return function
+            for each in alternatives(pattern):
+                if fnmatchcase("." + lowered, each) or fnmatchcase(lowered, each):
+                    return function
         if self.must_decode:
             raise FieldAccessError(
                 f"sample {sample.get('__key__')!r}: nothing decodes {name!r}; name a function for "

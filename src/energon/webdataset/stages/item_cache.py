@@ -6,13 +6,14 @@ import os
 import pickle
 import sqlite3
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
 from energon.errors import FormatError
 from energon.io.atomic import atomic_path
 from energon.webdataset import security
+from energon.webdataset.running.place import Place, current_place
 from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
 
 
@@ -29,6 +30,10 @@ class Cached(Stage):
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         where = (context.place.index, context.place.count)
         return UnsavableIterator(self._kept(source, where), "mcached")
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
+        """Run by itself on any iterable."""
+        return self(source)
 
     def describe(self) -> dict[str, Any]:
         return {"stage": "Cached"}
@@ -75,12 +80,22 @@ class FileCached(Stage):
         self.allowed = security.resolve(allow)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        place = context.place
-        suffix = "" if place.count == 1 else f".{place.index}-of-{place.count}"
-        return UnsavableIterator(self._kept(source, self.fname + suffix), "lmdb_cached")
+        return UnsavableIterator(self._kept(source, self._path(context.place)), "lmdb_cached")
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
+        """Run by itself on any iterable."""
+        return self(source)
+
+    def is_complete(self) -> bool:
+        """Return whether all items are in the file, so that the source is not read any more."""
+        return os.path.exists(self._path(current_place()))
 
     def describe(self) -> dict[str, Any]:
         return {"stage": "FileCached"}
+
+    def _path(self, place: Place) -> str:
+        suffix = "" if place.count == 1 else f".{place.index}-of-{place.count}"
+        return self.fname + suffix
 
     def _kept(self, source: Iterator[Any], path: str) -> Iterator[Any]:
         if self.pickler is pickle:

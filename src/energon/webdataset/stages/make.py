@@ -17,27 +17,34 @@ from energon.webdataset.stages.base import (
 )
 
 
-@dataclass(frozen=True)
 class FilterFunction(Stage):
     """A function of an iterator and further arguments, with these arguments."""
 
-    f: Callable[..., Iterable[Any]]
-    args: tuple[Any, ...]
-    kw: dict[str, Any]
+    def __init__(self, f: Callable[..., Iterable[Any]], *args: Any, **kw: Any) -> None:
+        self.f, self.args, self.kw = f, args, kw
+
+    def describe(self) -> dict[str, Any]:
+        settings = {"f": describe(self.f), "args": describe(self.args), "kw": describe(self.kw)}
+        return {"stage": "FilterFunction", **settings}
+
+    def __str__(self) -> str:
+        return f"<{getattr(self.f, '__name__', self.f)} {self.args} {self.kw}>"
+
+    __repr__ = __str__
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         items = self.f(source, *self.args, **self.kw)
         return UnsavableIterator(items, describe(self.f), source)
 
 
-@dataclass(frozen=True)
 class RestCurried:
     """Makes stages of a function: call it with all arguments but the first."""
 
-    f: Callable[..., Iterable[Any]]
+    def __init__(self, f: Callable[..., Iterable[Any]]) -> None:
+        self.f = f
 
     def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
-        return FilterFunction(self.f, args, kw)
+        return FilterFunction(self.f, *args, **kw)
 
 
 def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
@@ -51,6 +58,10 @@ class PipelineStage:
     def run(self, src: Iterator[Any]) -> Iterable[Any]:
         """Return what the stage makes of `src`; a source takes no argument."""
         raise NotImplementedError(f"{type(self).__name__} is a stage without run(src)")
+
+    def invoke(self, *args: Any, **kw: Any) -> Iterable[Any]:
+        """Run the stage."""
+        return self.run(*args, **kw)
 
 
 @dataclass(frozen=True)
@@ -153,10 +164,10 @@ def _as_stage(each: Any, *, is_source: bool) -> Stage:
         return each
     if hasattr(each, "snapshot"):
         return PipelineSource(each)
-    if hasattr(each, "run"):
-        return CallStage(each.run, is_source and not _takes_source(each.run))
     if is_source and hasattr(each, "__iter__"):
         return IterableStage(each)
+    if hasattr(each, "run"):
+        return CallStage(each.run, is_source and not _takes_source(each.run))
     if callable(each):
         return CallStage(each, is_source)
     raise ConfigError(

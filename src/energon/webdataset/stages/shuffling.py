@@ -10,6 +10,7 @@ from operator import length_hint
 from typing import Any
 
 from energon.errors import ConfigError, StateError
+from energon.webdataset.running.place import current_place
 from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
 from energon.webdataset.stages.draws import make_draws
 from energon.webdataset.stages.replay import NOTE_ITEMS, ReplayLog
@@ -48,6 +49,37 @@ class Shuffle(Stage):
             return source
         seeds = () if self.seed is None else (self.seed,)
         return _ShuffleIterator(self, source, lambda block: context.seed_of(*seeds, block))
+
+
+class detshuffle(Stage):
+    """Shuffles items through a buffer; as `shuffle`, whose order is a function of the seed, too.
+
+    Args:
+        bufsize: See `Shuffle`.
+        initial: See `Shuffle`.
+        seed: Seed of its own, beside the pipeline's.
+        epoch: How often it has run, from -1. A pipeline counts its epochs itself; by itself, the
+            order is a function of this number.
+    """
+
+    def __init__(
+        self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
+    ) -> None:
+        self.bufsize = bufsize
+        self.initial = initial
+        self.seed = seed
+        self.epoch = epoch
+
+    def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
+        return self.open(iter(source), Context(current_place(), epoch=self.epoch + 1))
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        self.epoch += 1
+        return Shuffle(self.bufsize, self.initial, None, self.seed).open(source, context)
+
+    def describe(self) -> dict[str, Any]:
+        settings = {"bufsize": self.bufsize, "initial": self.initial, "seed": self.seed}
+        return {"stage": "detshuffle", **settings}
 
 
 class _ShuffleIterator(StageIterator):
@@ -154,14 +186,3 @@ def _remove(buffer: list[Any], numbers: list[int], pick: int) -> Any:
     buffer[pick] = buffer[-1]
     buffer.pop()
     return item
-
-
-def shuffled(
-    data: Iterable[Any],
-    bufsize: int = 1000,
-    initial: int = 100,
-    rng: Any = None,
-    handler: Any = None,
-) -> Iterator[Any]:
-    """Shuffle any iterable through a buffer."""
-    return Shuffle(bufsize, initial, rng)(data)

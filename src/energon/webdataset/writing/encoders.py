@@ -97,7 +97,7 @@ def make_encoder(spec: Any) -> Encoder | None:
         ConfigError: If it is none.
     """
     if spec is True:
-        return encode_field
+        return _encode_registered
     if spec is False or spec is None:
         return bytes_only
     if isinstance(spec, Mapping):
@@ -108,6 +108,35 @@ def make_encoder(spec: Any) -> Encoder | None:
         f"encoder={spec!r}: wanted is True, False, a dict of functions by extension, or a function "
         "of a sample"
     )
+
+
+def sample_encoder(spec: Any) -> Callable[[Any], Any]:
+    """Return the function of a whole sample that an `encoder` argument stands for."""
+    encode = make_encoder(spec)
+    if encode is None:
+        found: Callable[[Any], Any] = spec
+        return found
+
+    def encode_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value if name.startswith("_") else content_bytes(encode(name, value))
+            for name, value in sample.items()
+        }
+
+    return encode_sample
+
+
+def content_bytes(content: Content) -> bytes:
+    """Return the content of a field, read from its file if it is in one."""
+    return content if isinstance(content, bytes) else content.read_bytes()
+
+
+def _encode_registered(field: str, value: Any) -> Content:
+    """Do what `encode_field` does, but for extensions that a program has put in the registry."""
+    extension = _extension(field)
+    if default_handlers.get(extension) is _BUILT_IN.get(extension):
+        return encode_field(field, value)
+    return table_encoder(default_handlers)(field, value)
 
 
 def to_image(value: Any, field: str = "image") -> Any:
@@ -154,8 +183,9 @@ def _encode_as(extension: str, value: Any) -> Content:
     return encode_field(f"value.{extension}", value)
 
 
-default_handlers: dict[str, Callable[[Any], Any]] = {
+_BUILT_IN: dict[str, Callable[[Any], Any]] = {
     extension: partial(_encode_as, extension) for extension in _EXTENSIONS
 }
-"""Functions that encode a value, by extension: what `encoder=True` does, to be changed and given
-to a writer as `encoder`."""
+default_handlers = dict(_BUILT_IN)
+"""Functions that encode a value, by extension: what `encoder=True` does. A program may change
+them, or a copy that it gives to a writer as `encoder`."""

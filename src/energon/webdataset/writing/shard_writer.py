@@ -63,10 +63,11 @@ class ShardWriter(ClosesOrAborts):
         self.shards: list[str] = []
         """Complete files."""
         self.tarstream: TarWriter | None = None
-        self._post = post
-        self._verbose = verbose
-        self._opener = opener
-        self._arguments = {**kw, "index": index}
+        self.post = post
+        self.verbose = verbose
+        self.opener = opener
+        self.kw = kw
+        self._index = index
         if maxcount < 1 or maxsize < 1:
             raise ConfigError(f"expected limits of 1 and more, got {maxcount=}, {maxsize=}")
         if self._name(0) == self._name(1):
@@ -88,12 +89,12 @@ class ShardWriter(ClosesOrAborts):
         """Finish the present file and begin another one."""
         self.finish()
         name = self._name(self.shard)
-        if self._verbose:
+        if self.verbose:
             logger.info("writing %s, %d samples so far", name, self.total)
-        if self._opener is None:
+        if self.opener is None:
             make_folder(name)
-        target = name if self._opener is None else self._opener(name)
-        self.tarstream = TarWriter(target, **self._arguments)
+        target = name if self.opener is None else self.opener(name)
+        self.tarstream = TarWriter(target, **self.kw, index=self._index)
         self.fname = name
         self.shard += 1
         return self.tarstream
@@ -117,8 +118,8 @@ class ShardWriter(ClosesOrAborts):
         self.tarstream = self.fname = None
         stream.close()
         self.shards.append(name)
-        if self._post is not None:
-            self._post(name)
+        if self.post is not None:
+            self.post(name)
 
     def close(self) -> None:
         """Finish the last file."""

@@ -16,7 +16,7 @@ from energon.io.atomic import ClosesOrAborts
 from energon.prepare.writers.encode import Content
 from energon.prepare.writers.tar_writer import EncodedPart, EncodedSample, encode_sample
 from energon.webdataset import security
-from energon.webdataset.writing.encoders import bytes_only, make_encoder
+from energon.webdataset.writing.encoders import bytes_only, make_encoder, sample_encoder
 from energon.webdataset.writing.sinks import Sink, open_sink
 
 RECORD_BYTES = 10_240
@@ -70,16 +70,49 @@ class TarWriter(ClosesOrAborts):
         allow: Collection[str] = (),
     ) -> None:
         self.num_samples = 0
+        self.user, self.group, self.mode, self.mtime = user, group, mode, mtime
+        self.compress = compress
+        self.keep_meta = keep_meta
+        self.encoder = sample_encoder(encoder)
         attributes = MemberAttributes(user, group, mode, int(mtime or 0))
         self._encode = make_encoder(encoder)
         self._transform: Callable[[Any], Any] | None = encoder if self._encode is None else None
-        self._keep_meta = keep_meta
         self._sort_fields = sort_fields
         self._sink: Sink | None = open_sink(
             fileobj, compress=compress, level=level, allowed=security.resolve(allow)
         )
         self._archive = ArchiveWriter(self._sink, attributes=attributes)
         self._index = index
+
+    @staticmethod
+    def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
+        """Return how the tar library of Python would open an archive of that name."""
+        name = fileobj if isinstance(fileobj, str) else ""
+        kinds = {"gz": "gz", "bz2": "bz2", "xz": "xz", True: "gz"}
+        if compress is None or isinstance(compress, str):
+            ends = (kind for kind in ("gz", "bz2", "xz") if name.endswith(kind))
+            return f"w|{kinds.get(compress or '', '') or next(ends, '')}"
+        return f"w|{kinds.get(compress, '')}"
+
+    @property
+    def stream(self) -> Any:
+        """Where bytes go; None when the archive is closed."""
+        return self._sink
+
+    @property
+    def tarstream(self) -> TarWriter:
+        """The archive, to which `addfile` appends single files."""
+        return self
+
+    def addfile(self, tarinfo: Any, fileobj: Any = None) -> None:
+        """Append a file, as `tarfile.TarFile.addfile` does, with the owner and time of the writer.
+
+        Args:
+            tarinfo: Has its `name` and `size`.
+            fileobj: Its content; None if it has none.
+        """
+        content = b"" if fileobj is None else fileobj.read(tarinfo.size)
+        self._archive.add(encode_header(tarinfo.name, len(content)), content, len(content))
 
     @property
     def num_bytes(self) -> int:
@@ -103,7 +136,7 @@ class TarWriter(ClosesOrAborts):
             obj = self._transform(obj)
         if not isinstance(obj, Mapping):
             raise ConfigError(f"a sample is a dict, got {type(obj).__name__}")
-        fields = _writable(obj, self._keep_meta, self._sort_fields)
+        fields = _writable(obj, self.keep_meta, self._sort_fields)
         encode = self._encode or bytes_only
         reserved = {name: fields.pop(name) for name in list(fields) if _is_reserved(name)}
         encoded = encode_sample(fields, encode)
