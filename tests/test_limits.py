@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from energon import limits
 from energon.errors import ConfigError
+from tests.bounded import run_bounded
 
 
 def test_rows_are_named_after_themselves():
@@ -40,3 +42,87 @@ def test_the_documentation_lists_every_limit():
         for limit in limits.LIMITS.values()
     ]
     assert [row for row in rows if row not in page] == []
+
+
+TOO_LARGE = {
+    "a document on disk": """
+from energon.metadataset.document import read_metadataset
+path = root / "mix.yaml"
+sparse(path)
+read_metadataset(str(path))
+""",
+    "what never ends": """
+from energon.metadataset.document import read_metadataset
+(root / "mix.yaml").symlink_to("/dev/zero")
+read_metadataset(str(root / "mix.yaml"))
+""",
+    "the splits of a dataset": """
+from energon.formats.meta.split import load_split
+(root / ".nv-meta").mkdir()
+sparse(root / ".nv-meta/split.yaml")
+load_split(root)
+""",
+    "a document behind a wrong size": """
+from energon.formats.meta.info import load_info
+(root / ".nv-meta").mkdir()
+(root / ".nv-meta/.info.json").symlink_to("/dev/zero")
+load_info(root)
+""",
+    "a document in a store": """
+from energon.io.files import read_document
+from energon.io.registry import open_store
+store, _ = open_store("memory://x")
+taken = 0
+
+def endless(key, start, version):
+    global taken
+    while True:
+        taken += 1 << 20
+        yield bytes(1 << 20)
+
+store.backend.stream = endless
+try:
+    read_document("memory://x/mix.yaml")
+finally:
+    assert taken < 300 << 20, taken
+""",
+    "what the index of tables says": """
+from energon.prepare.importers.json_index import read_json_index
+sparse(root / "index.json")
+read_json_index(root)
+""",
+    "a quarantine file": """
+from energon.prepare.verify.quarantine import load_quarantine
+sparse(root / "bad.txt")
+load_quarantine(root / "bad.txt")
+""",
+}
+
+LARGE = """
+import sys
+import textwrap
+from pathlib import Path
+from energon.errors import FormatError
+root = Path(sys.argv[1])
+
+def sparse(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+def refused():
+{code}
+
+try:
+    refused()
+except FormatError as error:
+    assert "ENERGON_LIMIT_DOCUMENT_BYTES" in str(error), error
+else:
+    raise AssertionError("nothing was refused")
+"""
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_no_more_of_a_document_is_read_than_it_may_have(tmp_path, kind):
+    code = LARGE.replace("{code}", textwrap.indent(TOO_LARGE[kind], "    "))
+    done = run_bounded(code.replace("    global taken", "    nonlocal taken"), tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from difflib import get_close_matches
 
 from energon.errors import ConfigError, SecurityError
+from energon.nearest import nearest
 
 VARIABLE = "ENERGON_ALLOW"
 CAPABILITIES = {
@@ -42,8 +42,8 @@ def check_allow(allow: Collection[str]) -> None:
     """Raise ConfigError if something is to be allowed that does not exist."""
     for name in sorted({allow} if isinstance(allow, str) else allow):
         if name not in CAPABILITIES:
-            near = get_close_matches(name, CAPABILITIES, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "expected one of those"
+            near = nearest(name, CAPABILITIES)
+            hint = f"did you mean {near!r}?" if near else "expected one of those"
             raise ConfigError(
                 f"allow={name!r}: what can be allowed is {', '.join(CAPABILITIES)}; {hint}"
             )

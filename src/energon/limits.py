@@ -20,9 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, FormatError
 
 PREFIX = "ENERGON_LIMIT_"
+_PIECE_BYTES = 16 << 20
 
 # Limits are asked for once per part of a sample. `os.environ` would encode and decode the name
 # each time, which takes as long as parsing a short JSON text; this is the dict behind it.
@@ -131,6 +132,32 @@ JPEG_SCANS = Limit("JPEG_SCANS", 100, "passes over the pixels that a progressive
 MEDIA_PACKETS = Limit(
     "MEDIA_PACKETS", 10_000_000, "packets that an MP4 file lists without a size for each"
 )
+
+
+def check_document(size: int, origin: str) -> None:
+    """Raise FormatError if a document has more bytes than `DOCUMENT_BYTES`."""
+    if size > DOCUMENT_BYTES.value:
+        raise FormatError(
+            f"{origin}: a document of {size:,} bytes or more is larger than any should be; "
+            f"{DOCUMENT_BYTES.hint}"
+        )
+
+
+def read_document(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a local file, of which no more is read than a document may have.
+
+    Raises:
+        FormatError: If it has more than `DOCUMENT_BYTES`.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        check_document(size, os.fspath(path))
+        content = file.read(size + 1)
+        while more := file.read(_PIECE_BYTES):  # pipes, devices and what grows
+            content += more
+            check_document(len(content), os.fspath(path))
+    return content
+
 
 LIMITS: dict[str, Limit] = {
     name: value for name, value in list(globals().items()) if isinstance(value, Limit)

@@ -96,6 +96,7 @@ NOWHERE = {
     "preview": ("{}",),
     "repair": ("{}",),
     "verify": ("{}",),
+    "view": ("{}",),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from energon import (
     ConfigError,
     DefaultTaskEncoder,
+    SkipSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -20,6 +21,7 @@ from energon.inspect.plan_report import describe_run, shared_samples
 from energon.inspect.planned_run import open_run
 from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.settings import TrainSettings
+from tests.commands import run
 from tests.datasets import make_crude
 
 DOCUMENT = """
@@ -189,3 +191,110 @@ def test_excluded_samples_and_those_outside_of_a_subset_are_never_seen(tmp_path)
     for key in ("s2", "s4"):
         with pytest.raises(ConfigError, match="no dataset has"):
             find_key(run, key, batches=30)
+
+
+@pytest.fixture(scope="module")
+def saved(path, tmp_path_factory):
+    """The states of both ranks after 7 steps, and the keys of the steps before and after."""
+    folder = tmp_path_factory.mktemp("states")
+    steps = [[], []]
+    for rank in (0, 1):
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=2, seed_offset=3)
+        dataset = get_train_dataset(
+            path, worker_config=config, batch_size=4, task_encoder=Keys(), shuffle_buffer_size=8
+        )
+        with get_savable_loader(dataset) as loader:
+            batches = iter(loader)
+            steps[rank] = [next(batches) for _ in range(7)]
+            (folder / f"rank_{rank}.json").write_text(json.dumps(loader.state_dict()))
+            steps[rank] += [next(batches) for _ in range(5)]
+    return folder, [one + other for one, other in zip(*steps, strict=True)]
+
+
+def test_a_state_knows_all_settings_of_its_run(path, saved):
+    folder, steps = saved
+    for step in (0, 6, 7, 11):
+        done = run("plan", path, "--state", folder, "--world-size", 2, "--step", step, "--json")
+        assert done.exit_code == 0, done.output
+        assert [row["key"] for row in json.loads(done.stdout)] == steps[step]
+    assert "saved before step 7" in done.stderr
+
+
+def test_one_state_of_a_rank_says_how_many_ranks_there_were(path, saved):
+    folder, steps = saved
+    one = folder / "rank_1.json"
+    done = run("plan", path, "--state", one, "--step", "3", "--json")
+    assert [row["key"] for row in json.loads(done.stdout)] == steps[3]
+    assert "2 ranks" in run("plan", path, "--state", one, "--world-size", 3, "--step", 1).output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--world-size"),
+        (["--world-size", "5"], "cannot be dealt"),
+        (["--world-size", "3"], "14 batches"),
+        (["--world-size", "2", "--batch-size", "8"], "--batch-size"),
+        (["--world-size", "2", "--seed", "3"], "--seed"),
+        (["--world-size", "2", "--lanes", "24"], "--lanes"),
+    ],
+)
+def test_no_wrong_setting_goes_with_a_state(path, saved, options, said):
+    done = run("plan", path, "--state", saved[0], "--step", 1, *options)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_other_data_than_those_of_the_state_are_refused(path, saved, tmp_path):
+    folder, _ = saved
+    make_crude(tmp_path / "a", [50], prefix="a")
+    done = run("plan", tmp_path / "a", "--state", folder, "--world-size", 2, "--step", 1)
+    assert "which is not in split 'train'" in done.output
+    for name, sizes in (("a", [30, 20]), ("b", [18]), ("c", [25, 25])):
+        make_crude(tmp_path / name, sizes, prefix=name)
+    (tmp_path / "m.yaml").write_text(DOCUMENT)
+    done = run("plan", tmp_path / "m.yaml", "--state", folder, "--world-size", 2, "--step", 1)
+    assert done.exit_code == 1
+    assert "b/train is not as the run has read it: samples was 17, now 18" in done.output
+
+
+class SkipsSome(Keys):
+    def encode_sample(self, sample):
+        if sample["__key__"].endswith("1"):
+            raise SkipSample
+        return sample
+
+
+def test_says_that_hooks_have_skipped_samples(path, tmp_path):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=3)
+    dataset = get_train_dataset(path, worker_config=config, batch_size=4, task_encoder=SkipsSome())
+    with get_savable_loader(dataset) as loader:
+        for _ in zip(range(72), loader, strict=False):
+            pass
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    done = run("plan", path, "--state", tmp_path / "state.json", "--world-size", 1, "--step", 70)
+    assert done.exit_code == 0, done.output
+    assert "Hooks have skipped" in done.stderr
+
+
+def test_steps_go_on_with_other_lanes(path, saved, tmp_path):
+    folder, _ = saved
+    done = run(
+        *("checkpoint", "redist", "--new-world-size", 5, "--lanes", 10, folder, tmp_path / "five"),
+    )
+    assert done.exit_code == 0, done.output
+    states = [json.loads(file.read_text()) for file in sorted((tmp_path / "five").iterdir())]
+    step = sum(lane["batches"] for each in states for lane in each["positions"].values()) // 5
+    expected = []
+    for rank in range(5):
+        config = WorkerConfig(rank=rank, world_size=5, num_workers=0, seed_offset=3)
+        dataset = get_train_dataset(
+            path, worker_config=config, batch_size=4, task_encoder=Keys(), shuffle_buffer_size=8
+        )
+        with get_savable_loader(dataset) as loader:
+            loader.load_state_dict(states)
+            expected += next(iter(loader))
+    arguments = ("plan", path, "--state", tmp_path / "five", "--world-size", 5, "--json")
+    done = run(*arguments, "--step", step)
+    assert [row["key"] for row in json.loads(done.stdout)] == expected
+    assert "the run had other lanes before" in run(*arguments, "--step", step - 1).output

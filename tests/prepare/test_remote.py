@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 
 import pytest
 
@@ -15,9 +16,11 @@ from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.remote import standing_in
+from energon.prepare.verify.remote import verify_remote
 from energon.prepare.verify.verify import verify_dataset
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault
+from tests.small_disks import fill, small_disk
 from tests.sources.distant import train, upload
 
 
@@ -194,3 +197,36 @@ def test_a_mirror_that_was_deleted_is_made_anew(s3, shards, tmp_path):
 def test_functions_for_local_datasets_do_not_take_a_url_for_a_folder(prepare_it):
     with pytest.raises(ConfigError, match="s3://bucket/x: expected a local path"):
         prepare_it("s3://bucket/x")
+
+
+@pytest.mark.parametrize("free_kib", [0, 8, 24])
+def test_on_a_full_disk_a_temporary_folder_stands_for_the_dataset(
+    s3, shards, tmp_path, monkeypatch, caplog, free_kib
+):
+    address = upload(shards, s3.address)
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(disk / "cache"))
+        (disk / "cache").mkdir()
+        fill(disk, free_kib)
+        assert prepare(address).num_samples == 160
+        assert verify_remote(address, depth="headers").ok
+        assert sum("is full" in each.getMessage() for each in caplog.records) == 2
+        assert "energon-mirror-" in caplog.text
+    assert not [*tmp_path.glob("tmp/energon-mirror-*")]
+    assert len(train(address, batches=5)[0]) == 5
+
+
+def test_where_no_disk_has_room_it_is_said_which_folder_is_full(
+    s3, shards, tmp_path, monkeypatch, caplog
+):
+    address = upload(shards, s3.address)
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(disk / "cache"))
+        (disk / "cache").mkdir()
+        (disk / "tmp").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(disk / "tmp"))
+        fill(disk, 8)
+        with pytest.raises(StorageError, match="has no room for what is made of it"):
+            prepare(address)
+        assert not [*(disk / "tmp").iterdir()]
+    prepare(address)

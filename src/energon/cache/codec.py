@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import FormatError
+from energon.formats.json_text import parse_json
 
 _LENGTH = struct.Struct("<I")
 _ALIGN = 64
@@ -52,7 +53,7 @@ def decode(data: bytes | memoryview) -> Any:
     """Return the value that `encode` made `data` of. Arrays are copies, and can be written to."""
     (length,) = _LENGTH.unpack_from(data)
     position = _LENGTH.size + length
-    header = json.loads(bytes(data[_LENGTH.size : position]))
+    header = parse_json(bytes(data[_LENGTH.size : position]), origin="cached value")
     blocks: Blocks = []
     for size in header["sizes"]:
         position += -position % _ALIGN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,8 @@ import click
 
 from energon.cli.echo import echo, echo_json
 from energon.counting import counted
+from energon.errors import FormatError
+from energon.formats.json_text import parse_json
 
 
 @click.command("analyze-debug")
@@ -64,8 +65,8 @@ def _read(log: Path) -> Iterator[dict[str, Any]]:
     with log.open() as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                content = json.loads(line)
-            except ValueError as error:
+                content = parse_json(line, origin="JSON")
+            except FormatError as error:
                 raise click.ClickException(f"{log}:{number}: no line of JSON: {error}") from error
             if isinstance(content, dict) and content.get("t") == "yield_batch":
                 yield content

@@ -10,7 +10,7 @@ import click
 from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
 from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
-from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
+from energon.cli.prepare_file import prepare_file
 from energon.io.epath import AnyPath
 
 
@@ -37,12 +37,14 @@ def command(
       energon index ./coco
     """
     from energon.prepare.index.reindex import reindex_dataset
+    from energon.prepare.upkeep import upkeep_of
 
     if not isinstance(path, Path):
         run_on_stand_in(context, path)
         return
-    if is_jsonl(path):
-        prepare_jsonl_command(context, path, as_json=as_json)
+    upkeep = upkeep_of(path, compressed=True)
+    if upkeep is not None:
+        prepare_file(context, path, upkeep, as_json=as_json)
         return
     with open_indexing(sqlite=not no_sqlite, **indexing) as how:
         info = reindex_dataset(path, how)

@@ -27,6 +27,7 @@ COMMANDS = {
     "repair": "Rewrite what is wrong in an index.",
     "tar": "Make, join, cut, sort, change and check plain tar files.",
     "verify": "Check a dataset: sizes, offsets, checksums.",
+    "view": "Browse a dataset: a gallery, and every part of every sample.",
 }
 
 

@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
+from energon.cli.address import ADDRESS
 from energon.cli.allow_option import allow_option
 from energon.cli.echo import echo, echo_lines
+from energon.cli.options import refuse_options
 from energon.counting import counted
 
 if TYPE_CHECKING:
     from energon.inspect.plan_find import Sighting
+    from energon.inspect.planned_run import PlannedRun
+    from energon.io.epath import AnyPath
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -48,10 +53,26 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.option("--blend-unit", type=click.Choice(["sample", "batch"]))
 @click.option("--where", "key", metavar="KEY", help="Tell when the sample with this key is seen.")
 @click.option("--step", type=click.IntRange(0), help="List the samples of a step: a batch a rank.")
+@click.option(
+    "--state",
+    "states",
+    metavar="FILE",
+    multiple=True,
+    type=ADDRESS,
+    help="A state or checkpoint of the run, from which everything is taken but PATH; may be "
+    "repeated for files of ranks.",
+)
+@click.option(
+    "--exclude-from",
+    metavar="FILE",
+    help="With --state: the quarantine files that the run was given as exclude_from.",
+)
 @click.option("--plot", metavar="FILE", help="Draw it: a .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @allow_option
+@click.pass_context
 def command(
+    context: click.Context,
     path: str,
     split_part: str,
     batch_size: int,
@@ -66,14 +87,16 @@ def command(
     blend_unit: Literal["sample", "batch"] | None,
     key: str | None,
     step: int | None,
+    states: tuple[AnyPath, ...],
+    exclude_from: str | None,
     plot: str | None,
     as_json: bool,
 ) -> None:
     """Show what a training run over the dataset or metadataset at PATH will read.
 
     Opens indexes, but reads no sample: the order is computed. Options are the arguments of
-    get_train_dataset and WorkerConfig. Samples that hooks skip are not known to it, and with
-    packing batches hold more samples than here.
+    get_train_dataset and WorkerConfig; a state of the run, --state, stands for all of them. Samples
+    that hooks skip are not known, and with packing batches hold more samples than here.
 
     \b
     Example:
@@ -81,15 +104,20 @@ def command(
       energon plan blend.yaml --batch-size 32 --world-size 8 --plot plan.png
       energon plan blend.yaml --batch-size 32 --world-size 8 --where images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
+      energon plan blend.yaml --state checkpoints/data --world-size 8 --step 5000
     """
     if key is not None and step is not None:
         raise click.UsageError("--where finds steps and --step lists one; give one of them")
-    from energon.inspect.plan_find import find_key, list_step
-    from energon.inspect.plan_report import describe_run
     from energon.inspect.planned_run import open_run
     from energon.task_encoder.settings import TrainSettings
     from energon.worker import WorkerConfig
 
+    if states:
+        run = _saved_run(context, path, states)
+        _show(run, key, step, batches, plot, as_json)
+        return
+    if exclude_from is not None:
+        raise click.UsageError("--exclude-from goes with --state")
     settings = TrainSettings(
         batch_size=batch_size,
         max_samples_per_sequence=max_samples_per_sequence,
@@ -101,9 +129,57 @@ def command(
         rank=0, world_size=world_size, num_workers=num_workers, lanes=lanes, seed_offset=seed
     )
     run = open_run(path, settings, workers, split_part=split_part)
+    _show(run, key, step, batches, plot, as_json)
+
+
+_OF_ANY_RUN = frozenset(
+    {
+        *("path", "split_part", "states", "exclude_from", "world_size", "key", "step", "batches"),
+        *("plot", "as_json", "allow", "quiet", "verbose"),
+    }
+)
+"""Parameters that a state does not decide."""
+
+
+def _saved_run(context: click.Context, path: str, states: Sequence[AnyPath]) -> PlannedRun:
+    """Return the run of a state, and say what its plan does not know."""
+    from energon.inspect.planned_run import open_saved_run
+    from energon.loader.state_files import read_states
+
+    given = context.params
+    refuse_options(context, "--state knows the settings of its run", _OF_ANY_RUN)
+    source = context.get_parameter_source("world_size")
+    saved = open_saved_run(
+        path,
+        read_states(states),
+        world_size=None if source is ParameterSource.DEFAULT else given["world_size"],
+        split_part=given["split_part"],
+        exclude_from=given["exclude_from"],
+    )
+    echo(f"The state was saved before step {saved.step}.", err=True)
+    if saved.shifted:
+        echo(
+            f"Hooks have skipped {counted(saved.shifted, 'sample', grouped=True)} by then, so "
+            "samples come earlier than shown here, by as many as their lane had lost before.",
+            err=True,
+        )
+    return saved.run
+
+
+def _show(
+    run: PlannedRun,
+    key: str | None,
+    step: int | None,
+    batches: int | None,
+    plot: str | None,
+    as_json: bool,
+) -> None:
+    from energon.inspect.plan_find import find_key, list_step
+    from energon.inspect.plan_report import describe_run
+
     if batches is None:
         samples = sum(len(leaf.source) for leaf in run.leaves)
-        batches = run.num_batches or -(-samples // batch_size)
+        batches = run.num_batches or -(-samples // run.batch_size)
     if key is not None:
         _show_sightings(find_key(run, key, batches=batches), as_json)
     elif step is not None:

@@ -16,7 +16,7 @@ from energon.cli.indexing_options import indexing_options, open_indexing, show_s
 from energon.cli.media_options import media_filter, media_options, report_json, show_report
 from energon.cli.options import refuse_options
 from energon.cli.prepare_choices import PrepareOptions, choice_options, decide
-from energon.cli.prepare_jsonl import is_jsonl, prepare_jsonl_command
+from energon.cli.prepare_file import prepare_file
 from energon.cli.verbosity import is_quiet
 from energon.counting import counted
 from energon.errors import ConfigError, DatasetNotFoundError
@@ -96,10 +96,14 @@ def command(
     if path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(context, path, as_json)
         return None
-    if is_jsonl(path):
-        prepare_jsonl_command(
+    from energon.prepare.upkeep import upkeep_of
+
+    upkeep = upkeep_of(path, compressed=True)
+    if upkeep is not None:
+        prepare_file(
             context,
             path,
+            upkeep,
             split_ratio=options.ratio,
             exclude_from=options.exclude_from,
             as_json=as_json,

@@ -20,7 +20,7 @@ from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
-    from energon.prepare.verify.repair import Repair
+    from energon.prepare.verify.report import Repair
 
 
 @click.command("repair")

@@ -20,8 +20,8 @@ from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
+    from energon.prepare.verify.report import Report
     from energon.prepare.verify.shard import Depth
-    from energon.prepare.verify.verify import Report
 
 MAX_SHOWN = 50
 
@@ -113,7 +113,7 @@ def show_report(report: Report) -> None:
     echo(f"{checked}: {problems}, {repairable} can be repaired")
     if repairable:
         echo(f"run `energon repair {report.dataset}`")
-    from energon.prepare.verify.repair import LOST
+    from energon.prepare.verify.report import LOST
 
     if any(problem.kind in LOST for problem in report.problems):
         echo(

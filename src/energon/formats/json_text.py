@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from energon.errors import FormatError
-from energon.limits import DOCUMENT_BYTES, DOCUMENT_DEPTH
+from energon.limits import DOCUMENT_DEPTH, check_document
 
 
 def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
@@ -22,11 +22,7 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
         FormatError: If it is no JSON, or beyond the limits.
     """
     more = f"; {hint}" if hint else ""
-    if len(text) > DOCUMENT_BYTES.value:
-        raise FormatError(
-            f"{origin}: a document of {len(text):,} bytes is larger than any should be; "
-            f"{DOCUMENT_BYTES.hint}"
-        )
+    check_document(len(text), origin)
     try:
         value = json.loads(text)
     except RecursionError:

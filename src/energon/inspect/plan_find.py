@@ -55,6 +55,12 @@ def list_step(run: PlannedRun, step: int) -> list[Sighting]:
     found: list[Sighting] = []
     for batch in range(step * world_size, (step + 1) * world_size):
         turn, lane = divmod(batch, run.lanes)
+        turn -= run.first_turn
+        if turn < 0:
+            raise ConfigError(
+                f"the run had other lanes before step {run.first_turn * run.lanes // world_size}; "
+                "give a state that was saved before it was given these"
+            )
         rows = run.plan.rows(lane, turn * run.batch_size, run.batch_size)
         triples = zip(*(column.tolist() for column in rows), strict=True)
         for position, (leaf, epoch, ordinal) in enumerate(triples):
@@ -82,6 +88,11 @@ def _sightings(run: PlannedRun, leaf: int, ordinal: int, batches: int) -> Iterat
 def _sighting(
     run: PlannedRun, lane: int, row: int, leaf: int, epoch: int, ordinal: int
 ) -> Sighting:
+    if leaf >= len(run.leaves):
+        raise ConfigError(
+            f"at that time the run has read {run.recipe.leaves[leaf].uid}, which it has left out "
+            "since then; give a state that was saved before"
+        )
     where = run.leaves[leaf].source.locate(ordinal)
     moment = run.moment(lane, row)
     return Sighting(moment, lane, row, run.names[leaf], epoch, ordinal, where.key, where.shard)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from energon.errors import ConfigError, StateError
+from energon.io.address import redact
+from energon.loader.relane import rows_read
+from energon.loader.state import check_steps, covered_by, read_positions
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.blend import BlendPlan
 from energon.plan.line import LinePlan
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.plan.window import WindowPlan
+from energon.stages.base import State
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.settings import TrainSettings
 from energon.task_encoder.train_plan import default_lanes, train_plan
-from energon.worker import WorkerConfig
+from energon.worker import WorkerConfig, check_lanes
 
 
 class Moment(NamedTuple):
@@ -40,6 +47,9 @@ class PlannedRun:
         lanes: Fixed streams of batches.
         batch_size: Samples of a batch.
         workers: Ranks and workers; the order depends on neither.
+        first_turn: How many batches each lane had given before its first row: of a run that goes
+            on with other lanes than it had.
+        changes: For each stream of a saved run, at which of its rows the mix was changed.
     """
 
     recipe: PlanRecipe
@@ -47,16 +57,24 @@ class PlannedRun:
     lanes: int
     batch_size: int
     workers: WorkerConfig
+    first_turn: int = 0
+    changes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def plan(self) -> Plan:
         """The order of all lanes."""
-        return self.recipe(self.lanes)
+        plan = self.recipe(self.lanes)
+        for stream, rows in self.changes.items():
+            plan = plan.with_changes(stream, rows)
+        return plan
 
     @cached_property
     def streams(self) -> BlendPlan | LinePlan | WindowPlan:
         """The order of the streams that the lanes share."""
-        return self.recipe.of_streams(self.recipe.num_streams(self.lanes))
+        plan = self.recipe.of_streams(self.recipe.num_streams(self.lanes))
+        for stream, rows in self.changes.items():
+            plan = plan.with_changes(stream, rows)
+        return plan
 
     @property
     def names(self) -> list[str]:
@@ -66,13 +84,14 @@ class PlannedRun:
     def moment(self, lane: int, row: int) -> Moment:
         """Return when a row of a lane is delivered."""
         turn, position = divmod(row, self.batch_size)
-        batch = turn * self.lanes + lane
+        batch = (turn + self.first_turn) * self.lanes + lane
         step, rank = divmod(batch, self.workers.world_size)
         return Moment(step, rank, batch, position)
 
     def rows_until(self, lane: int, batches: int) -> int:
         """Return how many rows of a lane are in the first batches of all ranks."""
-        rows = max(0, -((lane - batches) // self.lanes)) * self.batch_size
+        turns = -((lane - batches) // self.lanes) - self.first_turn
+        rows = max(0, turns) * self.batch_size
         end = self.plan.num_rows(lane)
         return rows if end is None else min(rows, end)
 
@@ -106,3 +125,124 @@ def open_run(
     batch_size = settings.batch_size or 1
     lanes = default_lanes(recipe, workers, batch_size=batch_size)
     return PlannedRun(recipe, tuple(leaves), lanes, batch_size, workers)
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run as a state knows it.
+
+    Args:
+        run: Its order, before and after it was saved.
+        step: How many batches each rank had received.
+        shifted: By how many samples lanes had come further than batches of the full size take
+            them: hooks have skipped so many, and later samples have moved up. The plan does not
+            know when.
+    """
+
+    run: PlannedRun
+    step: int
+    shifted: int
+
+
+def open_saved_run(
+    path: DatasetPath,
+    state: State,
+    *,
+    world_size: int | None = None,
+    split_part: str = "train",
+    exclude_from: str | os.PathLike[str] | None = None,
+) -> SavedRun:
+    """Return the run that a state was saved by: all that decides its order is in the state.
+
+    Args:
+        path: The dataset or metadataset that it reads.
+        state: As `read_states` returns it.
+        world_size: How many ranks it had, where the state does not say.
+        split_part: Which split it reads.
+        exclude_from: The quarantine files that it has left out samples of.
+
+    Raises:
+        StateError: If the data are not those of the run, or steps cannot be told from rows.
+        ConfigError: If the number of ranks is not known, or cannot be right.
+    """
+    about, lanes = state["fingerprint"], state["lanes"]
+    recipe = PlanRecipe.from_json(about)
+    if about.get("packing_buffer_size"):
+        raise StateError(
+            "the run packs samples, so how many each of its steps took cannot be told from the "
+            "order; restore_sample of the loader makes a batch again by its __restore_key__"
+        )
+    ranks = _ranks(state, world_size)
+    positions = read_positions(state, (int(lane) for lane in state["positions"]))
+    check_steps(state, state)
+    batch_size = about["batch_size"] or 1
+    turns, shifts = [], []
+    changes: dict[int, tuple[int, ...]] = {}
+    for lane, position in positions.items():
+        rows, changed = rows_read(position.saved_state())
+        stream = lane % recipe.num_streams(lanes)
+        changes[stream] = max(changed, changes.get(stream, ()), key=len)
+        turns.append(position.batches - rows // batch_size)
+        shifts.append(rows - position.batches * batch_size)
+    # Lanes that have not begun again have all of their batches behind them.
+    first_turn = max(turns, default=0) if recipe.eras else 0
+    done = sum(position.batches for position in positions.values())
+    run = PlannedRun(
+        recipe,
+        tuple(_saved_leaves(path, about["leaves"], split_part, exclude_from)),
+        lanes,
+        batch_size,
+        WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=recipe.seed),
+        first_turn,
+        changes,
+    )
+    own = len(positions) * ranks // lanes
+    shifted = sum(max(0, shift + first_turn * batch_size) for shift in shifts)
+    return SavedRun(run, done // max(1, own), shifted)
+
+
+def _ranks(state: State, given: int | None) -> int:
+    """Return how many ranks a run had."""
+    whose = covered_by(state)
+    if whose is not None:
+        if given not in (None, whose[1]):
+            raise ConfigError(f"the run had {whose[1]} ranks, as the state says, not {given}")
+        return whose[1]
+    if given is None:
+        raise ConfigError(
+            "a state of all ranks does not say how many there were, and a step is a batch of "
+            "each; give their number, --world-size"
+        )
+    check_lanes(state["lanes"], given)
+    done = sum(position["batches"] for position in state["positions"].values())
+    if done % given and not any(each.get("ended") for each in state["positions"].values()):
+        raise ConfigError(
+            f"the run has given {done} batches, so it had no {given} ranks with equally many; "
+            "give the number of ranks of the run, --world-size"
+        )
+    return given
+
+
+def _saved_leaves(
+    path: DatasetPath,
+    saved: Mapping[str, Mapping[str, object]],
+    split_part: str,
+    exclude_from: str | os.PathLike[str] | None,
+) -> list[OpenedLeaf]:
+    """Return the datasets of a run in its order, which have to be those that it has read."""
+    resolved = resolve(path, split_part=split_part, training=True)
+    known = {leaf.plan_leaf.uid: leaf for leaf in open_leaves(resolved.leaves, None, exclude_from)}
+    missing = [uid for uid in saved if uid not in known]
+    if missing:
+        raise StateError(
+            f"the run has read {missing[0]!r}, which is not in split {split_part!r} of "
+            f"{redact(path)}: it has {', '.join(known)}; give the path and the split of the run"
+        )
+    for uid, about in saved.items():
+        for name, now in known[uid].source.fingerprint().items():
+            if about.get(name, now) != now:
+                raise StateError(
+                    f"{uid} is not as the run has read it: {name} was {about[name]!r}, now "
+                    f"{now!r}; what stands in its rows has changed since then"
+                )
+    return [known[uid] for uid in saved]

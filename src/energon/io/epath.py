@@ -236,6 +236,10 @@ class EPath:
         """Return the content of the file."""
         return files.read_bytes(self._address)
 
+    def read_document(self) -> bytes:
+        """Return the content of a file that is a document, within the limit of those."""
+        return files.read_document(self._address)
+
     def read_text(self) -> str:
         """Return the content of the file as text."""
         return self.read_bytes().decode()

@@ -9,6 +9,7 @@ from energon.errors import DatasetNotFoundError
 from energon.io.address import is_remote, local_path, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.registry import open_store
+from energon.limits import DOCUMENT_BYTES, check_document
 from energon.utf8 import decode_utf8
 
 AnyPath = str | os.PathLike[str]
@@ -23,6 +24,21 @@ def read_bytes(address: AnyPath) -> bytes:
     """
     store, key = open_store(address)
     return store.read(key)
+
+
+def read_document(address: AnyPath) -> bytes:
+    """Return a whole file that is a YAML or JSON document; no more is read than it may have.
+
+    Raises:
+        FormatError: If it has more than `DOCUMENT_BYTES`.
+        DatasetNotFoundError: If there is none (also a FileNotFoundError).
+        StorageError: If it cannot be read.
+    """
+    store, key = open_store(address)
+    most = DOCUMENT_BYTES.value
+    content = store.read(key, most=most)
+    check_document(len(content), redact(os.fspath(address)))
+    return content
 
 
 def read_text(address: AnyPath) -> str:

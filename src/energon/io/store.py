@@ -125,18 +125,23 @@ class Store:
         """
         return self._try(lambda: self.backend.head(key), key)
 
-    def read(self, key: str) -> bytes:
-        """Return a whole object, with one request."""
+    def read(self, key: str, *, most: int | None = None) -> bytes:
+        """Return a whole object, with one request.
+
+        Args:
+            key: Which object.
+            most: How many bytes are wanted; of a larger object some more come, but not all.
+        """
         begun, seconds = time.monotonic(), self.settings.deadline_seconds / 2
         try:
             data = self._try(
-                lambda: b"".join(self.backend.stream(key, 0, None)), key, seconds=seconds
+                lambda: _joined(self.backend.stream(key, 0, None), most), key, seconds=seconds
             )
         except StorageTimeoutError:
             if time.monotonic() - begun < seconds / 2:
                 raise
             # What is large or far away comes in pieces, each of which is waited for.
-            return b"".join(self._stream(key, 0, None, waited=seconds))
+            return _joined(self._stream(key, 0, None, waited=seconds), most)
         self.statistics.add(bytes_read=len(data))
         return data
 
@@ -455,3 +460,15 @@ class Store:
         if good or len(done) == 2:
             return (good or [first])[0].result()
         return (second if first in done else first).result()
+
+
+def _joined(chunks: Iterator[bytes], most: int | None) -> bytes:
+    """Return what chunks make up, up to the one with which there are more bytes than wanted."""
+    kept: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        kept.append(chunk)
+        size += len(chunk)
+        if most is not None and size > most:
+            break
+    return b"".join(kept)

@@ -62,7 +62,7 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
     num_held = 0
     for lane, position in positions.items():
         saved = position.saved_state()
-        read, known = _read(saved)
+        read, known = rows_read(saved)
         held = min(read, _held(saved, packing))
         rows[lane] = read - held
         num_held += held
@@ -128,7 +128,7 @@ def _positions(
     }
 
 
-def _read(saved: State | None) -> tuple[int, tuple[int, ...]]:
+def rows_read(saved: State | None) -> tuple[int, tuple[int, ...]]:
     """Return how many rows a lane has read, and at which rows of its stream the mix changed."""
     if saved is None:
         return 0, ()

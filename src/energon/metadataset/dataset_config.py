@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.formats.meta.yaml import load, plain
 from energon.io.address import join_address, redact
-from energon.io.files import read_bytes
+from energon.io.files import read_document
 from energon.metadataset.leaf import Subset
+from energon.nearest import nearest
 
 if TYPE_CHECKING:
     from energon.metadataset.dataset_grammar import DatasetDocument
@@ -87,7 +87,7 @@ def load_dataset_config(
     address = join_address(dataset_path, f".nv-meta/{name}")
     path = redact(address)
     try:
-        raw = load(read_bytes(address), origin=path)
+        raw = load(read_document(address), origin=path)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing; `energon prepare {redact(dataset_path)}` writes one. To leave "
@@ -96,8 +96,7 @@ def load_dataset_config(
         ) from None
     except NotADirectoryError:
         raise ConfigError(
-            f"{os.fspath(dataset_path)} is a file; JSONL datasets are not part of this release, "
-            "write the lines as json parts of shards and prepare their folder"
+            f"{os.fspath(dataset_path)} is a file, expected the folder of a prepared dataset"
         ) from None
     named = _class_of_program(raw)
     if named is not None:
@@ -165,8 +164,8 @@ def _class_problem(document: DatasetDocument) -> str | None:
     package = (document.module or "").removeprefix("megatron.").split(".")[0]
     if name is None or (package == "energon" and name in known):
         return None
-    close = get_close_matches(name, known, 1)
-    proposal = f", did you mean {close[0]!r}?" if close else "."
+    close = nearest(name, known)
+    proposal = f", did you mean {close!r}?" if close else "."
     return (
         f"no dataset class {document.module}.{name}{proposal} Expected one of megatron.energon: "
         f"{', '.join(known[:2])}, or a class that your program derives from one of these"

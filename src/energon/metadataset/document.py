@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from energon.errors import ConfigError
 from energon.formats.meta.yaml import MarkedMap, Seq, load, marked_like, where
 from energon.io.address import is_remote, parent_address, redact
-from energon.io.files import read_bytes
+from energon.io.files import read_document
 from energon.metadataset.variables import substitute
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | B
         SecurityError: If it reads the environment and may not.
     """
     origin = redact(path)
-    raw = load(read_bytes(path), origin=origin)
+    raw = load(read_document(path), origin=origin)
     return _parse(raw, origin, parent_address(path), allow, from_afar=is_remote(path))
 
 

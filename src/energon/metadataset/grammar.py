@@ -16,7 +16,7 @@ Blends may be nested in place, which says the same as a reference to a document 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -30,6 +30,7 @@ from energon.metadataset.grammar_nodes import (
     Weighted,
 )
 from energon.metadataset.grammar_values import Positive, Temperature
+from energon.nearest import nearest
 
 _OF_THE_JOIN = ("shuffle_over_epochs_multiplier",)
 
@@ -186,14 +187,18 @@ class RepeatedJoin(Repeated, Join):
     """A join in an epochized blend."""
 
 
+MAX_KEYS = 20
+"""Keys of a node that are looked at for what it was meant to be."""
+
+
 def _tag_of(raw: Any) -> str | None:
     if not isinstance(raw, Mapping):
         return None
     for kind in NODE_KINDS:
         if kind in raw:
             return f"<{kind}>"
-    close = [kind for key in raw for kind in get_close_matches(str(key), NODE_KINDS, 1, 0.75)]
-    return f"<{close[0] if close else 'path'}>"
+    close = filter(None, (nearest(key, NODE_KINDS, 0.75) for key in islice(raw, MAX_KEYS)))
+    return f"<{next(close, 'path')}>"
 
 
 AnyNode = Annotated[

@@ -6,7 +6,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
 from itertools import islice
@@ -16,6 +15,7 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name, is_remote, join_address, redact, split_address
 from energon.io.files import is_file
 from energon.io.registry import open_store
+from energon.nearest import nearest
 
 
 class KindEntry(NamedTuple):
@@ -31,6 +31,8 @@ class KindEntry(NamedTuple):
         pair: Endings of files that belong together, none of which is enough: a folder is of this
             kind if some name is in it with each of them, and so is an address that they can be
             appended to.
+        upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are no
+            folders of shards.
     """
 
     name: str
@@ -39,11 +41,17 @@ class KindEntry(NamedTuple):
     markers: tuple[str, ...] = ()
     has_samples: bool = True
     pair: tuple[str, ...] = ()
+    upkeep: str = ""
 
 
 KINDS = (
     KindEntry("metadataset", suffixes=(".yaml", ".yml")),
-    KindEntry("jsonl", "energon.sources.jsonl:KIND", suffixes=(".jsonl",)),
+    KindEntry(
+        "jsonl",
+        "energon.sources.jsonl:KIND",
+        suffixes=(".jsonl",),
+        upkeep="energon.prepare.verify.jsonl:UPKEEP",
+    ),
     KindEntry(
         "webdataset",
         "energon.sources.webdataset_kind:KIND",
@@ -83,7 +91,7 @@ _READABLE = (
 )
 
 MAX_COMPARED = 10_000
-"""Names of a folder among which the one is looked for that was meant."""
+"""Names in a folder by which it is told what it holds."""
 
 MAX_SHOWN = 10
 """Names of a folder that a message lists."""
@@ -185,9 +193,9 @@ def _explain_remote(path: str) -> str:
 
 def _among(name: str, names: Sequence[str]) -> str:
     """Return the end of a message: what was meant, or what there is."""
-    close = get_close_matches(name, names, 1, cutoff=0.75)
+    close = nearest(name, names, cutoff=0.75)
     if close:
-        return f", did you mean {close[0]!r}?"
+        return f", did you mean {close!r}?"
     if not names:
         return ", which is empty"
     more = ", …" if len(names) > MAX_SHOWN else ""
@@ -259,7 +267,7 @@ def _explain(path: str) -> str:
 
 def _proposal(name: str, folder: str) -> str:
     try:
-        close = get_close_matches(name, islice(os.listdir(folder), MAX_COMPARED), 1, cutoff=0.75)
+        close = nearest(name, os.listdir(folder), cutoff=0.75)
     except OSError:
         return ""
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f", did you mean {close!r}?" if close else ""

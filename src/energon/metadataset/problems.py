@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -18,9 +17,13 @@ from energon.formats.meta.yaml import where
 from energon.metadataset.grammar import NODE_KINDS
 from energon.metadataset.grammar_nodes import Misfit
 from energon.metadataset.variables import Unresolved
+from energon.nearest import nearest
 
 Model = type[BaseModel]
 DocumentPath = tuple[int | str, ...]
+
+MAX_WORDED = 1000
+"""Problems that are put in words."""
 
 _WANTED = {
     "bool_type": "true or false",
@@ -70,19 +73,21 @@ def explain(
 
 
 def _problems(exc: ValidationError, model: Model, raw: Any) -> Iterator[str]:
-    errors: list[Any] = [*exc.errors(include_url=False)]
+    errors: list[Any] = [*exc.errors(include_url=False)][:MAX_WORDED]
     unknown = {error["loc"] for error in errors if error["type"] == "extra_forbidden"}
     # A misspelled key is missing as well; saying it once is enough.
     respelled = {
         (*address[:-1], close)
         for address in unknown
-        for close in get_close_matches(str(address[-1]), _keys(_model_at(model, address[:-1])), 1)
+        if (close := nearest(address[-1], _keys(_model_at(model, address[:-1]))))
     }
     for error in errors:
         if isinstance(misfit := error.get("ctx", {}).get("error"), Misfit):
             yield from misfit.problems
         elif _is_news(error, respelled):
             yield f"{_place(error['loc'], raw)}: {_describe(error, model, raw)}"
+    if exc.error_count() > MAX_WORDED:
+        yield f"{where(raw)}: has {exc.error_count()} problems, of which these are the first"
 
 
 def _is_news(error: Any, respelled: Collection[DocumentPath]) -> bool:
@@ -114,8 +119,8 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
 
 
 def _proposal(found: str, known: Collection[str]) -> str:
-    close = get_close_matches(found, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = nearest(found, known)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def _unknown_key(address: DocumentPath, model: Model, raw: Any) -> str:
@@ -128,8 +133,8 @@ def _unknown_key(address: DocumentPath, model: Model, raw: Any) -> str:
         return f"{key!r} is not part of version 1; set `__class__: MetadatasetV2`"
     if key in _BELONGS:
         return f"unknown key {key!r} in {_path(address[:-1])}; it {_BELONGS[key]}"
-    close = get_close_matches(key, known, 1)
-    proposal = f", did you mean {close[0]!r}?" if close else "."
+    close = nearest(key, known)
+    proposal = f", did you mean {close!r}?" if close else "."
     return f"unknown key {key!r} in {_path(address[:-1])}{proposal} Known are {', '.join(known)}"
 
 

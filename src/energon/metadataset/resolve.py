@@ -23,7 +23,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +65,7 @@ from energon.metadataset.tree import (
     map_leaves,
     weight_curve,
 )
+from energon.nearest import nearest
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join
@@ -266,8 +266,8 @@ class _Walk:
         if part not in splits:
             names = ", ".join(repr(name) for name in splits) or "none"
             asked = "" if origin == document.origin else f", which {origin} asks for"
-            close = get_close_matches(part, splits, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            close = nearest(part, splits)
+            hint = f"; did you mean {close!r}?" if close else ""
             raise ConfigError(f"{place}: no split {part!r}{asked}; there is {names}{hint}")
         node = splits[part]
         if node is None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 from energon.allow import is_allowed, refusal
@@ -30,14 +30,14 @@ from energon.errors import ConfigError, SecurityError
 from energon.formats.meta.yaml import MarkedMap, Seq, marked_like, where
 from energon.formats.meta.yaml_scalars import scalar
 from energon.limits import DOCUMENT_DEPTH, EXPANDED_CHARACTERS, EXPANDED_VALUES
+from energon.nearest import nearest
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^{}:]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_-]+)*")
 MAX_DEPTH = 20
 """How many variables may refer to one another in a row."""
-MAX_COMPARED = 1000
-MAX_COMPARED_CHARACTERS = 100
-"""Names among which the one is looked for that was meant, and how much of it is compared."""
+MAX_PROPOSED = 20
+"""References for which the name is looked for that was meant."""
 
 
 class Unresolved(str):
@@ -176,11 +176,9 @@ class _Scope:
                 return scalar(text) if whole else text
         elif default is not None:
             return scalar(default) if whole else default
-        known = [str(key) for key in self.variables][:MAX_COMPARED]
-        if self.may_read:
-            known += os.environ
-        close = get_close_matches(name[:MAX_COMPARED_CHARACTERS], known, 1)
-        hint = f", did you mean {close[0]!r}?" if close else "."
+        known = chain(os.environ if self.may_read else (), self.variables)
+        close = nearest(name, known) if len(self.problems) < MAX_PROPOSED else None
+        hint = f", did you mean {close!r}?" if close else "."
         return self.complain(
             match,
             f"is neither in `vars` nor in the environment{hint} ${{{name}:-default}} is "

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from energon.errors import DatasetBusyError
+from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.io.file_lock import FileLock, is_unsupported
 from energon.prepare.files import reporting
@@ -90,7 +91,7 @@ def _sign(lock: FileLock) -> None:
 
 def _holder(lock: FileLock) -> str:
     try:
-        about = json.loads(os.pread(lock.descriptor, 4096, 0))
+        about = parse_json(os.pread(lock.descriptor, 4096, 0), origin="lock")
         return f"process {about['pid']} on {about['host']}"
     except (ValueError, KeyError, TypeError):
         return "another process"

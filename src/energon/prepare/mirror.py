@@ -11,12 +11,14 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from energon.errors import ConfigError, EnergonError
+from energon.errors import ConfigError, EnergonError, FormatError, StorageError
+from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
@@ -24,12 +26,13 @@ from energon.formats.tar.index import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.backends.base import ObjectInfo
-from energon.io.disk_cache import disk_cache
+from energon.io.disk_cache import FULL, disk_cache
 from energon.io.file_lock import locked
 from energon.io.files import delete_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.registry import open_store
 from energon.io.threads import WaitingThreads
+from energon.limits import read_document
 from energon.prepare.index.index import IndexOptions, known_table
 from energon.prepare.index.remote_scan import index_remote
 from energon.prepare.index.shards import COMPRESSED
@@ -71,13 +74,63 @@ class Mirror:
         # The folder has the name of the dataset, which goes into messages.
         self.folder = self._root / address_name(address)
         self._notes = self._root / "versions.json"
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Wait for other processes of this machine that work on the same dataset."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self._root / "lock"):
-            yield
+        """Wait for other processes of this machine that work on the same dataset.
+
+        Raises:
+            StorageError: If no disk has room for what is done meanwhile.
+        """
+        with ExitStack() as held:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(self._root / "lock"))
+            except OSError as error:
+                self._retreat(error)
+            try:
+                yield
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise StorageError(
+                    f"{redact(self.address)}: this machine has no room for what is made of it "
+                    f"({error.strerror}: {self.folder.parent}); set ENERGON_STORAGE_CACHE_DIR to a "
+                    "folder with more, and run it again: what is done is kept"
+                ) from error
+            finally:
+                if self._temporary is not None:
+                    self._temporary.cleanup()
+
+    def fill(self, make: Callable[[], None]) -> None:
+        """Have `make` fill the folder; again in a temporary one if the disk is full.
+
+        Args:
+            make: Calls `update`, and maybe `index`.
+        """
+        try:
+            make()
+        except OSError as error:
+            self._retreat(error)
+            make()
+
+    def _retreat(self, error: OSError) -> None:
+        """Use a temporary folder from now on, if that may help."""
+        if error.errno not in FULL or self._temporary is not None:
+            raise error
+        self._temporary = tempfile.TemporaryDirectory(prefix="energon-mirror-")
+        log.warning(
+            "%s: the disk of %s is full, so what stands for it is kept in %s until this command "
+            "ends; set ENERGON_STORAGE_CACHE_DIR to a folder with more room",
+            redact(self.address),
+            self._root.parent,
+            self._temporary.name,
+        )
+        self._root = Path(self._temporary.name)
+        self.folder = self._root / self.folder.name
+        self._notes = self._root / self._notes.name
+        self.folder.mkdir()
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -218,10 +271,12 @@ class Mirror:
 
     def _known_versions(self) -> dict[str, str]:
         try:
-            known: dict[str, str] = json.loads(self._notes.read_text())
-        except (FileNotFoundError, ValueError):
+            known = parse_json(read_document(self._notes), origin=str(self._notes))
+        except (FileNotFoundError, FormatError):
             return {}
-        return known
+        if not isinstance(known, dict):
+            return {}
+        return {name: version for name, version in known.items() if isinstance(version, str)}
 
     def _download(self, file: ObjectInfo) -> None:
         address, path = join_address(self.address, file.key), self.folder / file.key

@@ -45,7 +45,8 @@ def standing_in(
         StorageError: If the store cannot be read or written.
     """
     mirror = Mirror(address)
-    with mirror.locked():
+
+    def fill() -> None:
         found = list_files(address)
         if not any(each.key.endswith((".tar", *COMPRESSED)) for each in found):
             raise DatasetNotFoundError(
@@ -56,5 +57,8 @@ def standing_in(
         shards = [name for name in mirror.present() if name.endswith(".tar")]
         wanted = [name for name in shards if not any(re.search(each, name) for each in exclude)]
         mirror.index(wanted, IndexOptions() if options is None else options, progress)
+
+    with mirror.locked():
+        mirror.fill(fill)
         with mirror.changing(), mirror.hidden():
             yield mirror.folder

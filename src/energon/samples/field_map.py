@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
+from energon.nearest import nearest
 from energon.samples.crude import find_part
 
 _ACCESS = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
@@ -94,8 +94,8 @@ class FieldMap:
         names = [field.name for field in own]
         for name in self.accesses:
             if name not in names:
-                near = get_close_matches(name, names, 1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
+                near = nearest(name, names)
+                hint = f"did you mean {near!r}? " if near else ""
                 raise ConfigError(
                     f"field_map: {sample_type.__name__} has no field {name!r}; {hint}its fields "
                     f"are {', '.join(names)}"
@@ -135,7 +135,7 @@ class FieldMap:
         near = [
             close
             for access in ways
-            for close in get_close_matches(access.part.lower(), map(str.lower, known), 1)
+            if (close := nearest(access.part.lower(), map(str.lower, known)))
         ]
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if not near and any(name.lower().endswith("json") for name in known):

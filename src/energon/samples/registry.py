@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, EnergonError
+from energon.nearest import nearest
 from energon.samples import types
 from energon.samples.sample import Sample
 
@@ -64,8 +64,8 @@ def resolve_class(
         known = {**SAMPLE_TYPES, **_FLAVORS, **(ours or {})}
         if name in known:
             return known[name]
-        near = get_close_matches(name[:100], known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SAMPLE_TYPES)}"
+        near = nearest(name, known)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(SAMPLE_TYPES)}"
         raise ConfigError(f"{module} has no sample type {name!r}; {hint}")
     if is_allowed("code", allow):
         return _import(module, name)
@@ -120,8 +120,8 @@ def _unusable(module: str, name: str, wanted: str) -> EnergonError:
     elif "." in name:
         problem = "names with dots may lead anywhere; name what the module itself has"
     else:
-        near = get_close_matches(name[:100], [*_loaded(module)][:10_000], 1)
-        hint = f", did you mean {near[0]!r}?" if near else f"; expected a subclass of {wanted}."
+        near = nearest(name, _loaded(module))
+        hint = f", did you mean {near!r}?" if near else f"; expected a subclass of {wanted}."
         return ConfigError(
             f"module {module} has no {name!r}{hint} What it makes only when it is asked for is "
             'found with allow=("code",) or ENERGON_ALLOW=code'

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,8 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.source_info import SourceInfo
+from energon.sources.browse.contents import Contents
+from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
 from energon.sources.extents import Extents
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore
@@ -49,10 +52,6 @@ from energon.sources.spans import read_spans
 from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
-
-if TYPE_CHECKING:
-    from energon.sources.browse.tree import BrowsedFolder
-
 
 Ints = NDArray[np.int64]
 
@@ -335,6 +334,42 @@ class JsonlFileStore(FileStore[bytes]):
         return int(name.partition(".")[0])
 
 
+@dataclass(frozen=True)
+class LinesFolder:
+    """The lines of a JSONL file, as files `0.json`, `1.json` and so on."""
+
+    lines: JsonlFile
+
+    def entries(self) -> Iterator[TreeEntry]:
+        """Yield the names of all lines."""
+        return (TreeEntry(f"{number}.json", False) for number in range(len(self.lines)))
+
+    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
+        """Return a line by name."""
+        number = name.removesuffix(".json")
+        if not (number.isascii() and number.isdecimal()) or name != f"{int(number)}.json":
+            return None
+        at = int(number)
+        if at >= len(self.lines):
+            return None
+        start, stop = self.lines.offsets[at : at + 2].tolist()
+        return BrowsedFile(lambda: self.lines.file, start, stop - start)
+
+
+class LineContents(Contents):
+    """The lines of a JSONL file."""
+
+    def __init__(self, source: JsonlSource) -> None:
+        super().__init__(source)
+        self._source = source
+
+    def files(self, ordinal: int) -> dict[str, BrowsedFile]:
+        where = self._source.locate(ordinal)
+        lines = self._source.lines
+        start, stop = lines.offsets[where.sample : where.sample + 2].tolist()
+        return {where.parts[0]: BrowsedFile(lambda: lines.file, start, stop - start)}
+
+
 class JsonlKind(DatasetKind):
     """JSONL files: a JSON object in each line."""
 
@@ -371,9 +406,11 @@ class JsonlKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> BrowsedFolder:
-        from energon.sources.browse.files import LinesFolder
 
         return LinesFolder(JsonlFile(address))
+
+    def contents(self, source: JsonlSource) -> Contents:
+        return LineContents(source)
 
     def describe(
         self,

@@ -2,8 +2,8 @@
 
 `metadataset/kind.py` tells by names of files which kind a path is of; its table, `KINDS`, says
 where the kind is at home. A package outside adds one with an entry point of the group
-`energon.dataset_kinds` that is a `KindEntry`. Nothing outside this room asks whether something
-is a WebDataset or a JSONL file: it asks the kind.
+`energon.dataset_kinds` that is a `KindEntry`. Nothing outside this room asks which kind a
+dataset is of: it asks the kind what it can do.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
+    from energon.sources.browse.contents import Contents
     from energon.sources.browse.tree import BrowsedFolder
 
 Ints = NDArray[np.int64]
@@ -114,7 +115,7 @@ class DatasetKind:
 
     Attributes:
         name: As it is called in documents and reports.
-        noun: What a dataset of the kind is, for messages: "a JSONL file".
+        noun: What a dataset of the kind is, for messages: "a folder of files".
         joinable: Whether its samples have keys by which they can be joined.
         has_files: Whether it gives files by name, for cookers and as auxiliary data.
         options: What a document may say under `read` of a dataset: names, which `Leaf.read` then
@@ -205,6 +206,16 @@ class DatasetKind:
     ) -> BrowsedFolder:
         """Return the dataset as a tree of files, for `energon mount`."""
         raise self.refusal(address, "shown as files")
+
+    def contents(self, source: Any) -> Contents:
+        """Return what lies where in a source that `open` has returned, for `energon view`.
+
+        What every source can be asked for is enough; a kind that knows where parts lie lets them
+        be opened without reading samples.
+        """
+        from energon.sources.browse.contents import Contents
+
+        return Contents(source)
 
     def describe(
         self,

@@ -26,6 +26,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
+    from energon.sources.browse.contents import Contents
     from energon.sources.browse.tree import BrowsedFolder
 
 
@@ -90,6 +91,11 @@ class WebdatasetKind(DatasetKind):
 
         samples = open_samples(any_path(address), pool or ShardPool())
         return SampleFolder(samples) if sample_folders else FlatFolder(samples)
+
+    def contents(self, source: WebdatasetSource) -> Contents:
+        from energon.sources.browse.contents import TarContents
+
+        return TarContents(source)
 
     def describe(
         self,

@@ -31,7 +31,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from energon.errors import ConfigError
 from energon.formats.meta.yaml import MarkedMap, load
 from energon.io.address import is_remote, join_address, parent_address, redact, scheme_of
-from energon.io.files import read_bytes
+from energon.io.files import read_document
 from energon.limits import LISTED_SHARDS
 from energon.metadataset.grammar_nodes import Node
 from energon.metadataset.problems import explain
@@ -201,7 +201,7 @@ def load_spec(
         return LoadedSpec(_validate(source, origin), os.getcwd(), origin, allow=allow)
     address = os.fspath(source)
     origin = redact(address)
-    content = _validate(load(read_bytes(address), origin=origin), origin)
+    content = _validate(load(read_document(address), origin=origin), origin)
     folder, from_afar = parent_address(address), is_remote(address)
     return LoadedSpec(content, folder, origin, allow=allow, from_afar=from_afar)
 

@@ -43,7 +43,7 @@ def command(
     """
     from energon.errors import ConfigError
     from energon.io.address import is_remote, local_path
-    from energon.io.files import read_text
+    from energon.io.files import read_document
     from energon.webdataset.tools.dali import write_dali_index
     from energon.webdataset.tools.index import can_have_index, check_plain, index_anywhere
     from energon.webdataset.tools.streams import expand_inputs
@@ -69,7 +69,7 @@ def command(
                 write_dali_index(local_path(url))
             advance(number, len(urls))
     if wids is not None:
-        about = None if info is None else parse_json(read_text(info), origin=info)
+        about = None if info is None else parse_json(read_document(info), origin=info)
         with options.progress_bar(progress, "listing", "shards") as advance:
             done = iter(range(1, len(urls) + 1))
             found = create_descriptor(

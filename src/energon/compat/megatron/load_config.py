@@ -23,7 +23,7 @@ from energon.compat.megatron.datasets.webdataset import (
 from energon.errors import ConfigError, UnknownArgumentError
 from energon.formats.meta.yaml import load
 from energon.io.epath import EPath
-from energon.io.files import read_text
+from energon.io.files import read_document
 from energon.samples.registry import resolve_class
 from energon.samples.sample import Sample
 from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, Opening
@@ -56,7 +56,7 @@ def load_config(
         ConfigError: If the document makes no sense.
         SecurityError: If it names anything else, and that is not allowed.
     """
-    document = path if isinstance(path, Mapping) else load(read_text(path), origin=str(path))
+    document = path if isinstance(path, Mapping) else load(read_document(path), origin=str(path))
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: expected a mapping, found {type(document).__name__}")
     opening, origin = current_opening(), "document" if document is path else str(path)

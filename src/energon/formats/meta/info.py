@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from energon.allow import is_allowed, refusal
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
+from energon.limits import read_document
 from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
@@ -122,10 +124,12 @@ def read_if_present(path: Path) -> str | None:
     """Return the text of a file; None if there is none.
 
     Raises:
-        FormatError: If it is no text in UTF-8, or a folder.
+        FormatError: If it is no text in UTF-8, too large, or a folder.
     """
     try:
-        return decode_utf8(path.read_bytes(), origin=str(path))
+        # A path in a store knows how to do it.
+        read = getattr(path, "read_document", partial(read_document, path))
+        return decode_utf8(read(), origin=str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except IsADirectoryError as error:

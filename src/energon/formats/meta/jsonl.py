@@ -23,7 +23,6 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split
+from energon.nearest import nearest
 
 COMPRESSED = (".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz")
 PART = "json"
@@ -123,8 +123,8 @@ class JsonlSplit:
             return 0, "end"
         name = find_split(split_part, self.split_parts)
         if name is None:
-            near = get_close_matches(split_part, self.split_parts, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest(split_part, self.split_parts)
+            hint = f"; did you mean {near!r}?" if near else ""
             names = ", ".join(map(repr, self.split_parts)) or "none at all"
             raise ConfigError(
                 f"{self.origin}: there is no split {split_part!r}, only {names}{hint}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,12 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
 from energon.formats.meta.braces import collapse_braces, expand_all
 from energon.formats.meta.info import META, as_path, check_inside, read_if_present
+from energon.nearest import nearest
 
 VALIDATION = ("val", "validation", "valid", "dev")
 """Names of splits that mean the same."""
-MAX_COMPARED = 10_000
-"""Names of shards among which the one is looked for that was meant."""
 MAX_PROPOSED = 5
+"""Entries for which the shard is looked for that was meant."""
 _ENDINGS = (".tar/", ".tgz/")
 
 
@@ -52,9 +50,9 @@ class Split:
         """
         name = find_split(split_part, self.split_parts)
         if name is None:
-            near = get_close_matches(split_part, self.split_parts, 1)
+            near = nearest(split_part, self.split_parts)
             more = "; name one with split_part, or make others with `energon prepare --split-ratio`"
-            hint = f"; did you mean {near[0]!r}?" if near else more
+            hint = f"; did you mean {near!r}?" if near else more
             raise ConfigError(
                 f"{self.origin}: there is no split {split_part!r}, only "
                 f"{', '.join(map(repr, self.split_parts)) or 'none at all'}{hint}"
@@ -136,12 +134,11 @@ def excludes_any(entry: str, shards: Collection[str]) -> bool:
 def describe_unmatched(entries: Sequence[str], shards: Collection[str]) -> list[str]:
     """Return in words which of the entries of an `exclude` list match none of some shards."""
     unmatched = [entry for entry in entries if not excludes_any(entry, shards)]
-    candidates = list(islice(shards, MAX_COMPARED))
     lines = []
     for place, entry in enumerate(unmatched):
         name = _shard_of(entry) or entry
-        near = get_close_matches(name, candidates, 1) if place < MAX_PROPOSED else []
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, shards) if place < MAX_PROPOSED else None
+        hint = f"; did you mean {near!r}?" if near else ""
         lines.append(f"{entry!r} is excluded, but matches no shard{hint}")
     return lines
 

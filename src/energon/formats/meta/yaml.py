@@ -27,7 +27,7 @@ from yaml.events import (
 
 from energon.errors import FormatError
 from energon.formats.meta.yaml_scalars import scalar, scalar_text
-from energon.limits import ALIASED_VALUES, DOCUMENT_BYTES, DOCUMENT_DEPTH
+from energon.limits import ALIASED_VALUES, DOCUMENT_DEPTH, check_document
 
 
 def dump(data: Any) -> str:
@@ -134,11 +134,7 @@ def load(text: str | bytes, *, origin: str) -> Any:
         FormatError: If it is not YAML, uses what is refused here, or is beyond the limits; starts
             with `origin:line:column`.
     """
-    if len(text) > DOCUMENT_BYTES.value:
-        raise FormatError(
-            f"{origin}: a document of {len(text):,} bytes is larger than any should be; "
-            f"{DOCUMENT_BYTES.hint}"
-        )
+    check_document(len(text), origin)
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
+from energon.limits import check_document
 
 MAGIC = b"ENERGJN1"
 MISSING = -1
@@ -88,6 +89,7 @@ class JoinIndex:
             raise TruncatedError(
                 f"{path}: has {len(data)} bytes, wanted {_HEADER.size + length}; {_AGAIN}"
             )
+        check_document(text_length, str(path))
         position = _HEADER.size + text_length
         columns: list[NDArray[Any] | None] = []
         try:

@@ -7,7 +7,7 @@ parsing a tar header. It is mapped into memory; `part_table_bytes` has its layou
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import lt
@@ -270,22 +270,37 @@ class PartTable:
     def index_of(self, key: str) -> int | None:
         """Return which sample has this key, or None."""
         wanted = key.encode("utf-8", "surrogateescape")
-        low, high = 0, self.num_samples
+        place = self.first_from(wanted)
+        if place == self.num_samples or self.key_at(place) != wanted:
+            return None
+        return self.index_at(place)
+
+    def starting_with(self, prefix: bytes) -> Iterator[int]:
+        """Yield the samples whose keys begin with `prefix`, in the order of their keys."""
+        for place in range(self.first_from(prefix), self.num_samples):
+            if not self.key_at(place).startswith(prefix):
+                return
+            yield self.index_at(place)
+
+    def first_from(self, key: bytes, low: int = 0) -> int:
+        """Return the place, from `low` on, of the first key that is not before `key`."""
+        high = self.num_samples
         while low < high:
             middle = (low + high) // 2
-            if self.key_at(middle) < wanted:
+            if self.key_at(middle) < key:
                 low = middle + 1
             else:
                 high = middle
-        if low == self.num_samples or self.key_at(low) != wanted:
-            return None
+        return low
+
+    def index_at(self, place: int) -> int:
+        """Return which sample has a place among all keys in ascending order."""
         order = self.columns.get("key_order")
-        return low if order is None else int(order[low])
+        return place if order is None else int(order[place])
 
     def key_at(self, place: int) -> bytes:
         """Return the key that has a place among all keys in ascending order."""
-        order = self.columns.get("key_order")
-        index = place if order is None else int(order[place])
+        index = self.index_at(place)
         if self.key_length is not None:
             return bytes(self.key_bytes[index * self.key_length : (index + 1) * self.key_length])
         start, stop = self.columns["key_start"][index : index + 2].tolist()

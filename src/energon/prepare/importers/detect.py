@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from energon.decode.sample_decoder import is_media
-from energon.errors import ConfigError
+from energon.errors import ConfigError, FormatError
+from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath, any_path
+from energon.io.files import read_document
 from energon.prepare.importers import table
 from energon.prepare.importers.folder import FolderSource
 from energon.prepare.importers.image_folder import ImageFolderSource, is_metadata
@@ -200,8 +201,8 @@ def _kind_of_library(address: str) -> SourceKind | None:
 
 def _kind_of_index(path: AnyPath) -> SourceKind | None:
     try:
-        index = json.loads(path.read_text())
-    except ValueError:
+        index = parse_json(read_document(path), origin=str(path))
+    except FormatError:
         return None
     if not isinstance(index, dict):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +10,11 @@ from typing import Any
 
 from energon.counting import counted
 from energon.decode.sample_decoder import is_decoded
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.json_text import parse_json
 from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
+from energon.io.files import read_document
 from energon.prepare.files import reporting
 from energon.prepare.importers.selection import FileSelection, is_about_data, splits_by_name
 from energon.prepare.importers.source import PackSource, Wanted, every
@@ -226,11 +227,8 @@ def _class_name(key: str) -> str:
 def _json_object(path: AnyPath, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object in a file that gets further fields."""
     with reporting(path):
-        data = path.read_bytes()
-    try:
-        found = json.loads(data)
-    except ValueError as error:
-        raise FormatError(f"{path}: {error}; expected JSON, to add the label to") from error
+        data = read_document(path)
+    found = parse_json(data, origin=str(path), hint="expected JSON, to add the label to")
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: expected an object to add the label to, found {found!r:.40}")
     known = sorted(fields.keys() & found.keys())

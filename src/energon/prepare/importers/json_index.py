@@ -6,6 +6,7 @@ from typing import Any
 
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
+from energon.io.files import read_document
 from energon.prepare.files import reporting
 from energon.utf8 import decode_utf8
 
@@ -21,5 +22,5 @@ def read_json_index(folder: AnyPath) -> Any:
     """
     path = folder / NAME
     with reporting(path):
-        text = decode_utf8(path.read_bytes(), origin=str(path))
+        text = decode_utf8(read_document(path), origin=str(path))
     return parse_json(text, origin=str(path), hint="copy the folder again, or write it again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, FormatError, MissingExtraError
+from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.prepare.importers.chunks import fields, stored_picture
 from energon.prepare.importers.json_index import NAME, read_json_index
@@ -43,7 +43,7 @@ class LitDataSource(PackSource):
             self._chunks = [(folder / c["filename"], int(c["chunk_size"])) for c in index["chunks"]]
             self._compression = config["compression"]
             self._level = config.get("compression_level")
-            self._shape = _shape(json.loads(config["data_spec"])[1])
+            self._shape = _shape(parse_json(config["data_spec"], origin="data_spec")[1])
             formats = list(config["data_format"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise FormatError(f"{path}: no index of LitData chunks: {error!r}") from error
@@ -90,7 +90,7 @@ def _shape(spec: Any) -> Callable[[Iterator[Any]], Any]:
         raise ValueError(f"items have a {kind}")
     children = [_shape(child) for child in spec["children_spec"]]
     if kind == "builtins.dict":
-        names = json.loads(spec["context"])
+        names = parse_json(spec["context"], origin="context")
         return lambda leaves: {
             name: child(leaves) for name, child in zip(names, children, strict=True)
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from energon.errors import ConfigError, FormatError
+from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.prepare.importers.chunks import fields, read_chunk, records, stored_picture
 from energon.prepare.importers.json_index import NAME, read_json_index
@@ -101,7 +102,7 @@ def _decoder(encoding: str, name: str, folder: AnyPath) -> Callable[[bytes], Any
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "bytes": bytes,
     "str": lambda content: content.decode("utf-8", "surrogateescape"),
-    "json": json.loads,
+    "json": partial(parse_json, origin="json"),
     "str_int": lambda content: int(content),
     "str_float": lambda content: float(content),
     "str_decimal": lambda content: content.decode(),

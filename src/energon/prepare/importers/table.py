@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, cast
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.extra import needs_extra
+from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.place import open_ascending
@@ -318,10 +319,7 @@ def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise FormatError(f"{path}:{number}: {error}; expected JSON lines") from error
+            row = parse_json(line, origin=f"{path}:{number}", hint="expected JSON lines")
             if not isinstance(row, dict):
                 raise FormatError(f"{path}:{number}: expected JSON objects")
             yield row

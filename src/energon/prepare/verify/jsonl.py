@@ -1,9 +1,9 @@
-"""Compare a JSONL file with its index and its splits."""
+"""Prepare, verify and repair JSONL files, here or in a store."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from energon.errors import (
     FormatError,
     ShardChangedError,
 )
+from energon.formats.json_text import parse_json
 from energon.formats.meta.jsonl import (
     jsonl_index_path,
     jsonl_split_path,
@@ -24,9 +25,87 @@ from energon.formats.meta.jsonl import (
     parse_jsonl_split,
     scan_jsonl,
 )
+from energon.io.address import is_remote, redact
+from energon.io.files import write_bytes
 from energon.plan.subset import resolve_range
 from energon.prepare.files import file_state, reporting
+from energon.prepare.jsonl import JsonlCopy, prepare_jsonl, prepare_remote_jsonl
+from energon.prepare.verify.report import LOST, Repair, Report, check_depth
 from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
+
+
+class JsonlUpkeep:
+    """What keeps JSONL files in order, see `energon.prepare.upkeep.Upkeep`."""
+
+    noun = "a JSONL file"
+
+    def prepare(
+        self,
+        address: str,
+        *,
+        split_ratio: Mapping[str, float] | None = None,
+        exclude_from: Sequence[str | os.PathLike[str]] = (),
+    ) -> int:
+        """Index the lines, and deal them to splits; return how many samples there are."""
+        prepare = prepare_remote_jsonl if is_remote(address) else prepare_jsonl
+        return prepare(address, split_ratio=split_ratio, exclude_from=exclude_from)
+
+    def verify(self, address: str, depth: Depth) -> Report:
+        """Compare the file with its index and its splits.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+            StorageError: If the store cannot be read.
+        """
+        if not is_remote(address):
+            return _report(Path(address), depth)
+        with JsonlCopy.opened(address, content=depth != "quick") as copy:
+            copy.fetch_index()
+            return _copy_report(copy, depth)
+
+    def repair(self, address: str, depth: Depth) -> Repair:
+        """Check the file, and index it anew if that helps.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+            StorageError: If the store cannot be read or written.
+        """
+        if not is_remote(address):
+            path = Path(address)
+            before = _report(path, depth)
+            if not _can_be_repaired(before):
+                return Repair(before, before, [], [])
+            prepare_jsonl(path)
+            return Repair(before, _report(path, depth), [path.name], [])
+        with JsonlCopy.opened(address) as copy:
+            copy.fetch_index()
+            before = _copy_report(copy, depth)
+            if not _can_be_repaired(before):
+                return Repair(before, before, [], [])
+            prepare_jsonl(copy.path)
+            write_bytes(copy.beside(copy.index), copy.index)
+            return Repair(before, _copy_report(copy, depth), [copy.path.name], [])
+
+
+UPKEEP = JsonlUpkeep()
+
+
+def _report(path: Path, depth: Depth) -> Report:
+    check_depth(depth)
+    report = Report(str(path), depth, num_shards=1)
+    report.num_samples, report.problems = verify_jsonl(path, depth)
+    return report
+
+
+def _copy_report(copy: JsonlCopy, depth: Depth) -> Report:
+    report = _report(copy.path, depth)
+    report.rename(redact(copy.address), copy.said)
+    return report
+
+
+def _can_be_repaired(report: Report) -> bool:
+    kinds = {problem.kind for problem in report.problems}
+    return kinds.isdisjoint(LOST) and any(problem.repairable for problem in report.problems)
 
 
 def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
@@ -85,8 +164,8 @@ def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem
     with reporting(path), open(path, "rb") as file:
         for number, (start, stop) in enumerate(pairwise(offsets.tolist())):
             try:
-                json.loads(file.read(stop - start))
-            except ValueError as error:
+                parse_json(file.read(stop - start), origin="JSON")
+            except FormatError as error:
                 damaged += 1
                 if damaged <= MAX_NAMED:
                     message = f"{path}: sample {number} at byte {start} is no JSON: {error}"

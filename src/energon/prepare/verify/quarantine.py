@@ -18,6 +18,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta.braces import escape_braces
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, any_path
+from energon.io.files import read_document
 from energon.prepare.files import reporting
 from energon.stages.quarantine import quarantine_name
 
@@ -57,7 +58,7 @@ def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
         ConfigError: If it makes no sense.
     """
     with reporting(path):
-        lines = any_path(path).read_bytes().decode("utf-8", "surrogateescape").splitlines()
+        lines = read_document(path).decode("utf-8", "surrogateescape").splitlines()
     entries = []
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -72,7 +73,7 @@ def entries_without(path: str | Path, shards: Container[str]) -> list[Quarantine
     if not file.is_file():
         return []
     with reporting(path):
-        lines = file.read_bytes().decode("utf-8", "surrogateescape").splitlines()
+        lines = read_document(file).decode("utf-8", "surrogateescape").splitlines()
     written = [parse_json(line, origin=str(path)) for line in lines if line.startswith("{")]
     return [
         (about["shard"], about.get("key"), str(about.get("reason", "")))

@@ -12,16 +12,17 @@ from energon.formats.meta.info import META, load_info
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.index import tar_index_path
-from energon.io.address import address_name, join_address, redact
+from energon.io.address import join_address, redact
 from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.files import file_info, list_files, read_bytes
 from energon.io.registry import open_store
 from energon.prepare.mirror import INFO_FILES, MAX_PARALLEL, Mirror, Progress, together
-from energon.prepare.verify.remote_jsonl import verify_remote_jsonl
+from energon.prepare.upkeep import upkeep_of
+from energon.prepare.verify.report import Report
 from energon.prepare.verify.shard import Depth, Problem, ShardReport, missing_shard, verify_shard
 from energon.prepare.verify.shard_file import RemoteShard
-from energon.prepare.verify.verify import JSONL, Report, check_dataset
+from energon.prepare.verify.verify import check_dataset
 
 DOCUMENTS = ("index.uuid", "index.sqlite", "split.yaml", "split.json", "dataset.yaml")
 """What there may be below `.nv-meta`, where nobody can list it."""
@@ -37,7 +38,7 @@ def verify_remote(
     """Check a prepared dataset in a store, see `energon.prepare.verify.verify.verify_dataset`.
 
     Args:
-        address: Its folder, or a JSONL file.
+        address: Its folder, or a file that is a dataset.
         depth: How much to read.
         num_workers: Shards that are read at the same time.
         progress: Called with the number of shards that are done, and of all.
@@ -47,8 +48,9 @@ def verify_remote(
         StorageError: If the store cannot be read.
         ConfigError: If there is no such depth.
     """
-    if address_name(address).endswith(JSONL):
-        return verify_remote_jsonl(address, depth)
+    upkeep = upkeep_of(address)
+    if upkeep is not None:
+        return upkeep.verify(address, depth)
     with RemoteCheck.opened(address, depth, num_workers, progress) as check:
         return check.run()
 
@@ -83,7 +85,7 @@ class RemoteCheck:
         """Give a check with a mirror that nobody else uses meanwhile."""
         mirror = Mirror(address)
         with mirror.locked(), tempfile.TemporaryDirectory(prefix="energon-verify-") as scratch:
-            mirror.update(_present(address), trusting=False)
+            mirror.fill(lambda: mirror.update(_present(address), trusting=False))
             with mirror.hidden():
                 yield cls(mirror, depth, Path(scratch), num_workers, progress)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.info import META, DatasetInfo, load_info
@@ -16,29 +16,15 @@ from energon.prepare.dataset import Indexing, index_dataset, locked
 from energon.prepare.files import reporting
 from energon.prepare.index.index import IndexOptions, index_batch
 from energon.prepare.index.name_index import sqlite_path
-from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.lock import clear_leftovers
 from energon.prepare.splits import named_split
+from energon.prepare.upkeep import upkeep_of
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine
+from energon.prepare.verify.report import LOST, Repair, Report
 from energon.prepare.verify.shard import Depth
-from energon.prepare.verify.verify import JSONL, Report, verify_dataset
-
-LOST = ("shard-missing", "shard-truncated", "shard-damaged")
-"""Problems after which a shard is of no use."""
-
+from energon.prepare.verify.verify import verify_dataset
 
 BAD_SQLITE = ("sqlite-damaged", "sqlite-stale")
-
-
-class Repair(NamedTuple):
-    """What was done."""
-
-    before: Report
-    after: Report
-    indexed: list[str]
-    """Shards that were indexed again."""
-    dropped: list[str]
-    """Shards that are no longer part of the dataset."""
 
 
 def repair_dataset(
@@ -52,7 +38,7 @@ def repair_dataset(
     """Check a dataset and rewrite what is wrong in its index. Shards are not touched.
 
     Args:
-        path: Its folder, or a JSONL file.
+        path: Its folder, or a file that is a dataset.
         depth: How much to check, see `energon.prepare.verify.verify.verify_dataset`.
         drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
         quarantine: A file to list the shards and samples in that are lost, for `energon prepare
@@ -65,8 +51,9 @@ def repair_dataset(
         ConfigError: If no shard would be left.
     """
     dataset = Path(local_path(path))
-    if dataset.suffix == JSONL:
-        return _repair_jsonl(dataset, depth)
+    upkeep = upkeep_of(dataset)
+    if upkeep is not None:
+        return upkeep.repair(str(dataset), depth)
     load_info(dataset)
     with locked(dataset, indexing) as held:
         clear_leftovers(dataset, load_info(dataset).shard_counts)
@@ -142,14 +129,6 @@ class _Here:
             # Without its table a shard is read again, whatever its date says.
             with reporting(self.folder / name):
                 part_table_path(self.folder / name).unlink(missing_ok=True)
-
-
-def _repair_jsonl(path: Path, depth: Depth) -> Repair:
-    before = verify_dataset(path, depth=depth)
-    if not _repairable_kinds(before) or _named(before, LOST):
-        return Repair(before, before, [], [])
-    prepare_jsonl(path)
-    return Repair(before, verify_dataset(path, depth=depth), [path.name], [])
 
 
 def _repairable_kinds(report: Report) -> list[str]:

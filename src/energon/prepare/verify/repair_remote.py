@@ -7,15 +7,14 @@ from pathlib import Path
 
 from energon.formats.meta.info import load_info
 from energon.formats.tables.part_table_file import part_table_path
-from energon.io.address import address_name
 from energon.prepare.dataset import Indexing
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.mirror import check_writable
+from energon.prepare.upkeep import upkeep_of
 from energon.prepare.verify.remote import RemoteCheck
-from energon.prepare.verify.remote_jsonl import repair_remote_jsonl
-from energon.prepare.verify.repair import Repair, repair_at
+from energon.prepare.verify.repair import repair_at
+from energon.prepare.verify.report import Repair, Report
 from energon.prepare.verify.shard import Depth
-from energon.prepare.verify.verify import JSONL, Report
 
 
 def repair_remote(
@@ -32,7 +31,7 @@ def repair_remote(
     each shard is uploaded at once, the files of `.nv-meta` at the end, each as a whole.
 
     Args:
-        address: Its folder, or a JSONL file.
+        address: Its folder, or a file that is a dataset.
         depth: How much to check.
         drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
         quarantine: A file to list the shards and samples in that are lost.
@@ -47,9 +46,9 @@ def repair_remote(
         address,
         "repair the dataset where it was uploaded from, or by the address of the object store",
     )
-    if address_name(address).endswith(JSONL):
-        before, after = repair_remote_jsonl(address, depth)
-        return Repair(before, after, [] if after is before else [address_name(address)], [])
+    upkeep = upkeep_of(address)
+    if upkeep is not None:
+        return upkeep.repair(address, depth)
     workers = indexing.engine.num_workers
     with RemoteCheck.opened(address, depth, workers, indexing.progress) as check:
         load_info(check.mirror.folder)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from energon.counting import counted
 from energon.errors import (
-    ConfigError,
     DuplicateSampleKeyError,
     FormatError,
 )
@@ -23,58 +20,14 @@ from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_files
 from energon.prepare.index.index import IndexedShard
 from energon.prepare.index.name_index import sqlite_path
+from energon.prepare.upkeep import upkeep_of
 from energon.prepare.verify.documents import check_documents
 from energon.prepare.verify.duplicates import check_unique
-from energon.prepare.verify.jsonl import verify_jsonl
-from energon.prepare.verify.shard import DEPTHS, Depth, Problem, ShardReport, verify_batch
+from energon.prepare.verify.report import Report, check_depth
+from energon.prepare.verify.shard import Depth, Problem, ShardReport, verify_batch
 from energon.prepare.verify.sqlite import sqlite_difference
 
 BATCH_SHARDS = 16
-JSONL = ".jsonl"
-
-
-@dataclass
-class Report:
-    """What came out of checking a dataset."""
-
-    dataset: str
-    depth: Depth
-    num_shards: int = 0
-    num_samples: int = 0
-    num_checksums: int = 0
-    """How many contents were compared with checksums."""
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    """What is worth knowing, and not wrong."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    def rename(self, dataset: str, said: Callable[[str], str]) -> None:
-        """Speak of the dataset by another name.
-
-        Args:
-            dataset: The name.
-            said: Returns a message with this name.
-        """
-        self.dataset = dataset
-        self.problems = [each._replace(message=said(each.message)) for each in self.problems]
-        self.notes = [said(note) for note in self.notes]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {
-            "dataset": self.dataset,
-            "ok": self.ok,
-            "depth": self.depth,
-            "shards": self.num_shards,
-            "samples": self.num_samples,
-            "checksums": self.num_checksums,
-            "problems": [problem._asdict() for problem in self.problems],
-            "notes": self.notes,
-        }
 
 
 def verify_dataset(
@@ -87,9 +40,8 @@ def verify_dataset(
     """Check a prepared dataset, and return what is wrong with it. Changes nothing.
 
     Args:
-        path: Its folder, or a JSONL file.
-        depth: How much to read, see `energon.prepare.verify.shard.verify_shard` and
-            `energon.prepare.verify.jsonl.verify_jsonl`.
+        path: Its folder, or a file that is a dataset.
+        depth: How much to read, see `energon.prepare.verify.shard.verify_shard`.
         engine: Where to read.
         progress: Called with the number of shards that are done, and of all.
 
@@ -98,8 +50,9 @@ def verify_dataset(
         ConfigError: If there is no such depth.
     """
     dataset = Path(local_path(path))
-    if dataset.suffix == JSONL:
-        return check_jsonl(dataset, depth)
+    upkeep = upkeep_of(dataset)
+    if upkeep is not None:
+        return upkeep.verify(str(dataset), depth)
 
     def compare(shards: list[str]) -> Iterator[ShardReport]:
         return _verify_shards(dataset, shards, depth, engine or Engine(), progress)
@@ -115,20 +68,6 @@ def _open_table(shard: Path) -> PartTable:
         return open_part_table(shard)
     except FormatError:
         return PartTable.from_scan(scan_tar(shard))
-
-
-def check_jsonl(path: Path, depth: Depth) -> Report:
-    """Check a JSONL file, see `verify_dataset`."""
-    check_depth(depth)
-    report = Report(str(path), depth, num_shards=1)
-    report.num_samples, report.problems = verify_jsonl(path, depth)
-    return report
-
-
-def check_depth(depth: str) -> None:
-    """Raise ConfigError if there is no such depth."""
-    if depth not in DEPTHS:
-        raise ConfigError(f"depth {depth!r}: expected one of {', '.join(DEPTHS)}")
 
 
 def check_dataset(

@@ -56,7 +56,8 @@ def pack_remote(
     options = options or PackOptions()
     check_writable(address, "pack to a folder, or to an object store")
     mirror = Mirror(address)
-    with mirror.locked(), mirror.hidden(), _Uploads(mirror) as uploads:
+
+    def fill() -> None:
         found = list_files(address)
         if (
             not options.overwrite
@@ -72,7 +73,10 @@ def pack_remote(
         mirror.update(found)
         shards = [name for name in mirror.present() if name.endswith(".tar")]
         mirror.index(shards, IndexOptions(checksum=options.checksum))
-        with mirror.changing():
+
+    with mirror.locked():
+        mirror.fill(fill)
+        with mirror.hidden(), _Uploads(mirror) as uploads, mirror.changing():
             return pack_dataset(
                 source, uploads, options, about=about, progress=progress, indexing=indexing
             )

@@ -16,7 +16,6 @@ from energon.io.local import OpenFile
 from energon.io.range_file import RemoteFile
 from energon.sources.browse.names import escape_name, unescape_name
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
-from energon.sources.jsonl import JsonlFile
 
 
 @dataclass(frozen=True)
@@ -93,25 +92,3 @@ class _Listed:
             return _Listed(self.address / raw, content)
         opener = partial(RemoteFile, (self.address / raw).url)
         return BrowsedFile(opener, 0, content.size, content.mtime_ns)
-
-
-@dataclass(frozen=True)
-class LinesFolder:
-    """The lines of a JSONL file, as files `0.json`, `1.json` and so on."""
-
-    lines: JsonlFile
-
-    def entries(self) -> Iterator[TreeEntry]:
-        """Yield the names of all lines."""
-        return (TreeEntry(f"{number}.json", False) for number in range(len(self.lines)))
-
-    def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
-        """Return a line by name."""
-        number = name.removesuffix(".json")
-        if not (number.isascii() and number.isdecimal()) or name != f"{int(number)}.json":
-            return None
-        at = int(number)
-        if at >= len(self.lines):
-            return None
-        start, stop = self.lines.offsets[at : at + 2].tolist()
-        return BrowsedFile(lambda: self.lines.file, start, stop - start)

@@ -242,26 +242,12 @@ def _behind(prefix: str) -> str:
 def _below(table: PartTable, prefix: str) -> Iterator[tuple[str, int | None]]:
     """Yield rests of keys in ascending order up to a slash, and the numbers of samples."""
     wanted = prefix.encode("utf-8", "surrogateescape")
-    order = table.columns.get("key_order")
-    at = _first_from(table, wanted, 0)
+    at = table.first_from(wanted)
     while at < table.num_samples:
         key = table.key_at(at)
         if not key.startswith(wanted):
             return
         rest, slash, _ = key[len(wanted) :].partition(b"/")
-        sample = at if order is None else int(order[at])
-        yield rest.decode("utf-8", "surrogateescape"), None if slash else sample
+        yield rest.decode("utf-8", "surrogateescape"), None if slash else table.index_at(at)
         # What comes after a folder begins with the character that follows the slash.
-        at = _first_from(table, wanted + rest + b"0", at) if slash else at + 1
-
-
-def _first_from(table: PartTable, key: bytes, low: int) -> int:
-    """Return the place of the first key, in ascending order, that is not before `key`."""
-    high = table.num_samples
-    while low < high:
-        middle = (low + high) // 2
-        if table.key_at(middle) < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+        at = table.first_from(wanted + rest + b"0", at) if slash else at + 1

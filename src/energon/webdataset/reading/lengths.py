@@ -9,7 +9,7 @@ from typing import Any
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.json_text import parse_json
 from energon.io.address import join_address, parent_address, redact
-from energon.io.files import file_info, read_bytes
+from energon.io.files import file_info, read_document
 
 _OFFSET_BYTES = 8
 
@@ -53,7 +53,7 @@ def _folder_counts(folder: str) -> dict[str, int]:
     for name in (".nv-meta/.info.json", "../.nv-meta/.info.json"):
         try:
             address = join_address(folder, name)
-            info = parse_json(read_bytes(address), origin=redact(address))
+            info = parse_json(read_document(address), origin=redact(address))
             root = parent_address(parent_address(address))
             counts = info.get("shard_counts", {}).items()
             return {join_address(root, shard): int(count) for shard, count in counts}

@@ -31,8 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, EnergonError
+from energon.formats.json_text import parse_json
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import write_atomic
+from energon.limits import read_document
 from energon.warn_once import warn_once
 from energon.webdataset.reading.shard_stream import ShardStream
 from energon.webdataset.verbose import tell
@@ -222,14 +224,16 @@ class ShardCache:
 
     def _is_current(self, url: str, path: Path) -> bool:
         try:
-            about = json.loads(self._about(path).read_text())
+            about = parse_json(read_document(self._about(path)), origin="the note")
             found = path.stat()
         except FileNotFoundError:
             # Somebody has put the file there: it is the shard, because they say so.
             return path.exists()
         except (OSError, ValueError):
             return False
-        if about.get("url") != url or about.get("size") != found.st_size:
+        if not isinstance(about, dict) or about.get("url") != url:
+            return False
+        if about.get("size") != found.st_size:
             return False
         if found.st_mtime_ns != about.get("mtime_ns") and not _is_undamaged(path, about):
             return False

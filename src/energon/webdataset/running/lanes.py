@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from energon.errors import StateError
+from energon.formats.json_text import parse_json
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
 from energon.webdataset.running.place import Place, running_at
@@ -105,7 +106,7 @@ class LaneItems(DatasetIterator[Any]):
         with running_at(self._place):
             self._source = _open(pipeline, self._place, state["epoch"])
             if self._noted is not None:
-                load_state(self._source, json.loads(self._noted))
+                load_state(self._source, parse_json(self._noted, origin="the noted state"))
             self._items = iter(self._source)
             self._skip(self._since)
         self._noted_at = 0.0

@@ -18,7 +18,7 @@ from typing import Any
 from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.address import is_remote, join_address, local_path, parent_address, redact
-from energon.io.files import file_size, read_bytes, write_text
+from energon.io.files import file_size, read_document, write_text
 from energon.io.range_file import RemoteFile
 from energon.io.readers import SkippingReader
 from energon.webdataset.gopen import open_url
@@ -89,13 +89,11 @@ def load_descriptor(source: Any, *, base: str | None = None) -> Descriptor:
     if isinstance(source, str | os.PathLike):
         address = os.fspath(source)
         folder = parent_address(address)
-        return _parse(
-            parse_json(read_bytes(address), origin=redact(address)), redact(address), base, folder
-        )
+        content = parse_json(read_document(address), origin=redact(address))
+        return _parse(content, redact(address), base, folder)
     if hasattr(source, "read"):
-        return _parse(
-            parse_json(source.read(), origin="the stream"), "the stream", base, os.getcwd()
-        )
+        content = parse_json(source.read(), origin="the stream")
+        return _parse(content, "the stream", base, os.getcwd())
     document = {"shardlist": source, "wids_version": VERSION} if _is_list(source) else source
     return _parse(document, "the list of shards", base, os.getcwd())
 
@@ -187,7 +185,7 @@ def _parse_part(entry: Any, origin: str, base: str | None, start: str, depth: in
     if depth:
         raise FormatError(f"{origin}: a list that is referred to refers to others")
     address = join_address(start, str(entry["source_url"]))
-    document = parse_json(read_bytes(address), origin=redact(address))
+    document = parse_json(read_document(address), origin=redact(address))
     return _parse(document, redact(address), base, parent_address(address), depth + 1)
 
 

@@ -1,10 +1,10 @@
-"""`energon prepare` and `energon index` of a JSONL file."""
+"""`energon prepare` and `energon index` of datasets that are files."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +15,9 @@ from energon.counting import counted
 from energon.io.address import redact
 from energon.io.epath import AnyPath
 
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+if TYPE_CHECKING:
+    from energon.prepare.upkeep import Upkeep
+
 _HONOURED = {
     *("ratio", "exclude_from", "as_json"),
     # There is no such thing, nobody is asked, all is read anew, by this process alone:
@@ -24,37 +26,28 @@ _HONOURED = {
 }
 
 
-def is_jsonl(path: AnyPath) -> bool:
-    """Return whether a path is that of a JSONL file, be it compressed."""
-    name = path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name
-    return name.endswith(".jsonl")
-
-
-def prepare_jsonl_command(
+def prepare_file(
     context: click.Context,
     path: AnyPath,
+    upkeep: Upkeep,
     *,
     split_ratio: str | None = None,
     exclude_from: Sequence[str] = (),
     as_json: bool = False,
 ) -> None:
-    """Index a JSONL file, and say how many samples it has.
+    """Prepare a dataset by what its kind does for that, and say how many samples it has.
 
     Raises:
         ConfigError: If the command has options that mean nothing for such files.
     """
-    from energon.prepare.jsonl import prepare_jsonl, prepare_remote_jsonl
     from energon.prepare.splits import parse_ratio
 
-    refuse_options(context, f"{redact(path)} is a JSONL file", _HONOURED)
-    how: dict[str, Any] = {
-        "split_ratio": parse_ratio(split_ratio) if split_ratio else None,
-        "exclude_from": exclude_from,
-    }
-    if isinstance(path, Path):
-        num_samples = prepare_jsonl(path, **how)
-    else:
-        num_samples = prepare_remote_jsonl(path.url, **how)
+    refuse_options(context, f"{redact(path)} is {upkeep.noun}", _HONOURED)
+    num_samples = upkeep.prepare(
+        os.fspath(path),
+        split_ratio=parse_ratio(split_ratio) if split_ratio else None,
+        exclude_from=exclude_from,
+    )
     if as_json:
         echo_json({"path": redact(path), "samples": num_samples})
     elif not is_quiet():

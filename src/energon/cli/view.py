@@ -1,0 +1,106 @@
+"""`energon view`."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import webbrowser
+from functools import partial
+
+import click
+
+from energon.cli.allow_option import allow_option
+from energon.cli.echo import echo
+from energon.cli.indexing_options import logging_to_terminal
+from energon.errors import ConfigError
+
+
+@click.command("view")
+@click.argument("path")
+@click.option(
+    "--host", default="127.0.0.1", metavar="ADDRESS", help="Where to listen: this machine alone."
+)
+@click.option(
+    "--port",
+    default=8710,
+    type=click.IntRange(0, 65535),
+    help="Where to listen; 0 takes any that is free.",
+)
+@click.option(
+    "--server-name",
+    "server_names",
+    metavar="NAME",
+    multiple=True,
+    help="A name by which browsers reach this server, as through a proxy; may be repeated.",
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
+@partial(allow_option, expose_value=True)
+def command(
+    path: str,
+    host: str,
+    port: int,
+    server_names: tuple[str, ...],
+    open_browser: bool,
+    allow: tuple[str, ...],
+) -> None:
+    """Browse the dataset or metadataset at PATH: a gallery, and every part of every sample.
+
+    Prints the address of the page, and serves it until Ctrl-C. Other machines can connect only
+    if --host says so; browsers then need the token that is part of the printed address.
+
+    \b
+    Example:
+      energon view ./coco
+      energon view s3://bucket/blend.yaml --open
+      ssh -L 8710:localhost:8710 machine energon view /data/coco
+    """
+    from energon.viewer.app import make_app
+    from energon.viewer.guard import is_loopback
+    from energon.viewer.guard import server_names as names_of
+    from energon.viewer.shown import Shown
+
+    with logging_to_terminal():
+        token = None if is_loopback(host) else secrets.token_urlsafe(16)
+        names = names_of(host, server_names)
+        app = make_app(Shown(path, allow=allow), server_names=names, token=token, allow=allow)
+        with _listen(host, port) as listening:
+            address = _address(host, listening.getsockname()[1], token)
+            echo(f"{address} shows {path}; Ctrl-C ends it")
+            if open_browser:
+                webbrowser.open(address)
+            _serve(app, listening)
+
+
+def _serve(app: object, listening: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        return  # this is how it ends
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; --port 0 takes any port "
+            "that is free"
+        ) from error
+
+
+def _address(host: str, port: int, token: str | None) -> str:
+    name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    shown = f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")

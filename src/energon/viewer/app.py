@@ -1,0 +1,275 @@
+"""The pages: which there are, and what each shows.
+
+| address | page |
+|---|---|
+| `/` | splits and their datasets |
+| `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on, or those that `?key=PREFIX` finds |
+| `/s/SPLIT/LEAF/shards` | its shards |
+| `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
+| `…/raw/PART`, `…/image/PART`, `…/thumb/PART`, `…/wave/PART` | a part, and images of it |
+
+Splits, datasets and parts are numbers here: their names may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from energon.errors import DatasetNotFoundError, EnergonError
+from energon.extra import needs_extra
+from energon.printable import escape_text
+from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
+
+with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
+
+from energon.viewer import images
+from energon.viewer.guard import PART_POLICY, Guard
+from energon.viewer.parts import extension_of, part_kind, snippet, view_part
+from energon.viewer.ranges import entity_tag, is_fresh, part_response
+
+HERE = Path(__file__).parent
+PAGE_SAMPLES = 60
+PAGE_SHARDS = 500
+MAX_COUNTED_LEAVES = 50
+"""So many datasets are opened for the first page, to say how many samples they have."""
+
+
+def make_app(
+    shown: Shown,
+    *,
+    server_names: Collection[str] = (),
+    token: str | None = None,
+    allow: Collection[str] = (),
+) -> Guard:
+    """Return the application that shows datasets, for any ASGI server.
+
+    Args:
+        shown: The datasets.
+        server_names: Names of the server beside those of loopback.
+        token: What browsers have to show; None if this machine alone can connect.
+        allow: What data may do, see `get_train_dataset`.
+    """
+    pages = _Pages(shown, allow)
+    leaf = "/s/{split:int}/{leaf:int}"
+    sample = f"{leaf}/{{ordinal:int}}"
+    routes = [
+        Route("/", pages.index),
+        Route(leaf, pages.gallery),
+        Route(f"{leaf}/shards", pages.shards),
+        Route(sample, pages.sample),
+        Route(f"{sample}/raw/{{part:int}}", pages.raw),
+        *(
+            Route(f"{sample}/{name}/{{part:int}}", partial(pages.image, name))
+            for name in ("image", "thumb", "wave")
+        ),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+    ]
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: pages.error, Exception: pages.error}
+    )
+    return Guard(app, server_names, token)
+
+
+class _Pages:
+    def __init__(self, shown: Shown, allow: Collection[str]) -> None:
+        self.shown = shown
+        self.allow = allow
+        self.made = images.MadeImages()
+        self.templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_without_control_characters,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters.update(bytes=format_bytes, count="{:,}".format)
+
+    def index(self, request: Request) -> Response:
+        number = sum(len(split.leaves) for split in self.shown.splits)
+        counts: dict[tuple[int, int], int | str] = {}
+        for s, split in enumerate(self.shown.splits):
+            for n, leaf in enumerate(split.leaves):
+                counts[s, n] = _count(leaf) if number <= MAX_COUNTED_LEAVES else ""
+        return self._page("index.html", counts=counts)
+
+    def gallery(self, request: Request) -> Response:
+        leaf = self._leaf(request)
+        key = request.query_params.get("key", "")
+        if key:
+            found = leaf.search(key, PAGE_SAMPLES + 1)
+            samples = [leaf.sample(ordinal) for ordinal in found[:PAGE_SAMPLES]]
+            more = len(found) > PAGE_SAMPLES
+            start = 0
+        else:
+            start = min(max(0, _number(request, "from")), max(0, len(leaf) - 1))
+            samples, more = leaf.page(start, PAGE_SAMPLES), False
+        return self._page(
+            "gallery.html",
+            **self._place(request, leaf),
+            cards=[(sample, *_card(sample)) for sample in samples],
+            start=start,
+            stop=start + len(samples),
+            step=PAGE_SAMPLES,
+            total=len(leaf),
+            key=key,
+            more=more,
+        )
+
+    def shards(self, request: Request) -> Response:
+        leaf = self._leaf(request)
+        start = max(0, _number(request, "from"))
+        return self._page(
+            "shards.html",
+            **self._place(request, leaf),
+            shards=leaf.shards[start : start + PAGE_SHARDS],
+            start=start,
+            step=PAGE_SHARDS,
+            total=len(leaf.shards),
+        )
+
+    def sample(self, request: Request) -> Response:
+        leaf, sample = self._sample(request)
+        return self._page(
+            "sample.html",
+            **self._place(request, leaf),
+            sample=sample,
+            views=[view_part(part.name, part.file, self.allow) for part in sample.parts],
+            total=len(leaf),
+        )
+
+    def raw(self, request: Request) -> Response:
+        _, sample = self._sample(request)
+        part = self._part(request, sample)
+        return part_response(
+            request,
+            part.file,
+            name=f"{sample.where.key.rpartition('/')[2]}.{part.name}",
+            extension=extension_of(part.name, part.file),
+            save="save" in request.query_params,
+        )
+
+    def image(self, name: str, request: Request) -> Response:
+        _, sample = self._sample(request)
+        part = self._part(request, sample)
+        tag = entity_tag(part.file)
+        headers = {"ETag": tag, "Content-Security-Policy": PART_POLICY}
+        if is_fresh(request, tag):
+            return Response(status_code=304, headers=headers)
+        kind = part_kind(extension_of(part.name, part.file))
+        maker = _MAKERS.get((name, kind))
+        if maker is None:
+            raise HTTPException(404, f"there is no such image of a part of the kind {kind!r}")
+        make, media_type = maker
+        try:
+            content = self.made.get(f"{name} {tag}", lambda: make(part.file))
+        except EnergonError as error:
+            raise HTTPException(422, str(error)) from error
+        return Response(content, 200, headers, media_type)
+
+    def error(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            status, text = error.status_code, str(error.detail)
+        elif isinstance(error, EnergonError):
+            status, text = 404 if isinstance(error, DatasetNotFoundError) else 422, str(error)
+        else:
+            status, text = 500, f"{type(error).__name__}: {error}"
+        return self._page("error.html", status=status, text=text)
+
+    def _leaf(self, request: Request) -> ShownLeaf:
+        numbers = request.path_params
+        try:
+            return self.shown.leaf(numbers["split"], numbers["leaf"])
+        except IndexError as error:
+            raise HTTPException(404, "there is no such dataset") from error
+
+    def _sample(self, request: Request) -> tuple[ShownLeaf, ShownSample]:
+        leaf = self._leaf(request)
+        ordinal = request.path_params["ordinal"]
+        if ordinal >= len(leaf):
+            raise HTTPException(404, f"there is no sample {ordinal}, only 0 to {len(leaf) - 1}")
+        return leaf, leaf.sample(ordinal)
+
+    def _part(self, request: Request, sample: ShownSample) -> ShownPart:
+        number: int = request.path_params["part"]
+        if number >= len(sample.parts):
+            raise HTTPException(404, f"there is no part {number}, only {len(sample.parts)} parts")
+        return sample.parts[number]
+
+    def _place(self, request: Request, leaf: ShownLeaf) -> dict[str, Any]:
+        numbers = request.path_params
+        base = f"/s/{numbers['split']}/{numbers['leaf']}"
+        return {"leaf": leaf, "split": self.shown.splits[numbers["split"]].name, "base": base}
+
+    def _page(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        page = self.templates.get_template(template)
+        text = page.render(shown=self.shown, status=status, **values)
+        content = text.encode("utf-8", "replace")
+        return Response(content, status, media_type="text/html; charset=utf-8")
+
+
+_MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
+    ("thumb", "image"): (images.thumbnail, "image/jpeg"),
+    ("thumb", "video"): (images.poster, "image/jpeg"),
+    ("image", "image"): (images.as_png, "image/png"),
+    ("wave", "audio"): (images.waveform, "image/svg+xml"),
+}
+"""By the name of an image and the kind of a part: what makes it, and what it is."""
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes as people write it.
+
+    Example:
+        >>> [format_bytes(count) for count in (0, 999, 1500, 70_000_000)]
+        ['0 B', '999 B', '1.5 kB', '70.0 MB']
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _card(sample: ShownSample) -> tuple[int | None, str]:
+    """Return which part of a sample to show a thumbnail of, and the beginning of its text."""
+    kinds = [(part, part_kind(extension_of(part.name))) for part in sample.parts]
+    pictures = [part.number for part, kind in kinds if kind in ("image", "video")]
+    texts = [part for part, kind in kinds if kind in ("text", "value")]
+    plain = [part for part in texts if not part.name.lower().endswith((".gz", "mp", "msg", "cbor"))]
+    try:
+        text = snippet(plain[0].file) if plain else ""
+    except EnergonError as error:
+        text = str(error)
+    return (pictures[0] if pictures else None), text
+
+
+def _count(leaf: ShownLeaf) -> int | str:
+    try:
+        return len(leaf)
+    except EnergonError as error:
+        return str(error)
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "0").replace(",", "").strip() or "0"
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise HTTPException(400, f"{name}={text!r}: expected a whole number from 0 up")
+    return int(text)
+
+
+def _without_control_characters(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return escape_text(value)
+    return value

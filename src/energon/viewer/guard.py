@@ -1,0 +1,155 @@
+"""Who may see the pages, and what browsers may do with what they get.
+
+- A site that has its name resolved to this machine (DNS rebinding) sends its own name as `Host`,
+  and is refused: names have to be known, numbers are no names.
+- Bound to more than this machine, each browser has to show a token once, and keeps a cookie.
+- Pages load nothing from elsewhere and run no script but ours, whatever the data contain.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+PAGE_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "img-src 'self' data:",
+        "media-src 'self'",
+        "style-src 'self'",
+        "script-src 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    ]
+)
+"""What pages may load."""
+PART_POLICY = "default-src 'none'; sandbox"
+"""What parts may do where a browser shows them by themselves: nothing."""
+
+_HEADERS = {
+    "Content-Security-Policy": PAGE_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache, private",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address to bind to is reached from this machine only.
+
+    Example:
+        >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "box")]
+        [True, True, True, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Middleware that answers only those who may ask, and adds what browsers have to know.
+
+    Args:
+        app: What makes the pages.
+        names: Names of this server besides those of loopback, as `Host` has them, without port.
+        token: What browsers have to show; None if this machine alone can connect.
+    """
+
+    app: ASGIApp
+    names: Collection[str] = ()
+    token: str | None = None
+    _cookie: str = field(default_factory=lambda: f"energon-view-{secrets.token_hex(4)}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self.app)(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = _without_port(headers.get("host", ""))
+        if not self._knows(host):
+            return PlainTextResponse(
+                f"{host!r} is no name of this server; if it is meant to be, start `energon view` "
+                "with --server-name\n",
+                status_code=421,
+            )
+        return None if self.token is None else self._ask_for_token(scope, headers, self.token)
+
+    def _knows(self, host: str) -> bool:
+        if host in LOOPBACK_NAMES or host in self.names:
+            return True
+        # An address is no name that somebody could have pointed here.
+        return self.token is not None and _is_address(host)
+
+    def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        shown = dict(query).get("token")
+        if shown is not None and _same(shown, token):
+            rest = urlencode([pair for pair in query if pair[0] != "token"])
+            path = "/" + scope["path"].lstrip("/")
+            response = RedirectResponse(f"{path}?{rest}" if rest else path, status_code=303)
+            response.set_cookie(self._cookie, token, httponly=True, samesite="strict")
+            return response
+        kept = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
+        if _same(kept, token) or _same(headers.get("authorization", ""), f"Bearer {token}"):
+            return None
+        return PlainTextResponse(
+            "Open the address that `energon view` has printed: it ends with ?token=…\n",
+            status_code=403,
+        )
+
+
+def server_names(host: str, names: Collection[str]) -> frozenset[str]:
+    """Return the names that a server has which is bound to `host`, beside those of loopback."""
+    own = {name.lower() for name in names}
+    if not is_loopback(host):
+        own |= {name.lower() for name in (host, socket.gethostname(), socket.getfqdn())}
+    return frozenset(own)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdecimal() else host.lower()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _same(one: str, other: str) -> bool:
+    return secrets.compare_digest(one.encode(), other.encode())

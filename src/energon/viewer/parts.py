@@ -1,0 +1,314 @@
+"""What a part looks like on a page, by its name and its first bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
+from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import DecodeError, EnergonError
+from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from energon.printable import escape_text
+from energon.sources.browse.tree import BrowsedFile
+from energon.viewer.images import heat_map
+
+MAX_TEXT_BYTES = 64 << 10
+MAX_DECODED_BYTES = 64 << 20
+MAX_VALUES = 2000
+MAX_LEVELS = 40
+MAX_ITEMS = 200
+MAX_ARRAYS = 16
+MAX_EXIF_TAGS = 50
+SHOWN_NUMBERS = 64
+HEX_BYTES = 256
+
+AUDIO = frozenset({"mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"})
+TEXT = frozenset(
+    {
+        *("txt", "text", "transcript", "md", "csv", "tsv", "srt", "vtt", "yaml", "yml", "toml"),
+        *("html", "htm", "xhtml", "xml", "svg", "py", "js", "css", "tex", "log", "caption"),
+        *("cls", "cls2", "index", "inx", "id", "count"),
+    }
+)
+VALUES = frozenset({"json", "jsn", "mp", "msg", "cbor"})
+ARRAYS = frozenset({"npy", "npz", "ten", "tb"})
+
+PartKind = Literal["image", "audio", "video", "text", "value", "arrays", "bytes"]
+
+
+def part_kind(extension: str) -> PartKind:
+    """Return how a part is shown."""
+    if extension in IMAGE_EXTENSIONS:
+        return "image"
+    if extension in AV_EXTENSIONS:
+        return "audio" if extension in AUDIO else "video"
+    if extension in TEXT:
+        return "text"
+    if extension in VALUES:
+        return "value"
+    return "arrays" if extension in ARRAYS else "bytes"
+
+
+def extension_of(name: str, file: BrowsedFile | None = None) -> str:
+    """Return the extension of a part; where that says nothing, what its first bytes say."""
+    extension = name.lower().removesuffix(".gz").rpartition(".")[2]
+    if part_kind(extension) == "bytes" and file is not None and file.size:
+        head = file.find().pread(file.offset, min(file.size, SIGNATURE_BYTES))
+        return guess_extension(head) or extension
+    return extension
+
+
+@dataclass
+class ShownArray:
+    """An array, in short."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    facts: str
+    first: str
+    picture: str | None
+
+
+@dataclass
+class PartView:
+    """A part as the template of a sample shows it.
+
+    Args:
+        kind: How.
+        extension: What it is.
+        facts: What is known about it, by name.
+        text: Of a text.
+        is_cut: Whether there is more of the text.
+        html: Of a value, made safe.
+        turns: Of a conversation: who, and what.
+        arrays: Of arrays.
+        problem: Why it cannot be shown.
+    """
+
+    kind: PartKind
+    extension: str
+    facts: dict[str, str] = field(default_factory=dict)
+    text: str = ""
+    is_cut: bool = False
+    html: Markup = field(default_factory=Markup)
+    turns: list[tuple[str, str]] = field(default_factory=list)
+    arrays: list[ShownArray] = field(default_factory=list)
+    problem: str = ""
+
+
+def view_part(name: str, file: BrowsedFile, allow: Collection[str] = ()) -> PartView:
+    """Return how a part is shown. What is wrong with it becomes part of that."""
+    view = PartView("bytes", "")
+    try:
+        view.extension = extension_of(name, file)
+        view.kind = part_kind(view.extension)
+        packed = name.lower().endswith(".gz")
+        if packed and view.kind not in ("text", "value", "arrays"):
+            view.kind = "bytes"
+        if view.kind == "image":
+            view.facts = _image_facts(file)
+        elif view.kind in ("audio", "video"):
+            view.facts = _av_facts(file)
+        elif view.kind == "text" and not packed:
+            view.text, view.is_cut = _text(file), file.size > MAX_TEXT_BYTES
+        elif view.kind == "bytes":
+            view.text, view.is_cut = hex_dump(_head(file, HEX_BYTES)), file.size > HEX_BYTES
+        else:
+            _show_value(view, _decoded(name, file, allow))
+    except (EnergonError, ValueError, OSError) as error:
+        view.problem = str(error)
+    return view
+
+
+def snippet(file: BrowsedFile, length: int = 160) -> str:
+    """Return the beginning of a text, for a gallery."""
+    return _head(file, 4 * length).decode("utf-8", "replace")[:length]
+
+
+def hex_dump(data: bytes) -> str:
+    r"""Return bytes as people look at them.
+
+    Example:
+        >>> print(hex_dump(b"ab\x00"))
+        000000  61 62 00                                         |ab.|
+    """
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:06x}  {row.hex(' '):<48} |{letters}|")
+    return "\n".join(lines)
+
+
+def value_tree(value: Any) -> Markup:
+    """Return lists and dicts as HTML that folds, up to a number of values and of levels."""
+    return Markup("").join(_tree(value, 0, [MAX_VALUES]))
+
+
+def conversation(value: Any) -> list[tuple[str, str]]:
+    """Return the turns of a conversation, as chat data have them; [] if it is none.
+
+    Example:
+        >>> conversation({"messages": [{"role": "user", "content": "Hi"}]})
+        [('user', 'Hi')]
+    """
+    if isinstance(value, Mapping):
+        found = (value.get(name) for name in ("messages", "conversations", "conversation"))
+        value = next((each for each in found if isinstance(each, list)), None)
+    if not isinstance(value, list) or not value:
+        return []
+    turns = []
+    for turn in value[:MAX_ITEMS]:
+        who = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
+        if not isinstance(who, str):
+            return []
+        content = turn.get("content", turn.get("value"))
+        pieces = content if isinstance(content, list) else [content]
+        turns.append((who, "\n".join(map(_piece, pieces[:MAX_ITEMS]))))
+    return turns
+
+
+def _piece(piece: Any) -> str:
+    if isinstance(piece, str):
+        return piece
+    if isinstance(piece, Mapping) and isinstance(piece.get("text"), str):
+        return str(piece["text"])
+    if isinstance(piece, Mapping) and isinstance(piece.get("type"), str):
+        rest = {name: value for name, value in piece.items() if name != "type"}
+        return f"[{piece['type']} {_short(rest)}]" if rest else f"[{piece['type']}]"
+    return _short(piece)
+
+
+def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
+    if file.size > MAX_DECODED_BYTES:
+        raise ValueError(f"{file.size} bytes are more than what a page shows; download the part")
+    return SampleDecoder(image_decode="rgb8", allow=allow).decode(name, file.read())
+
+
+def _show_value(view: PartView, value: Any) -> None:
+    arrays = list(_arrays(value)) if view.kind == "arrays" else []
+    if arrays:
+        view.arrays = [_array(*each) for each in arrays[:MAX_ARRAYS]]
+        view.is_cut = len(arrays) > MAX_ARRAYS
+    elif isinstance(value, str | int) and view.kind == "text":
+        view.text = str(value)[:MAX_TEXT_BYTES]
+    else:
+        view.kind, view.turns, view.html = "value", conversation(value), value_tree(value)
+
+
+def _arrays(value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+    named: Any = [("", value)]
+    if isinstance(value, Mapping):
+        named = value.items()
+    elif isinstance(value, list):
+        named = ((str(number), each) for number, each in enumerate(value))
+    for name, each in named:
+        if isinstance(each, np.ndarray):
+            yield name, each
+
+
+def _array(name: str, array: NDArray[Any]) -> ShownArray:
+    facts = ""
+    if array.size and array.dtype.kind in "biuf":
+        finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+        if finite.size:
+            mean = finite.mean(dtype=np.float64)
+            facts = f"min {finite.min()}, max {finite.max()}, mean {mean:.6g}"
+        if finite.size < array.size:
+            facts += f"; {array.size - finite.size} not finite"
+    numbers = array.reshape(-1)[:SHOWN_NUMBERS].tolist()
+    more = ", …" if array.size > SHOWN_NUMBERS else ""
+    first = ", ".join(f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers) + more
+    return ShownArray(name, array.shape, str(array.dtype), facts, first, heat_map(array))
+
+
+def _tree(value: Any, level: int, left: list[int]) -> Iterator[Markup]:
+    left[0] -= 1
+    if not isinstance(value, Mapping | list | tuple) or not value:
+        yield Markup('<span class="{}">{}</span>').format(_color(value), _safe(_short(value, 2000)))
+        return
+    if level >= MAX_LEVELS:
+        yield Markup('<span class="more">… deeper values are not shown</span>')
+        return
+    is_dict = isinstance(value, Mapping)
+    count = f"{len(value)} {'keys' if is_dict else 'values'}"
+    opened = Markup(" open") if level < 2 and len(value) <= 50 else Markup("")
+    yield Markup("<details{}><summary>{}</summary><ul>").format(opened, count)
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for shown, (name, each) in enumerate(items):
+        if shown >= MAX_ITEMS or left[0] <= 0:
+            yield Markup('<li class="more">… {} more</li>').format(len(value) - shown)
+            break
+        yield Markup("<li><b>{}</b>: ").format(_safe(str(name)[:200]))
+        yield from _tree(each, level + 1, left)
+        yield Markup("</li>")
+    yield Markup("</ul></details>")
+
+
+def _color(value: Any) -> str:
+    if isinstance(value, str):
+        return "string"
+    return "number" if isinstance(value, int | float) else "other"
+
+
+def _short(value: Any, length: int = 200) -> str:
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, bytes):
+        text = f"{len(value)} bytes: {value[:32].hex(' ')}{'…' if len(value) > 32 else ''}"
+    elif isinstance(value, Mapping | Sequence):
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    else:
+        text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
+def _safe(text: str) -> Markup:
+    return escape(escape_text(text))
+
+
+def _text(file: BrowsedFile) -> str:
+    return _head(file, MAX_TEXT_BYTES).decode("utf-8", "replace")
+
+
+def _head(file: BrowsedFile, size: int) -> bytes:
+    return file.find().pread(file.offset, min(size, file.size)) if file.size else b""
+
+
+def _image_facts(file: BrowsedFile) -> dict[str, str]:
+    from PIL import ExifTags, Image
+
+    try:
+        with file.open() as stream, Image.open(stream) as image:
+            facts = {
+                "size": f"{image.width} x {image.height} pixels",
+                "mode": image.mode,
+                "format": str(image.format),
+            }
+            for tag, value in list(image.getexif().items())[:MAX_EXIF_TAGS]:
+                facts[f"EXIF {ExifTags.TAGS.get(tag, tag)}"] = _short(value, 100)
+    except Exception as error:  # Pillow raises whatever the data make it
+        raise DecodeError(f"no image that can be read: {error}".partition(" <")[0]) from error
+    return facts
+
+
+def _av_facts(file: BrowsedFile) -> dict[str, str]:
+    from energon.decode.av import AVDecoder
+
+    with file.open() as stream:
+        found = AVDecoder(stream, suppress_warnings=True).get_metadata(get_video_frame_count=False)
+    known = ((name, getattr(found, name)) for name in found.__dataclass_fields__)
+    return {
+        name.replace("_", " "): f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in known
+        if value is not None
+    }

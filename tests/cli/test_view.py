@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.commands import run
+from tests.datasets import make_crude
+
+
+@contextlib.contextmanager
+def viewing(path, *options):
+    """Run `energon view`; give the process and the address that it prints."""
+    words = [sys.executable, "-m", "energon", "view", str(path), "--port", "0", *options]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            line = running.stdout.readline()
+            assert line, running.stderr.read()
+            yield running, line.split()[0]
+        finally:
+            running.kill()
+
+
+def get(address, **headers):
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+        return answer.read().decode()
+
+
+def test_serves_until_it_is_interrupted(tmp_path):
+    with viewing(make_crude(tmp_path / "ds", [3])) as (running, address):
+        assert address.startswith("http://127.0.0.1:")
+        assert get(f"{address}s/0/0/2/raw/0") == "text 2"
+        assert get(f"{address}s/0/0/2/raw/0", Range="bytes=0-3") == "text"
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 0
+        assert running.stderr.read() == ""
+
+
+def test_elsewhere_it_prints_an_address_with_a_token(tmp_path):
+    with viewing(make_crude(tmp_path / "ds", [1]), "--host", "0.0.0.0") as (_, address):
+        port = int(address.rpartition(":")[2].partition("/")[0])
+        token = address.partition("?token=")[2]
+        assert len(token) > 20
+        place = f"http://127.0.0.1:{port}/s/0/0/0/raw/0"
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            get(place)
+        assert get(place, Authorization=f"Bearer {token}") == "text 0"
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path):
+    root = make_crude(tmp_path / "ds", [1])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("view", root, "--port", taken.getsockname()[1])
+    assert done.exit_code == 2
+    assert "--port 0" in done.output
+
+
+def test_a_folder_of_files_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    done = run("view", tmp_path, "--port", "0")
+    assert done.exit_code == 2
+    assert "energon p" in done.output

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from energon.prepare.dataset import prepare_dataset
+from energon.prepare.jsonl import prepare_jsonl
+from energon.viewer.shown import Shown
+from tests.datasets import make_captions, make_crude, write_shard
+from tests.media_files import media_files
+from tests.viewer.pages import browse
+
+ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
+
+
+def page(client, path, status=200):
+    found = client.get(path)
+    assert found.status_code == status, found.text
+    return found.text
+
+
+def test_the_way_from_a_dataset_to_the_bytes_of_a_part(tmp_path):
+    root = make_captions(tmp_path / "ds", [3, 2])
+    client = browse(root)
+    first = page(client, "/")
+    assert "train" in first
+    assert "val" in first
+    assert 'href="/s/0/0"' in first
+    gallery = page(client, "/s/0/0")
+    assert "caption 4" in gallery
+    assert 'href="/s/0/0/4"' in gallery
+    sample = page(client, "/s/0/0/4")
+    assert "shards/001.tar" in sample
+    where = re.search(r"(\d+) B at byte ([\d,]+) · <a href=\"(/s/0/0/4/raw/1)\?save", sample)
+    content = client.get(where[3]).content
+    assert content == b"caption 4"
+    offset = int(where[2].replace(",", ""))
+    shard = (root / "shards/001.tar").read_bytes()
+    assert shard[offset : offset + int(where[1])] == content
+
+
+def test_a_gallery_shows_small_images_that_are_made_once(tmp_path):
+    data = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (600, 900, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(data, "JPEG")
+    write_shard(tmp_path / "ds/0.tar", [("a", {"jpg": data.getvalue()})])
+    prepare_dataset(tmp_path / "ds", **ALL)
+    client = browse(tmp_path / "ds")
+    (place,) = re.findall(r'src="(/s/0/0/0/thumb/0)"', page(client, "/s/0/0"))
+    answer = client.get(place)
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(answer.content)).size == (256, 171)
+    tag = answer.headers["etag"]
+    assert client.get(place, headers={"If-None-Match": tag}).status_code == 304
+    # Made once: it is there when the shard has lost its content.
+    (tmp_path / "ds/0.tar").write_bytes(bytes((tmp_path / "ds/0.tar").stat().st_size))
+    assert client.get(place).content == answer.content
+
+
+def test_goes_to_a_number_and_finds_the_beginning_of_a_key(tmp_path):
+    client = browse(make_crude(tmp_path / "ds", [70, 60]))
+    assert "Samples 100 to 129 of 130" in page(client, "/s/0/0?from=100")
+    assert "Samples 0 to 59 of 130" in page(client, "/s/0/0")
+    # Behind the end is the last sample.
+    assert "Samples 129 to 129 of 130" in page(client, "/s/0/0?from=9999999")
+    found = page(client, "/s/0/0?key=s12")
+    assert re.findall(r'href="/s/0/0/(\d+)"', found) == [str(n) for n in (12, *range(120, 130))]
+    assert "0 samples whose key begins" in page(client, "/s/0/0?key=nothing")
+    page(client, "/s/0/0?from=-1", 400)
+    page(client, "/s/0/0?from=x", 400)
+
+
+def test_search_counts_without_those_that_are_left_out_and_outside_of_the_split(tmp_path):
+    root = make_crude(tmp_path / "ds", [5, 5])
+    (tmp_path / "bad.txt").write_text("000.tar/s1\n001.tar/s6\n")
+    prepare_dataset(root, **ALL, exclude_from=[tmp_path / "bad.txt"])
+    leaf = Shown(root).leaf(0, 0)
+    assert [leaf.sample(n).where.key for n in leaf.search("s", 100)] == [
+        *("s0", "s2", "s3", "s4", "s5", "s7", "s8", "s9"),
+    ]
+    assert [tuple(shard) for shard in leaf.shards] == [("000.tar", 0, 4), ("001.tar", 4, 8)]
+
+
+def test_shards_lead_to_their_first_samples(tmp_path):
+    client = browse(make_crude(tmp_path / "ds", [3, 2]))
+    shards = page(client, "/s/0/0/shards")
+    assert '<a href="/s/0/0?from=3">001.tar</a>' in shards
+
+
+def test_nothing_is_opened_that_a_page_does_not_show(tmp_path, monkeypatch):
+    opened = []
+    root = make_crude(tmp_path / "ds", [70] * 5)
+    client = browse(root)
+    import energon.sources.shards as shards
+
+    original = shards._open_local
+    monkeypatch.setattr(
+        shards, "_open_local", lambda path, *a, **k: opened.append(path) or original(path, *a, **k)
+    )
+    page(client, "/")
+    assert opened == []
+    page(client, "/s/0/0?from=150")
+    assert [path[-7:] for path in opened] == ["002.tar"] or [p[-7:] for p in opened] == [
+        *("002.tar", "003.tar")
+    ]
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory):
+    """A dataset with a sample for every kind of part, and the number of each."""
+    root = tmp_path_factory.mktemp("media") / "ds"
+    files = media_files()
+    samples = [(f"k{n}", {name: data}) for n, (name, data) in enumerate(files.items())]
+    write_shard(root / "0.tar", samples)
+    prepare_dataset(root, **ALL)
+    return browse(root), {name: n for n, name in enumerate(files)}
+
+
+@pytest.mark.parametrize("name", media_files())
+def test_every_kind_of_part_has_a_page(media, name):
+    client, numbers = media
+    shown = page(client, f"/s/0/0/{numbers[name]}")
+    assert 'class="problem"' not in shown, shown
+    raw = client.get(f"/s/0/0/{numbers[name]}/raw/0")
+    assert raw.content == media_files()[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("jpg", "32 x 24 pixels"),
+        ("tiff", 'src="/s/0/0/{}/image/0"'),
+        ("wav", "<audio controls"),
+        ("0.mp4", "<video controls"),
+        ("npy", "<b>3 x 4</b> float32; min 0.0, max 11.0, mean 5.5"),
+        ("npz", "arr_1 <b>2 x 0 x 3</b> int64"),
+        ("ten", "data:image/png;base64,"),
+        ("json.gz", '<span class="string">text</span>'),
+        ("msg", '<span class="number">2.5</span>'),
+        ("cbor", "<summary>2 keys</summary>"),
+        ("zst", "000000  28 b5 2f fd"),
+        ("cls", "<pre>12</pre>"),
+    ],
+)
+def test_parts_are_shown_as_what_they_are(media, name, seen):
+    client, numbers = media
+    assert seen.format(numbers[name]) in page(client, f"/s/0/0/{numbers[name]}")
+
+
+def test_images_are_made_of_what_browsers_do_not_show(media):
+    client, numbers = media
+    tiff = client.get(f"/s/0/0/{numbers['tiff']}/image/0")
+    assert Image.open(io.BytesIO(tiff.content)).format == "PNG"
+    wave = client.get(f"/s/0/0/{numbers['wav']}/wave/0")
+    assert wave.headers["content-type"] == "image/svg+xml"
+    assert wave.text.count("M") == 600
+    poster = client.get(f"/s/0/0/{numbers['0.mp4']}/thumb/0")
+    assert Image.open(io.BytesIO(poster.content)).format == "JPEG"
+    assert client.get(f"/s/0/0/{numbers['txt']}/thumb/0").status_code == 404
+
+
+def test_a_conversation_is_shown_in_its_order(tmp_path):
+    talk = {
+        "messages": [
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},
+            {"role": "assistant", "content": "A <b>cat</b>"},
+        ]
+    }
+    write_shard(tmp_path / "ds/0.tar", [("a", {"json": json.dumps(talk).encode()})])
+    prepare_dataset(tmp_path / "ds", **ALL)
+    shown = page(browse(tmp_path / "ds"), "/s/0/0/0")
+    turns = re.findall(r"<li><b>(\w+)</b><div>(.*?)</div>", shown, re.DOTALL)
+    assert turns == [
+        ("user", "[image]\nWhat?"),
+        ("assistant", "A &lt;b&gt;cat&lt;/b&gt;"),
+    ]
+
+
+def test_a_metadataset_shows_the_datasets_of_each_split(tmp_path):
+    make_crude(tmp_path / "one", [3])
+    make_crude(tmp_path / "two", [4], prefix="t")
+    document = tmp_path / "blend.yaml"
+    document.write_text(
+        "splits:\n  train:\n    blend:\n      - {path: one, weight: 3}\n"
+        "      - {path: two, weight: 1}\n  val: {path: two}\n"
+    )
+    client = browse(document)
+    first = page(client, "/")
+    assert re.findall(r'<a href="(/s/\d/\d)">(\w+)</a>', first) == [
+        ("/s/0/0", "one"),
+        ("/s/0/1", "two"),
+        ("/s/1/0", "two"),
+    ]
+    assert "text 2" in page(client, "/s/0/1")
+
+
+def test_a_join_shows_the_parts_of_all_its_datasets(tmp_path):
+    make_crude(tmp_path / "one", [3, 2])
+    make_captions(tmp_path / "two", [5])
+    document = tmp_path / "join.yaml"
+    document.write_text(
+        "splits:\n  train:\n    join:\n      left: {path: one}\n      right: {path: two}\n"
+        "    joiner: {__module__: energon, __class__: Sample}\n"
+    )
+    client = browse(document)
+    sample = page(client, "/s/0/0/4")
+    assert "one: txt" in sample
+    assert "two: jpg" in sample
+    assert client.get("/s/0/0/4/raw/0").content == b"text 4"
+    assert client.get("/s/0/0/4/raw/2").content == b"caption 4"
+    assert 'href="/s/0/0/4"' in page(client, "/s/0/0?key=s4")
+
+
+def test_the_lines_of_a_jsonl_file_are_samples(tmp_path):
+    file = tmp_path / "talk.jsonl"
+    file.write_text("".join(json.dumps({"text": f"line {n}"}) + "\n" for n in range(20)))
+    prepare_jsonl(file)
+    client = browse(file)
+    assert "line 19" in page(client, "/s/0/0/19")
+    assert client.get("/s/0/0/19/raw/0").content.strip() == b'{"text": "line 19"}'
+    assert re.findall(r'href="/s/0/0/(\d+)"', page(client, "/s/0/0?key=1")) == ["1"]
+
+
+def test_what_cannot_be_read_is_said_on_the_page(tmp_path):
+    root = make_crude(tmp_path / "ds", [3, 3])
+    (root / "001.tar").unlink()
+    client = browse(root)
+    assert "001.tar" in page(client, "/s/0/0/4", 404)
+    page(client, "/s/0/0/2")
+    page(client, "/s/0/0/6", 404)
+    page(client, "/s/0/1", 404)
+    page(client, "/s/7/0", 404)
+    page(client, "/nothing", 404)
