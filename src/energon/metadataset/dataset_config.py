@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.meta.yaml import load, plain
+from energon.formats.meta.yaml import MarkedMap, Seq, load, plain, where
 from energon.io.address import join_address, redact
 from energon.io.files import read_document
 from energon.metadataset.leaf import Subset
 from energon.nearest import nearest
-
-if TYPE_CHECKING:
-    from energon.metadataset.dataset_grammar import DatasetDocument
 
 CRUDE_CLASS = "CrudeWebdataset"
 STANDARD_CLASS = "StandardWebdatasetFactory"
@@ -102,7 +99,7 @@ def load_dataset_config(
     if named is not None:
         arguments = {key: value for key, value in plain(raw).items() if key not in _CLASS_KEYS}
         return DatasetConfig(crude=False, dataset_class=named, arguments=arguments, origin=path)
-    return _config(_validate(raw, path), path)
+    return _config(_check(raw, path), path)
 
 
 def _class_of_program(raw: Any) -> tuple[str, str] | None:
@@ -116,97 +113,165 @@ def _class_of_program(raw: Any) -> tuple[str, str] | None:
     return None if ours else (module, name)
 
 
-def _validate(raw: Any, path: str) -> DatasetDocument:
+def _check(raw: Any, path: str) -> MarkedMap:
+    """Return what a `dataset.yaml` says, if it makes sense."""
+    if not isinstance(raw, MarkedMap):
+        found = "is empty" if raw is None else "holds no mapping"
+        raise ConfigError(f"{path}: {found}; expected sample_type and field_map, or a __class__")
+    if not _is_plain(raw):
+        _check_grammar(raw)
+    if problems := [*_contradictions(raw)]:
+        raise ConfigError("\n".join(problems))
+    return raw
+
+
+def _check_grammar(raw: MarkedMap) -> None:
+    """Raise ConfigError if keys or values are not what the grammar has; names them all."""
     from pydantic import ValidationError
 
     from energon.metadataset.dataset_grammar import DatasetDocument
     from energon.metadataset.problems import explain
 
-    if not isinstance(raw, Mapping):
-        found = "is empty" if raw is None else "holds no mapping"
-        raise ConfigError(f"{path}: {found}; expected sample_type and field_map, or a __class__")
     try:
-        document = DatasetDocument.model_validate(raw)
+        DatasetDocument.model_validate(raw)
     except ValidationError as exc:
         raise ConfigError(explain(exc, DatasetDocument, raw)) from exc
-    if problems := [*_contradictions(document)]:
-        raise ConfigError("\n".join(problems))
-    return document
 
 
-def _contradictions(document: DatasetDocument) -> Iterator[str]:
-    given = document.model_fields_set
-    name = document.class_ or STANDARD_CLASS
+def _is_plain(raw: MarkedMap) -> bool:
+    """Return whether nothing is written but what plainly keeps to the grammar.
+
+    So it is in nearly all datasets, and the grammar takes a quarter of a second to import.
+    """
+    return all(key in _PLAIN and _PLAIN[key](value) for key, value in raw.items())
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_optional_text(value: Any) -> bool:
+    return value is None or type(value) is str
+
+
+def _is_optional_count(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 1)
+
+
+def _has_text_keys(value: Any) -> bool:
+    return isinstance(value, MarkedMap) and all(type(key) is str for key in value)
+
+
+def _is_class(value: Any) -> bool:
+    return (
+        isinstance(value, MarkedMap)
+        and value.keys() == set(_CLASS_KEYS)
+        and all(map(_is_text, value.values()))
+    )
+
+
+_PLAIN: dict[str, Callable[[Any], bool]] = {
+    "__module__": _is_text,
+    "__class__": _is_text,
+    "sample_type": _is_class,
+    "field_map": lambda value: _has_text_keys(value) and all(map(_is_text, value.values())),
+    "sample_loader": _is_text,
+    "part_filter": lambda value: _is_text(value) or _is_texts(value),
+    "subflavors": _has_text_keys,
+    "split_config": _is_optional_text,
+    "split_part": _is_optional_text,
+    "shuffle_over_epochs": lambda value: value == -1 or _is_optional_count(value),
+    "parallel_shard_iters": _is_optional_count,
+    "max_samples_per_sequence": _is_optional_count,
+    "decoder": lambda value: value is None or _has_text_keys(value),
+}
+"""What is plain, by key: less than `DatasetDocument` takes."""
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, Seq) and all(map(_is_text, value))
+
+
+def _contradictions(document: MarkedMap) -> Iterator[str]:
+    name = _class_of(document) or STANDARD_CLASS
     if problem := _class_problem(document):
-        yield f"{document.where('__class__')}: {problem}"
+        yield f"{where(document, '__class__')}: {problem}"
         return
-    typed = [key for key in ("sample_type", "field_map", "sample_loader") if key in given]
+    typed = [key for key in ("sample_type", "field_map", "sample_loader") if key in document]
     if name == CRUDE_CLASS:
         for key in typed:
-            yield f"{document.where(key)}: {CRUDE_CLASS} leaves samples to cookers, drop {key!r}"
+            yield f"{where(document, key)}: {CRUDE_CLASS} leaves samples to cookers, drop {key!r}"
         return
-    if name in FLAVOR_CLASSES and "sample_type" in given:
-        yield f"{document.where('sample_type')}: {name} names the sample type already"
-    if name == STANDARD_CLASS and "sample_type" not in given:
+    if name in FLAVOR_CLASSES and "sample_type" in document:
+        yield f"{where(document, 'sample_type')}: {name} names the sample type already"
+    if name == STANDARD_CLASS and "sample_type" not in document:
         yield (
-            f"{document.where()}: no sample_type; name one, or leave samples to cookers with "
+            f"{where(document)}: no sample_type; name one, or leave samples to cookers with "
             f"`__module__: megatron.energon` and `__class__: {CRUDE_CLASS}`"
         )
-    yield from _loading_problems(document, given)
+    yield from _loading_problems(document)
 
 
-def _class_problem(document: DatasetDocument) -> str | None:
-    if (document.module is None) != (document.class_ is None):
+def _class_of(document: MarkedMap) -> str | None:
+    name: str | None = document.get("__class__")
+    return name
+
+
+def _class_problem(document: MarkedMap) -> str | None:
+    module, name = document.get("__module__"), _class_of(document)
+    if (module is None) != (name is None):
         return "__module__ and __class__ belong together, one is missing"
     known = (CRUDE_CLASS, STANDARD_CLASS, *FLAVOR_CLASSES)
-    name = document.class_
     # Modules that classes are at home in are named as well: megatron.energon.flavors.crude
-    package = (document.module or "").removeprefix("megatron.").split(".")[0]
+    package = (module or "").removeprefix("megatron.").split(".")[0]
     if name is None or (package == "energon" and name in known):
         return None
     close = nearest(name, known)
     proposal = f", did you mean {close!r}?" if close else "."
     return (
-        f"no dataset class {document.module}.{name}{proposal} Expected one of megatron.energon: "
+        f"no dataset class {module}.{name}{proposal} Expected one of megatron.energon: "
         f"{', '.join(known[:2])}, or a class that your program derives from one of these"
     )
 
 
-def _loading_problems(document: DatasetDocument, given: set[str]) -> Iterator[str]:
-    if "field_map" in given and "sample_loader" in given:
-        yield f"{document.where('sample_loader')}: both field_map and sample_loader; keep one"
-    elif "field_map" in given and "part_filter" in given:
-        yield f"{document.where('part_filter')}: field_map says which parts to load; drop this"
-    elif "sample_loader" in given and "part_filter" not in given:
-        yield f"{document.where('sample_loader')}: needs a part_filter: the names of the parts"
-    elif not given & {"field_map", "sample_loader"}:
-        yield f"{document.where()}: no field_map, like `field_map: {{image: jpg, caption: txt}}`"
+def _loading_problems(document: MarkedMap) -> Iterator[str]:
+    if "field_map" in document and "sample_loader" in document:
+        yield f"{where(document, 'sample_loader')}: both field_map and sample_loader; keep one"
+    elif "field_map" in document and "part_filter" in document:
+        yield f"{where(document, 'part_filter')}: field_map says which parts to load; drop this"
+    elif "sample_loader" in document and "part_filter" not in document:
+        yield f"{where(document, 'sample_loader')}: needs a part_filter: the names of the parts"
+    elif not document.keys() & {"field_map", "sample_loader"}:
+        yield f"{where(document)}: no field_map, like `field_map: {{image: jpg, caption: txt}}`"
 
 
-def _config(document: DatasetDocument, path: str) -> DatasetConfig:
-    parts = document.part_filter
+def _config(document: MarkedMap, path: str) -> DatasetConfig:
+    parts = document.get("part_filter")
+    subset = document.get("subset")
     return DatasetConfig(
-        crude=document.class_ == CRUDE_CLASS,
+        crude=_class_of(document) == CRUDE_CLASS,
         sample_type=_sample_type(document),
-        field_map=document.field_map,
-        sample_loader=document.sample_loader,
+        field_map=plain(document.get("field_map")),
+        sample_loader=document.get("sample_loader"),
         part_filter=tuple(parts) if isinstance(parts, list) else parts,
-        subflavors=plain(document.subflavors),
-        split_config=document.split_config,
-        split_part=document.split_part,
-        shuffle_over_epochs=document.shuffle_over_epochs,
-        parallel_shard_iters=document.parallel_shard_iters,
-        max_samples_per_sequence=document.max_samples_per_sequence,
-        subset=document.subset.bounds if document.subset else None,
-        decoder=plain(document.decoder),
-        given=frozenset(document.model_fields_set - {"module", "class_"}),
+        subflavors=plain(document.get("subflavors", {})),
+        split_config=document.get("split_config"),
+        split_part=document.get("split_part"),
+        shuffle_over_epochs=document.get("shuffle_over_epochs", 1),
+        parallel_shard_iters=document.get("parallel_shard_iters"),
+        max_samples_per_sequence=document.get("max_samples_per_sequence"),
+        subset=None if subset is None else tuple(subset["range"]),
+        decoder=plain(document.get("decoder")),
+        given=frozenset(document).difference(_CLASS_KEYS),
         origin=path,
     )
 
 
-def _sample_type(document: DatasetDocument) -> tuple[str, str] | None:
-    if document.sample_type:
-        return document.sample_type.module, document.sample_type.class_
-    if document.class_ in FLAVOR_CLASSES:
-        return str(document.module), document.class_.replace("Webdataset", "Sample")
+def _sample_type(document: MarkedMap) -> tuple[str, str] | None:
+    named = document.get("sample_type")
+    if named is not None:
+        return named["__module__"], named["__class__"]
+    name = _class_of(document)
+    if name in FLAVOR_CLASSES:
+        return str(document["__module__"]), str(name).replace("Webdataset", "Sample")
     return None

@@ -129,7 +129,7 @@ class BlendPlan:
         if self._is_plain:
             return Rows(source, epoch, ordinal)
         leaf = np.empty(len(rows), np.int32)
-        for number in np.unique(source).tolist():
+        for number in sorted(set(source.tolist())):
             chosen = np.flatnonzero(source == number)
             found = self._lines[number].at(epoch[chosen], ordinal[chosen])
             leaf[chosen] = np.array(self.sources[number], np.int32)[found.leaf]
@@ -154,7 +154,7 @@ class BlendPlan:
         place = np.searchsorted(starts, rows, side="right") - 1
         source = np.empty(len(rows), np.int32)
         draws = np.empty(len(rows), np.int64)
-        for number in np.unique(place).tolist():
+        for number in sorted(set(place.tolist())):
             stage = stages[number]
             chosen = slice(None) if (place == number).all() else np.flatnonzero(place == number)
             source[chosen], draws[chosen] = stage.at(rows[chosen])

@@ -136,7 +136,7 @@ class LookAhead:
         urgency = pending.row - starts[pending.slot]
         number = np.full(len(due), -1, np.int64)
         made: list[tuple[int, int]] = []
-        for leaf in np.unique(pending.leaf).tolist():
+        for leaf in sorted(set(pending.leaf.tolist())):
             source = self._sources[leaf]
             if leaf < 0 or not source.is_remote:
                 continue

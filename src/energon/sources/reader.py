@@ -81,7 +81,7 @@ class LeafReader:
 
         Their `__restore_key__` is (leaf, epoch, ordinal).
         """
-        leaves = np.unique(rows.leaf).tolist()
+        leaves = sorted(set(rows.leaf.tolist()))
         if len(leaves) == 1:
             return self._read_leaf(leaves[0], rows)
         samples: list[Any] = [None] * len(rows.leaf)

@@ -167,7 +167,7 @@ def _by_schema(
     """
     first = table.first_part[indices].astype(np.int64)
     counts = table.first_part[indices + 1].astype(np.int64) - first
-    for count in np.unique(counts).tolist():
+    for count in sorted(set(counts.tolist())):
         rows = np.flatnonzero(counts == count)
         parts = first[rows][:, None] + np.arange(count)
         names = table.part_name[parts]

@@ -124,9 +124,10 @@ class WebdatasetSource:
     @cached_property
     def mean_sample_bytes(self) -> float:
         """Bytes of tar per sample, estimated from a few shards."""
-        chosen = np.unique(np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int))
+        spread = np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int)
+        chosen = sorted(set(spread.tolist()))
         try:
-            sizes = file_sizes([self._shard_path(shard) for shard in chosen.tolist()])
+            sizes = file_sizes([self._shard_path(shard) for shard in chosen])
         except DatasetNotFoundError as error:
             raise DatasetNotFoundError(
                 f"{error}, but the dataset lists it; restore it, or run `energon prepare "
@@ -202,7 +203,7 @@ class WebdatasetSource:
         """
         raw = self._raw_indices(ordinals)
         shards = np.searchsorted(self.bounds, raw, side="right") - 1
-        numbers = np.unique(shards).tolist()
+        numbers = sorted(set(shards.tolist()))
         opened_shards = self._pool.open_together(self.open_shard, numbers)
         for shard, opened in zip(numbers, opened_shards, strict=True):
             if opened is None:
@@ -282,9 +283,9 @@ class WebdatasetSource:
     def _part_names(self) -> Iterator[frozenset[str] | None]:
         """Yield the names of the parts in each shard; None where they cannot be told."""
         count = len(self.shards)
-        chosen = np.unique(np.linspace(0, count - 1, min(count, MAX_PROBED_SHARDS)).astype(int))
+        spread = np.linspace(0, count - 1, min(count, MAX_PROBED_SHARDS)).astype(int)
         scanned = 0
-        for opened in self._opened(chosen.tolist()):
+        for opened in self._opened(sorted(set(spread.tolist()))):
             scanned += opened is not None and not opened.table.shard_mtime_ns
             if opened is None or scanned > MAX_SCANNED_SHARDS:
                 yield None

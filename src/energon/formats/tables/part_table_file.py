@@ -32,7 +32,7 @@ def find_misplaced(table: PartTable, read: ReadAt, *, count: int) -> int | None:
         count: How many samples to look at, evenly spread.
     """
     last = table.num_samples - 1
-    indices: list[int] = np.unique(np.linspace(0, last, count).astype(np.int64)).tolist()
+    indices: list[int] = sorted(set(np.linspace(0, last, count).astype(np.int64).tolist()))
     for index in indices:
         if not _is_where_indexed(table, read, index):
             return index
