@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import energon
-from tests.datasets import make_crude
+from tests.datasets import make_captions, make_crude
 
 HEAVY = ("torch", "PIL", "pandas", "cloudpickle", "pydantic", "click", "rich", "yaml")
 
@@ -133,3 +133,48 @@ def test_raw_samples_are_loaded_without_torch(tmp_path):
         "assert sum(map(len, get_loader(dataset))) == 5"
     )
     assert "torch" not in modules
+
+
+NOT_FOR_PLAIN_DATASETS = (
+    *("pydantic", "torch", "PIL", "cloudpickle", "sqlite3", "importlib.metadata", "numpy.ma"),
+    *("concurrent.futures.thread", "fractions", "gzip", "energon.packing", "energon.stages.pack"),
+    *("energon.stages.group", "energon.sources.join", "energon.sources.files.webdataset"),
+    *("energon.decode.images", "energon.decode.arrays", "energon.metadataset.grammar"),
+)
+"""What each costs milliseconds to import, and is needed by some datasets only."""
+
+
+def opened(path, *, typed):
+    """A program that opens a dataset, and reads a batch unless samples are typed."""
+    return (
+        "from energon import WorkerConfig, get_savable_loader, get_train_dataset\n"
+        "config = WorkerConfig.default_worker_config(num_workers=0)\n"
+        f"dataset = get_train_dataset({str(path)!r}, worker_config=config, batch_size=2)\n"
+        + ("" if typed else "next(iter(get_savable_loader(dataset)))\n")
+    )
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_opening_a_plain_dataset_imports_only_what_it_needs(tmp_path, typed):
+    """Each of these makes programs start later; `python -X importtime` tells by how much."""
+    root = (make_captions if typed else make_crude)(tmp_path / "ds", [3, 2])
+    modules = modules_after(opened(root, typed=typed))
+    assert "energon.sources.webdataset" in modules
+    assert "yaml" in modules
+    assert not set(NOT_FOR_PLAIN_DATASETS) & set(modules)
+
+
+def test_what_a_dataset_needs_is_imported_when_it_is_needed(tmp_path):
+    """The names above are right: they would be seen."""
+    make_captions(tmp_path / "ds", [3, 2])
+    (tmp_path / "m.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+        "splits: {train: {blend: [{path: ds, subset: {range: [0%, 100%]}}]}}\n"
+    )
+    modules = modules_after(opened(tmp_path / "m.yaml", typed=False))
+    assert {"pydantic", "fractions", "torch", "energon.decode.images"} <= set(modules)
+
+
+def test_info_comes_without_what_it_does_not_tell(tmp_path):
+    modules = modules_after(command("info", str(make_crude(tmp_path / "ds", [3, 2]))))
+    assert not {"pydantic", "torch", "PIL", "numpy.ma", "energon.loader.loader"} & set(modules)

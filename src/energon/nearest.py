@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 from heapq import nlargest
 from itertools import islice
 
@@ -29,6 +28,8 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str |
         >>> nearest("wieght", ["path", "weight", "subset"]), nearest("x", ["path"])
         ('weight', None)
     """
+    from difflib import SequenceMatcher
+
     wanted = str(name)[:MAX_CHARACTERS]
     matcher: SequenceMatcher[str] = SequenceMatcher(None, "", wanted)
     scored = []

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from energon.errors import ConfigError, SecurityError
-from energon.samples.registry import SAMPLE_TYPES, resolve_class, resolve_function
+from energon.samples.registry import resolve_class, resolve_function, sample_types
 from energon.samples.sample import Sample, edataclass
 from energon.samples.types import CaptioningSample, OCRSample, VQAOCRSample
 
@@ -18,7 +18,7 @@ def test_our_names_are_known_by_both_paths_and_old_ones_too():
         assert resolve_class(module, "CaptioningSample") is CaptioningSample
     assert resolve_class("megatron.energon", "OCRWebdataset") is OCRSample
     assert resolve_class("megatron.energon", "VQAOCRWebdataset") is VQAOCRSample
-    assert len(SAMPLE_TYPES) == 12
+    assert len(sample_types()) == 12
 
 
 def test_unknown_names_get_the_nearest_spelling():

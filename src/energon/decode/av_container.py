@@ -16,13 +16,6 @@ from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-EXTENSIONS = frozenset(
-    {
-        *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
-        *("mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"),
-    }
-)
-
 MediaStream = IO[bytes]
 
 

@@ -6,12 +6,18 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from energon.decode.av_container import EXTENSIONS
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon.decode.av import AVDecoder
 
+
+EXTENSIONS = frozenset(
+    {
+        *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
+        *("mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"),
+    }
+)
 
 AV_SPECS = ("AVDecoder", "torch", "pyav")
 

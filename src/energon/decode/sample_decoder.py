@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
-from energon.decode.arrays import decode_npy, decode_npz, decode_pth
-from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
+from energon.decode.av_parts import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.av_parts import check_av_spec, decode_av
 from energon.decode.bounds import check_limit
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
-from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
-from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
-from energon.decode.resize import RandomResizedCrop, Resize, check_count, check_size
 from energon.decode.tenbin import decode_tenbin
 from energon.errors import (
     SYSTEM_EXCEPTIONS,
@@ -30,6 +25,9 @@ from energon.errors import (
 )
 from energon.formats.signature import guess_extension
 from energon.limits import UNPACKED_BYTES
+
+if TYPE_CHECKING:
+    from energon.decode.resize import RandomResizedCrop, Resize
 
 # Data that are nested too deep end in a RecursionError.
 _NOT_OF_THE_DATA: tuple[type[BaseException], ...] = (
@@ -97,7 +95,10 @@ class SampleDecoder:
     _resize: Resize | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        image_spec(self.image_decode)
+        if self.image_decode != SampleDecoder.image_decode:
+            from energon.decode.images import image_spec
+
+            image_spec(self.image_decode)
         object.__setattr__(self, "_resize", self._make_resize())
         check_av_spec(self.av_decode)
         for extension, decode in self.decoders.items():
@@ -156,15 +157,19 @@ class SampleDecoder:
                 return self.decode(fname[:-3], _gunzip(data), seed=seed)
             if self.guess_content:
                 extension = guess_extension(data) or extension
-            if extension in IMAGE_EXTENSIONS:
-                spec = IMAGE_SPECS[self._image_decode]
-                return decode_image(data, spec, self._resize, seed=seed, name=fname)
+            decode = DECODERS.get(extension)
+            if decode is not None:
+                return decode(data)
             if extension in AV_EXTENSIONS:
                 return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
                 return self._unpickle(extension, data)
-            decode = DECODERS.get(extension)
-            return data if decode is None else decode(data)
+            from energon.decode.images import EXTENSIONS, IMAGE_SPECS, decode_image
+
+            if extension in EXTENSIONS:
+                spec = IMAGE_SPECS[self._image_decode]
+                return decode_image(data, spec, self._resize, seed=seed, name=fname)
+            return data
         except DecodeError as error:
             raise DecodeError(f"{fname}: {error}") from error
         except (EnergonError, ImportError):
@@ -208,6 +213,10 @@ class SampleDecoder:
         if isinstance(self.image_size, list):
             object.__setattr__(self, "image_size", tuple(self.image_size))
         size, crop = self.image_size, self.random_resized_crop
+        if size is None and self.min_size is None and crop is False:
+            return None
+        from energon.decode.resize import RandomResizedCrop, Resize, check_count, check_size
+
         if size is not None and self.min_size is not None:
             raise ConfigError(
                 f"image_size={size!r} and min_size={self.min_size!r}: expected one of them; "
@@ -219,8 +228,6 @@ class SampleDecoder:
             raise ConfigError(
                 "random_resized_crop needs the size that the cut-out part gets: set image_size"
             )
-        if size is None and self.min_size is None:
-            return None
         return Resize(
             size=None if size is None else check_size(size),
             min_size=None if self.min_size is None else check_count(self.min_size, "min_size"),
@@ -236,6 +243,8 @@ class SampleDecoder:
                 "decoder = None to get its bytes",
             )
         if extension == "pth":
+            from energon.decode.arrays import decode_pth
+
             return decode_pth(data, trusted=True)
         import pickle
 
@@ -249,6 +258,8 @@ def _has_torch() -> bool:
 
 def is_media(name: str) -> bool:
     """Return whether a file of this name is an image, audio or video."""
+    from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+
     return name.rpartition(".")[2].lower() in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS}
 
 
@@ -259,6 +270,8 @@ def is_decoded(part: str) -> bool:
         >>> is_decoded("left.PNG"), is_decoded("json.gz"), is_decoded("parquet")
         (True, True, False)
     """
+    from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+
     *before, extension = part.lower().split(".")
     if extension == "gz":
         return bool(before) and is_decoded(before[-1])
@@ -269,7 +282,21 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
+def _npy(data: bytes) -> Any:
+    from energon.decode.arrays import decode_npy
+
+    return decode_npy(data)
+
+
+def _npz(data: bytes) -> Any:
+    from energon.decode.arrays import decode_npz
+
+    return decode_npz(data)
+
+
 def _gunzip(data: bytes) -> bytes:
+    import gzip
+
     limit = UNPACKED_BYTES.value
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
@@ -284,8 +311,8 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
     **dict.fromkeys(("json", "jsn"), decode_json),
-    "npy": decode_npy,
-    "npz": decode_npz,
+    "npy": _npy,
+    "npz": _npz,
     **dict.fromkeys(("ten", "tb"), decode_tenbin),
     **dict.fromkeys(("mp", "msg"), decode_msgpack),
     "cbor": decode_cbor,

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from importlib.metadata import entry_points
 from itertools import islice
 from typing import NamedTuple
 
@@ -105,7 +104,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
         StorageError: If it is remote and cannot be reached.
     """
     path = os.fspath(path)
-    for entries in (KINDS, _installed()):
+    for entries in _known():
         suffix = os.path.splitext(address_name(path))[1]
         for entry in entries:
             if suffix in entry.suffixes and is_file(path):
@@ -146,12 +145,18 @@ def kind_entry(name: str) -> KindEntry:
     Raises:
         ConfigError: If there is none.
     """
-    for entries in (KINDS, _installed()):
+    for entries in _known():
         for entry in entries:
             if entry.name == name:
                 return entry
     known = ", ".join(entry.name for entry in (*KINDS, *_installed()))
     raise ConfigError(f"there is no kind of dataset {name!r}; there are {known}")
+
+
+def _known() -> Iterator[Sequence[KindEntry]]:
+    """Yield our kinds, and then those of other packages, for which all of them are looked at."""
+    yield KINDS
+    yield _installed()
 
 
 def _installed() -> tuple[KindEntry, ...]:
@@ -161,6 +166,8 @@ def _installed() -> tuple[KindEntry, ...]:
 
 @lru_cache(maxsize=4)
 def _entries_on(path: tuple[str, ...]) -> tuple[KindEntry, ...]:
+    from importlib.metadata import entry_points
+
     return tuple(KindEntry(*point.load()) for point in entry_points(group=ENTRY_POINTS))
 
 

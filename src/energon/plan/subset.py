@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 Ints = NDArray[np.int64]
 
@@ -68,8 +71,13 @@ def resolve_range(num_samples: int, subsets: Sequence[tuple[Bound, Bound]]) -> t
                 f"subset [{first}, {last}] does not lie within the {num_samples} samples"
             )
         start, stop = low, high
+    relative = [subset for subset in subsets if _is_relative(subset)]
+    if not relative:
+        return start, stop
+    from fractions import Fraction
+
     low_share, high_share = Fraction(0), Fraction(1)
-    for first, last in (subset for subset in subsets if _is_relative(subset)):
+    for first, last in relative:
         begin, end = _share(first), _share(last)
         if not 0 <= begin <= end <= 1:
             raise ConfigError(f"subset [{first}, {last}] is not a range within 0% and 100%")
@@ -95,6 +103,8 @@ def _absolute(bound: Bound, num_samples: int) -> int:
 
 
 def _share(bound: Bound) -> Fraction:
+    from fractions import Fraction
+
     if bound == "end":
         return Fraction(1)
     match = _PERCENT.fullmatch(str(bound).strip())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -21,22 +22,30 @@ from typing import Any
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, EnergonError
 from energon.nearest import nearest
-from energon.samples import types
 from energon.samples.sample import Sample
 
 _OURS = ("energon", "megatron.energon")
-SAMPLE_TYPES: dict[str, type[Sample]] = {
-    name: value
-    for name, value in vars(types).items()
-    if isinstance(value, type) and issubclass(value, Sample)
-}
-"""The sample types that come with energon, by name."""
-_FLAVORS = {
-    name.removesuffix("Sample") + "Webdataset": value
-    for name, value in SAMPLE_TYPES.items()
-    if name != "Sample"
-}
-"""Names from the time when a dataset class said what its samples are."""
+
+
+@cache
+def sample_types() -> dict[str, type[Sample]]:
+    """Return the sample types that come with energon, by name."""
+    from energon.samples import types
+
+    return {
+        name: value
+        for name, value in vars(types).items()
+        if isinstance(value, type) and issubclass(value, Sample)
+    }
+
+
+def _flavors() -> dict[str, type[Sample]]:
+    """Return them by names from the time when a dataset class said what its samples are."""
+    return {
+        name.removesuffix("Sample") + "Webdataset": value
+        for name, value in sample_types().items()
+        if name != "Sample"
+    }
 
 
 def resolve_class(
@@ -61,11 +70,11 @@ def resolve_class(
         SecurityError: If it is no such class, or its module would have to be imported.
     """
     if _is_ours(module):
-        known = {**SAMPLE_TYPES, **_FLAVORS, **(ours or {})}
+        known = {**sample_types(), **_flavors(), **(ours or {})}
         if name in known:
             return known[name]
         near = nearest(name, known)
-        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(SAMPLE_TYPES)}"
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(sample_types())}"
         raise ConfigError(f"{module} has no sample type {name!r}; {hint}")
     if is_allowed("code", allow):
         return _import(module, name)

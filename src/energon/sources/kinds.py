@@ -26,13 +26,13 @@ from energon.metadataset.leaf import Leaf
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents
-from energon.sources.files.store import FileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
     from energon.sources.browse.contents import Contents
     from energon.sources.browse.tree import BrowsedFolder
+    from energon.sources.files.store import FileStore
 
 Ints = NDArray[np.int64]
 

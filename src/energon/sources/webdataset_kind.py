@@ -15,19 +15,16 @@ from energon.io.registry import open_store
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap
-from energon.sources.files.locate import local_copy
-from energon.sources.files.store import FileStore
-from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.kinds import DatasetKind
-from energon.sources.media_statistics import media_statistics
 from energon.sources.part_filter import PartFilter
-from energon.sources.part_statistics import PartStatistics, index_statistics
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
     from energon.sources.browse.contents import Contents
     from energon.sources.browse.tree import BrowsedFolder
+    from energon.sources.files.store import FileStore
+    from energon.sources.part_statistics import PartStatistics
 
 
 class WebdatasetKind(DatasetKind):
@@ -81,6 +78,8 @@ class WebdatasetKind(DatasetKind):
         source.check_field_map(field_map)
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+        from energon.sources.files.webdataset import WebdatasetFileStore
+
         return WebdatasetFileStore(address, pool=pool)
 
     def browse(
@@ -105,6 +104,8 @@ class WebdatasetKind(DatasetKind):
         dataset_config: str = "dataset.yaml",
         parts: bool = True,
     ) -> dict[str, Any]:
+        from energon.sources.media_statistics import media_statistics
+
         root = any_path(address)
         info = load_info(root)
         split = load_split(root, split_config)
@@ -137,6 +138,9 @@ def _parts(
     root: AnyPath, names: Sequence[str], there: Collection[int], unreadable: list[str]
 ) -> PartStatistics:
     """Return the statistics of those shards that are there; say which cannot be read, and why."""
+    from energon.sources.files.locate import local_copy
+    from energon.sources.part_statistics import PartStatistics, index_statistics
+
     index = root / META / "index.sqlite"
     if there and not (root / f"{names[min(there)]}.parts").is_file() and index.is_file():
         statistics = index_statistics(local_copy(index), there)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
@@ -50,7 +50,7 @@ def cooker_arguments(
     cooker: Cooker,
     *,
     aux: Mapping[str, FileStore[Any]],
-    primary: FileStore[Any] | None,
+    primary: Callable[[], FileStore[Any]] | None,
     decoder: FileStoreDecoder | None,
     dataset: str,
 ) -> CookerArguments:
@@ -78,7 +78,7 @@ def cooker_arguments(
 
     return CookerArguments(
         stores={name: decoded(store) for name, store in aux.items()},
-        primary=decoded(primary) if primary is not None and cooker.need_primary else None,
+        primary=decoded(primary()) if primary is not None and cooker.need_primary else None,
         need_cache=cooker.need_cache,
     )
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.cache.pool import CachePool, active_pool
 from energon.decode.sample_decoder import SampleDecoder
-from energon.packing.selection import Selection
 from energon.samples.collate import generic_batch
 from energon.stages.hook import DEFAULT_TOLERANCE
 from energon.stages.lane import active_batch_number, active_generator, active_sample_number
@@ -17,6 +16,7 @@ from energon.task_encoder.cooker import Cooker, is_generator_function
 if TYPE_CHECKING:
     import numpy as np
 
+    from energon.packing.selection import Selection
     from energon.task_encoder.recipe import Recipe
 
 T_sample = TypeVar("T_sample")

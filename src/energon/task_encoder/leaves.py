@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from energon.errors import ConfigError
@@ -16,16 +17,13 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import Leaf, SampleJoiner
 from energon.plan.leaf import PlanLeaf
-from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
-from energon.sources.files.open import open_aux
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, Source, kind_named
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.quarantine import quarantine_name
 from energon.task_encoder.dataset_class import (
     DatasetCall,
     DatasetClass,
@@ -33,7 +31,6 @@ from energon.task_encoder.dataset_class import (
     SampleLoading,
 )
 from energon.task_encoder.load import OpenJoin, OpenLeaf, leaf_decoder
-from energon.task_encoder.open_join import open_join
 from energon.task_encoder.user_dataset import CodeFields, find_code
 
 
@@ -129,6 +126,8 @@ def _open_leaf(
     dataset: DatasetClass | None = None
     if leaf.joiner is not None:
         members = _open_members(leaf, pool, allow, call)
+        from energon.task_encoder.open_join import open_join
+
         source = open_join(leaf, [_shards(member) for member in members])
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
@@ -183,7 +182,7 @@ class _Dataset:
     config: DatasetConfig
     loading: SampleLoading
     aux: Mapping[str, FileStore[Any]]
-    primary: FileStore[Any] | None
+    primary: Callable[[], FileStore[Any]] | None
     dataset: DatasetClass | None = None
 
 
@@ -267,8 +266,10 @@ def _open_dataset(opening: Opening) -> _Dataset:
         source,
         config,
         loading,
-        aux=open_aux(leaf.aux, origin=leaf.origin, pool=pool),
-        primary=kind.file_store(leaf.path, pool=pool) if config.crude and kind.has_files else None,
+        aux=_open_aux(leaf, pool),
+        primary=partial(kind.file_store, leaf.path, pool=pool)
+        if config.crude and kind.has_files
+        else None,
         dataset=dataset,
     )
 
@@ -292,9 +293,22 @@ def _open_described(kind: DatasetKind, opening: Opening) -> tuple[SampleLoading,
     return SampleLoading(sample_type, field_map, leaf_decoder(config)), source
 
 
+def _open_aux(leaf: Leaf, pool: ShardPool) -> dict[str, FileStore[bytes]]:
+    """Return the stores of a leaf by name; most leaves have none."""
+    if not leaf.aux:
+        return {}
+    from energon.sources.files.open import open_aux
+
+    return open_aux(leaf.aux, origin=leaf.origin, pool=pool)
+
+
 def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:
     """Return what the quarantine file of a dataset lists; nothing has happened without one."""
-    files = [] if where is None else quarantine_files(where, path)
+    if where is None:
+        return []
+    from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
+
+    files = quarantine_files(where, path)
     return [entry for file in files for entry in load_quarantine(file)]
 
 
@@ -304,6 +318,8 @@ def _check_one_dataset(leaves: Sequence[Leaf], where: str | os.PathLike[str]) ->
         return
     paths = {each.path for leaf in leaves for each, _ in leaf.datasets}
     if len(paths) > 1 or any(leaf.join for leaf in leaves):
+        from energon.stages.quarantine import quarantine_name
+
         names = ", ".join(sorted(map(redact, paths))[:3])
         raise ConfigError(
             f"exclude_from: {redact(where)} lists samples of one dataset, and there are "

@@ -104,7 +104,7 @@ class OpenLeaf:
         sample_type: What its samples become; None for crude datasets.
         field_map: Makes the fields of `sample_type` of the parts.
         aux: Auxiliary data by name, for cookers.
-        primary: The files of the dataset by name, for cookers that want them.
+        primary: Opens the files of the dataset by name, for cookers that want them.
         join: What it is joined of; None for a single dataset.
         decoder: Decodes the parts of its samples.
         load: Makes its samples, instead of `sample_type`, `field_map` and `decoder`.
@@ -116,7 +116,7 @@ class OpenLeaf:
     sample_type: type | None = None
     field_map: FieldMap | CodeFields | None = None
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
-    primary: FileStore[Any] | None = None
+    primary: Callable[[], FileStore[Any]] | None = None
     join: OpenJoin | None = None
     decoder: LeafDecoder = Inherited.DECODER
     load: LoadFunction | None = None

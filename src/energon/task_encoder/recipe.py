@@ -19,22 +19,17 @@ from energon.sources.ahead import window_rows
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset
-from energon.stages.group import GroupDataset
 from energon.stages.hook import Hook
-from energon.stages.log_samples import LogSamplesDataset
 from energon.stages.map import MapDataset
-from energon.stages.pack import PackDataset
 from energon.stages.random_state import may_draw
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
-from energon.stages.unit_batch import UnitBatchDataset
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
-from energon.task_encoder.join_hooks import leaf_hooks
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import SampleHooks
+from energon.task_encoder.load import OpenLeaf, SampleHooks, load_hooks
 from energon.task_encoder.settings import BatchSettings, TrainSettings, ValidationSettings
 from energon.task_encoder.train_plan import streams, train_plan
 from energon.worker import WorkerConfig
@@ -135,7 +130,7 @@ class Recipe:
     def samples(self) -> Dataset[Any]:
         """Return the samples in the order of the plan: read, decoded, cooked."""
         hooks = self._hooks
-        per_leaf = SampleHooks(tuple(leaf_hooks(hooks, leaf.leaf) for leaf in self.opened))
+        per_leaf = SampleHooks(tuple(_leaf_hooks(hooks, leaf.leaf) for leaf in self.opened))
         return then(ReadDataset(self.plan, self.reader), per_leaf)
 
     def encoded(self, samples: Dataset[Any]) -> Dataset[Any]:
@@ -155,6 +150,8 @@ class Recipe:
         drop_last, batch_size = settings.batch_drop_last, settings.batch_size
         pipeline = samples
         if settings.packing_buffer_size:
+            from energon.stages.pack import PackDataset
+
             pipeline = PackDataset(
                 pipeline,
                 settings.packing_buffer_size,
@@ -166,9 +163,11 @@ class Recipe:
         batch_hooks = (hooks.method("batch"), *hooks.overridden("encode_batch"))
         if self._groups:
             criterion = hooks.method("batch_group_criterion")
+            from energon.stages.group import GroupDataset
+
             pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
         elif batch_size is not None:
-            batches = UnitBatchDataset if plan.unit > 1 else BatchDataset
+            batches = BatchDataset if plan.unit == 1 else _unit_batches()
             pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit)
         return pipeline
 
@@ -180,6 +179,8 @@ class Recipe:
         # Validation logs from a higher level on.
         mode, level = ("train", 1) if self.training else ("val", 2)
         if config.should_log(level):
+            from energon.stages.log_samples import LogSamplesDataset
+
             stage = LogSamplesDataset(stage, mode, config.rank, config.worker_debug_path)
         return SavableDataset(
             stage=stage,
@@ -305,3 +306,18 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
 
 def _overrides(encoder: AnyTaskEncoder, hook: str) -> bool:
     return encoder._hook_method(hook).overridden
+
+
+def _leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
+    """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
+    if leaf.join is None:
+        return load_hooks(hooks, leaf)
+    from energon.task_encoder.join_hooks import leaf_hooks
+
+    return leaf_hooks(hooks, leaf)
+
+
+def _unit_batches() -> type[BatchDataset]:
+    from energon.stages.unit_batch import UnitBatchDataset
+
+    return UnitBatchDataset

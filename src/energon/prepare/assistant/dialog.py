@@ -33,7 +33,7 @@ from energon.prepare.splits import (
     split_by_folder,
     split_dataset,
 )
-from energon.samples.registry import SAMPLE_TYPES, resolve_class
+from energon.samples.registry import resolve_class, sample_types
 
 if TYPE_CHECKING:
     from energon.prepare.assistant.prompt import Prompt
@@ -127,7 +127,7 @@ class Assistant:
             self._show_file(choices.dataset_yaml_name, present.read_text(errors="replace"))
             if self.prompt.confirm(f"Keep this {choices.dataset_yaml_name}?", default=True):
                 return replace(choices, describe=False)
-        names = [CRUDE, *(name for name in SAMPLE_TYPES if name != "Sample")]
+        names = [CRUDE, *(name for name in sample_types() if name != "Sample")]
         self.console.print(_type_table(names))
 
         def check(answer: str) -> str:
@@ -255,7 +255,7 @@ def _type_table(names: Sequence[str]) -> Any:
         else:
             about = ", ".join(
                 own.name if is_required(own) else rf"\[{own.name}]"
-                for own in own_fields(SAMPLE_TYPES[name])
+                for own in own_fields(sample_types()[name])
             )
         table.add_row(str(number), name, about)
     return table

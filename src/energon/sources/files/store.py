@@ -8,11 +8,13 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon.errors import ConfigError
-from energon.formats.meta.media import MediaMetadata
 from energon.samples.source_info import SourceInfo, add_source_info
+
+if TYPE_CHECKING:
+    from energon.formats.meta.media import MediaMetadata
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset, decoding_encoder, plan_leaf_of
@@ -60,7 +61,7 @@ class JsonlFactory(LeafDataset):
                 name=source.path.name,
                 dataset_path=str(source.path),
                 subflavors=dict(subflavors or {}),
-                primary=JsonlFileStore(path),
+                primary=partial(JsonlFileStore, path),
             ),
             plan_leaf_of(
                 source,

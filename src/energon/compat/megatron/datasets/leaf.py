@@ -76,7 +76,8 @@ class LeafDataset(DatasetClass):
         self.training = training
         self.name = opened.name
         self.subflavors = opened.subflavors
-        self.primary: FileStore[Any] | None = opened.leaf.primary
+        open_primary = opened.leaf.primary
+        self.primary: FileStore[Any] | None = None if open_primary is None else open_primary()
         self._encoder = encoder
         self._given_plan_leaf = plan_leaf
         self._given_among = tuple(among or ())

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 from energon.compat.megatron.datasets.arguments import call_with, read_arguments
@@ -140,7 +140,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
                 subflavors=self.subflavors,
                 sample_type=loading.sample_type,
                 field_map=loading.field_map,
-                primary=self.primary,
+                primary=partial(WebdatasetFileStore, self.source.path),
                 decoder=loading.decoder,
                 load=loading.load,
             ),
