@@ -18,7 +18,7 @@ def test_our_names_are_known_by_both_paths_and_old_ones_too():
         assert resolve_class(module, "CaptioningSample") is CaptioningSample
     assert resolve_class("megatron.energon", "OCRWebdataset") is OCRSample
     assert resolve_class("megatron.energon", "VQAOCRWebdataset") is VQAOCRSample
-    assert len(sample_types()) == 12
+    assert len(sample_types()) == 13
 
 
 def test_unknown_names_get_the_nearest_spelling():

@@ -293,7 +293,7 @@ def _open_described(kind: DatasetKind, opening: Opening) -> tuple[SampleLoading,
     return SampleLoading(sample_type, field_map, leaf_decoder(config)), source
 
 
-def _open_aux(leaf: Leaf, pool: ShardPool) -> dict[str, FileStore[bytes]]:
+def _open_aux(leaf: Leaf, pool: ShardPool | None) -> dict[str, FileStore[bytes]]:
     """Return the stores of a leaf by name; most leaves have none."""
     if not leaf.aux:
         return {}

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
+from energon.decode.av_parts import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
