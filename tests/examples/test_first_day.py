@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.datasets import jpeg
 
 TRAIN = """
@@ -29,6 +31,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # the page "Getting started", which always runs, does the same without .JPG
 def test_photos_and_a_table_are_trained_on_after_three_commands(tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()

@@ -211,6 +211,7 @@ def fork_server_of(pid):
     return parent if is_server else None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 def test_kills_of_the_fork_server_are_waited_out(loader_of):
     loader = loader_of(workers=2, print_of={"cause": SlowToLoad()})

@@ -198,6 +198,7 @@ def read_all(source):
     return source.read(np.arange(len(source)))
 
 
+@pytest.mark.slow
 def test_killing_it_at_any_moment_leaves_the_old_or_the_new_dataset(tmp_path):
     """Kill -9 during the second preparation."""
     shards(tmp_path, [40] * 4)
@@ -222,6 +223,7 @@ def test_killing_it_at_any_moment_leaves_the_old_or_the_new_dataset(tmp_path):
     assert prepare_dataset(tmp_path, **ALL).shard_counts == new
 
 
+@pytest.mark.slow
 def test_killing_it_while_shards_change_their_numbers_leaves_no_index_that_does_not_fit(tmp_path):
     """Kill -9 while the dataset goes back and forth between two sets of shards."""
     shards(tmp_path, [30] * 5)

@@ -426,7 +426,14 @@ def test_what_a_kill_leaves_at_the_very_beginning_is_not_taken_for_a_dataset(tmp
     assert not (meta / ".pack.json.0123abcd").exists()
 
 
-@pytest.mark.parametrize("options", [[], ["--wait"], ["--wait", "--overwrite"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["--wait"],
+        pytest.param(["--wait", "--overwrite"], marks=pytest.mark.slow),
+    ],
+)
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, options):
     path = write_table(tmp_path, ".jsonl", [{"n": n} for n in range(3000)])
     program = "import sys\nfrom energon.cli.main import main\nmain(sys.argv[1:])"

@@ -135,6 +135,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path, pattern, options, me
         ShardWriter(tmp_path / pattern, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_killing_it_at_any_moment_leaves_whole_shards_to_go_on_from(tmp_path):
     program = (
