@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -273,3 +275,37 @@ def test_entries_of_exclude_lists_that_match_no_shard_are_found(tmp_path):
     ]
     path.write_text(text.replace("exclude: []", "exclude: ['shards/{000,9}.tar/s1']"))
     assert lint_dataset(root, engine=ALONE).ok
+
+
+OWN = """
+from dataclasses import dataclass
+from energon import Sample
+
+@dataclass
+class Remark(Sample):
+    text: str
+
+    def __post_init__(self):
+        if self.text == "s3":
+            raise ValueError("a remark that says nothing")
+"""
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_know_the_classes_that_the_program_has_imported(tmp_path, monkeypatch, num_workers):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/remarks_of_a_test.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    write_shard(tmp_path / "0.tar", [(f"s{n}", {"txt": f"s{n}".encode()}) for n in range(6)])
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    (tmp_path / ".nv-meta/dataset.yaml").write_text(
+        "sample_type: {__module__: remarks_of_a_test, __class__: Remark}\n"
+        "__module__: megatron.energon\n__class__: StandardWebdatasetFactory\n"
+        "field_map: {text: txt}\n"
+    )
+    engine = Engine(num_workers=num_workers)
+    assert "importing its module would run code" in str(lint_dataset(tmp_path, engine=engine))
+    importlib.import_module("remarks_of_a_test")
+    (found,) = lint_dataset(tmp_path, engine=engine).findings
+    assert (found.key, "says nothing" in found.reason) == ("s3", True)
+    del sys.modules["remarks_of_a_test"]

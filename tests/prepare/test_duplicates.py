@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ from tests.datasets import write_shard
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 FIX = Indexing(Engine(num_workers=1), fix_duplicates=True)
+ROOT = Path(__file__).parents[2]
 keys = st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12, unique=True)
 
 
@@ -210,3 +215,48 @@ def test_lint_names_the_sample_that_has_a_part_twice(tmp_path):
     repeated = [f for f in found if "twice" in f.reason]
     assert [(f.shard, f.key) for f in repeated] == [("0.tar", "b")]
     assert "at bytes 2560 and 4608" in repeated[0].reason
+
+
+KILLED = """
+import os, signal, sys
+from energon.prepare.writers import tar_writer
+
+def write_atomic(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tar_writer.write_atomic = write_atomic
+from tests.prepare.test_duplicates import ALL, FIX
+from energon.prepare.dataset import prepare_dataset
+prepare_dataset(sys.argv[1], indexing=FIX, **ALL)
+"""
+
+
+def has_checksums(path):
+    return PartTable.open(part_table_path(path)).part_crc32 is not None
+
+
+def test_a_shard_that_is_rewritten_keeps_its_checksums_through_a_kill(tmp_path):
+    with_checksums = Indexing(Engine(num_workers=1), checksum=True)
+    shards = [tmp_path / f"{n}.tar" for n in range(2)]
+    write_shard(shards[0], [("a", {"txt": b"1"})])
+    write_shard(shards[1], [("b", {"txt": b"2"})])
+    prepare_dataset(tmp_path, indexing=with_checksums, **ALL)
+    write_shard(shards[1], [("a", {"txt": b"2"}), ("c", {"txt": b"3"})])
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert scan_tar(shards[1]).num_samples == 2
+    prepare_dataset(tmp_path, indexing=FIX, **ALL)
+    assert all(map(has_checksums, shards))
+    report = verify_dataset(tmp_path, depth="content")
+    assert (report.ok, report.num_checksums) == (True, 3)
+
+
+def test_shards_that_have_changed_keep_having_checksums_and_others_get_none(tmp_path):
+    for n in range(3):
+        write_shard(tmp_path / f"{n}.tar", [(f"{n}", {"txt": b"1"})])
+    prepare_dataset(tmp_path, **ALL)
+    index_shard(str(tmp_path / "0.tar"), checksum=True)
+    for n in range(2):
+        write_shard(tmp_path / f"{n}.tar", [(f"{n}x", {"txt": b"12"})])
+    prepare_dataset(tmp_path, **ALL)
+    assert [has_checksums(tmp_path / f"{n}.tar") for n in range(3)] == [True, False, False]

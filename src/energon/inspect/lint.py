@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from energon.inspect.lint_batch import (
     Finding,
     lint_batch,
     mean_bytes,
+    pack_leaf,
     report_death,
     spread,
 )
@@ -32,10 +32,10 @@ from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.verify.quarantine import write_quarantine
 from energon.sources.files.open import folder_of
-from energon.sources.kinds import Source, kind_of
+from energon.sources.kinds import kind_of
 from energon.sources.shards import ShardPool
 from energon.stages.quarantine import quarantine_file
-from energon.task_encoder.leaves import open_leaves, open_members
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves, open_members
 from energon.task_encoder.open_join import check_join, find_joiner
 
 NOT_TRAINED = ("val", "test")
@@ -248,26 +248,26 @@ def _work(
     found: FoundLeaves, report: LintReport, max_samples: int | None, allow: tuple[str, ...]
 ) -> list[tuple[str, IsolatedCall]]:
     """Return splits and what is to be looked at in them."""
-    opened: dict[str, list[tuple[str, Leaf, Source]]] = {}
+    found_in: dict[str, list[tuple[str, Leaf, OpenedLeaf]]] = {}
     for split, leaves in found.splits.items():
         report.num_samples[split] = 0
         for leaf in leaves:
             try:
-                source = open_leaves([leaf], None, allow=allow)[0].source
+                opened = open_leaves([leaf], None, allow=allow)[0]
             except EnergonError as error:
                 # A dataset may have splits that list nothing, but no metadataset may name them.
                 on_purpose = isinstance(error, EmptyDatasetError) and found.kind != "metadataset"
                 if not (on_purpose and kind_of(leaf.path).lists_nothing(leaf)):
                     report.findings.append(Finding(leaf.path, split, str(error)))
                 continue
-            opened.setdefault(leaf.path, []).append((split, leaf, source))
+            found_in.setdefault(leaf.path, []).append((split, leaf, opened))
     run = secrets.token_hex(8)
     work: list[tuple[str, IsolatedCall]] = []
-    for sources in opened.values():
-        chosen = _spread_over([len(source) for _, _, source in sources], max_samples)
-        for (split, leaf, source), ordinals in zip(sources, chosen, strict=True):
-            arguments = (run, pickle.dumps(leaf), allow)
-            for batch in _batches(ordinals, mean_bytes(source)):
+    for together in found_in.values():
+        chosen = _spread_over([len(opened.source) for *_, opened in together], max_samples)
+        for (split, leaf, opened), ordinals in zip(together, chosen, strict=True):
+            arguments = (run, pack_leaf(leaf, opened), allow)
+            for batch in _batches(ordinals, mean_bytes(opened.source)):
                 work.append((split, IsolatedCall(len(work), arguments, batch)))
     return work
 

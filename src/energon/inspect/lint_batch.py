@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from energon.decode.av import AVDecoder
@@ -18,7 +19,7 @@ from energon.plan.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import note
 from energon.sources.kinds import Source
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import LoadSample
 
 MAX_READ_TOGETHER = 32
@@ -63,14 +64,12 @@ def lint_batch(
     """Decode the samples of a dataset that have these numbers.
 
     Args:
-        run: Which run it belongs to: a leaf is opened once for each.
-        leaf: A pickled leaf.
+        run: Which run it belongs to: a leaf is unpacked once for each.
+        leaf: What `pack_leaf` returned.
         allow: What the user allows.
         ordinals: Numbers of samples.
     """
-    check = _Check(
-        pickle.loads(leaf), _opened(run, leaf, allow), SampleDecoder("rgb8", allow=allow)
-    )
+    check = _Check(*_unpacked(run, leaf), SampleDecoder("rgb8", allow=allow))
     findings: list[Finding] = []
     together = min(MAX_READ_TOGETHER, choose_slice_samples(mean_bytes(check.opened.source)))
     for start in range(0, len(ordinals), together):
@@ -100,8 +99,7 @@ def mean_bytes(source: Source) -> float:
 
 def report_death(run: str, leaf: bytes, allow: tuple[str, ...], ordinal: int) -> BatchReport:
     """Return the report on a sample whose decoding has ended the process."""
-    opened = open_leaves([pickle.loads(leaf)], None, allow=allow)[0]
-    check = _Check(pickle.loads(leaf), opened, SampleDecoder("rgb8", allow=allow))
+    check = _Check(*_unpacked(run, leaf), SampleDecoder("rgb8", allow=allow))
     return BatchReport(ordinal, 1, (check.failed(ordinal, DIED),))
 
 
@@ -118,9 +116,20 @@ def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
     return decoded
 
 
+def pack_leaf(leaf: Leaf, opened: OpenedLeaf) -> bytes:
+    """Return a leaf for other processes, with the classes that this program knows by name.
+
+    They import the modules of those, as workers of a loader do; what they open themselves could
+    only name classes that are imported there already.
+    """
+    packed: bytes = cloudpickle.dumps((leaf, opened))
+    return packed
+
+
 @lru_cache(maxsize=8)
-def _opened(run: str, leaf: bytes, allow: tuple[str, ...]) -> OpenedLeaf:
-    return open_leaves([pickle.loads(leaf)], None, allow=allow)[0]
+def _unpacked(run: str, leaf: bytes) -> tuple[Leaf, OpenedLeaf]:
+    found: tuple[Leaf, OpenedLeaf] = pickle.loads(leaf)
+    return found
 
 
 class _Check:

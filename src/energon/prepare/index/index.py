@@ -144,8 +144,20 @@ def _index(
     files: list[tuple[Path, bytes]] = []
     table = None if options.force else known_table(path, checksum=options.checksum)
     if table is None:
-        table, files = _scan(path, checksum=options.checksum)
+        table, files = _scan(path, checksum=options.checksum or _had_checksums(path))
     return summarize(name, table, was_read=bool(files)), files
+
+
+def _had_checksums(path: Path) -> bool:
+    """Return whether the index of a shard, maybe of an earlier version of it, has checksums.
+
+    Then the next has them, too: whoever was killed between a shard and its index, or has changed
+    a shard, does not lose them.
+    """
+    try:
+        return PartTable.open(part_table_path(path)).part_crc32 is not None
+    except (OSError, ValueError):
+        return False
 
 
 def index_files(path: Path) -> tuple[Path, Path]:

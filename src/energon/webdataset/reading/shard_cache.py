@@ -28,12 +28,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.json_text import parse_json
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import write_atomic
+from energon.io.file_lock import FileLock
 from energon.limits import read_document
 from energon.warn_once import warn_once
 from energon.webdataset.reading.shard_stream import ShardStream
@@ -44,6 +45,7 @@ logger = logging.getLogger("energon")
 _UNSAFE = re.compile(r"[^\w.,=+@-]")
 _ABOUT = ".about.json"
 _CHECKSUM_BYTES = 1 << 20
+_CLAIM_BYTES = 1 << 16
 
 
 def cache_of(
@@ -307,16 +309,54 @@ class CachingStream:
             os.unlink(self._temporary)
 
 
-_claims: dict[Path, str] = {}
+_claims: dict[Path, _Claim] = {}
 """Which shard each file overrides that this process has used."""
 _claims_lock = threading.Lock()
 
 
+class _Claim(NamedTuple):
+    """For which shard a file is used, by this process and all others of this machine that run."""
+
+    shard: str
+    """Its address for messages, behind a digest of the address itself."""
+    lock: FileLock | None
+    """Shared by all of them until they end; None if the folder takes none."""
+
+
 def _claim(path: Path, url: str) -> None:
+    """Use a file for a shard, or raise ConfigError if it is used for another one.
+
+    Where nobody knows the list of all shards, a worker may meet one of two and another worker the
+    other: so what a file is used for stands beside it, as long as a process runs that uses it.
+    """
+    address = _address(url)
+    shard = f"{hashlib.blake2b(address.encode(), digest_size=12).hexdigest()} {redact(address)}"
     with _claims_lock:
-        other = _claims.setdefault(path.resolve(), url)
-    if _address(other) != _address(url):
-        raise _ambiguous(path, other, url)
+        place = path.resolve()
+        claim = _claims.get(place)
+        if claim is None:
+            claim = _claims[place] = _claim_for_all(place, shard)
+    if claim.shard != shard:
+        raise _ambiguous(path, claim.shard.partition(" ")[2], url)
+
+
+def _claim_for_all(path: Path, shard: str) -> _Claim:
+    try:
+        lock = FileLock(path.with_name(f".{path.name}.used"))
+    except OSError:
+        return _Claim(shard, None)
+    try:
+        if lock.hold(wait=False):
+            # Nobody uses it any more, if anybody ever has.
+            os.ftruncate(lock.descriptor, 0)
+            os.pwrite(lock.descriptor, shard.encode(), 0)
+        # Another process may be quicker between these locks: what counts is what stands there.
+        lock.hold(shared=True)
+        noted = os.pread(lock.descriptor, _CLAIM_BYTES, 0).decode("utf-8", "replace")
+    except OSError:
+        lock.close()
+        return _Claim(shard, None)
+    return _Claim(noted or shard, lock)
 
 
 def _ambiguous(path: Path, *urls: str) -> ConfigError:
