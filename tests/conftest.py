@@ -43,7 +43,7 @@ PRELOADED = [
     *("tests.commands", "tests.datasets", "tests.servers.places"),
     *(
         "energon.prepare.index.index",
-        "energon.prepare.media.crash_isolation",
+        "energon.prepare.media.prepare",
         "energon.inspect.lint_batch",
     ),
 ]

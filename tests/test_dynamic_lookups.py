@@ -160,7 +160,7 @@ REASONS = {
     "energon/prepare/assistant/preview.py": {
         "getattr(about, name)": FIELDS,
     },
-    "energon/prepare/importers/shuffle.py": {
+    "energon/prepare/importers/draw.py": {
         "pickle.load(file)": PROCESSES,
     },
     "energon/samples/collate.py": {

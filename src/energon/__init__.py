@@ -63,8 +63,7 @@ _ROOMS = {
     "metadataset.resolve": ["traverse_metadataset"],
     "packing.packer": ["Packer"],
     "packing.selection": ["Selection"],
-    "prepare.writers.shard_writer": ["ShardWriter"],
-    "prepare.writers.tar_writer": ["TarWriter"],
+    "prepare.writers.shard_writer": ["ShardWriter", "TarWriter"],
     "samples.collate": [
         "batch_list",
         "batch_pad_stack",

@@ -48,8 +48,7 @@ from energon.loader.savable import SavableDataLoader as SavableDataLoader
 from energon.metadataset.resolve import traverse_metadataset as traverse_metadataset
 from energon.packing.packer import Packer as Packer
 from energon.packing.selection import Selection as Selection
-from energon.prepare.writers.shard_writer import ShardWriter as ShardWriter
-from energon.prepare.writers.tar_writer import TarWriter as TarWriter
+from energon.prepare.writers.shard_writer import ShardWriter as ShardWriter, TarWriter as TarWriter
 from energon.samples.collate import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,

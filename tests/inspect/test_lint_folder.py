@@ -11,8 +11,8 @@ from energon.errors import DatasetNotFoundError
 from energon.inspect.lint import lint_dataset
 from energon.io.files import write_bytes
 from energon.prepare.engines import Engine
-from energon.prepare.media.filter import MediaFilter
 from energon.prepare.media.prepare import prepare_media
+from energon.prepare.media.probe import MediaFilter
 from tests.datasets import jpeg
 
 ALONE = Engine(num_workers=1)

@@ -10,10 +10,20 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from energon.errors import ConfigError
-from energon.prepare.assistant.fields import check_field, known_ways, suggest
-from energon.prepare.assistant.loader_template import loader_template
-from energon.prepare.assistant.preview import describe, preview, printable, show_sample
-from energon.prepare.assistant.samples import first_samples, part_names
+from energon.prepare.assistant.fields import (
+    check_field,
+    first_samples,
+    known_ways,
+    part_names,
+    suggest,
+)
+from energon.prepare.assistant.preview import (
+    describe,
+    loader_template,
+    preview,
+    printable,
+    show_sample,
+)
 from energon.samples.types import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard
 

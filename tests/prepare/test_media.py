@@ -20,9 +20,9 @@ from energon.formats.tables.media_table import copy_media
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.media import crash_isolation as media_surviving
-from energon.prepare.media.filter import MediaFilter
+from energon.prepare.media import prepare as media_surviving
 from energon.prepare.media.prepare import WORK_NAME, prepare_media
+from energon.prepare.media.probe import MediaFilter
 from energon.sources.files.folder import SystemFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from energon.sources.files.webdataset import WebdatasetFileStore
@@ -224,7 +224,7 @@ _SLOW = """
 import sys, time
 from energon.prepare.media import prepare as media
 from energon.prepare.engines import Engine
-from energon.prepare.media.filter import MediaFilter
+from energon.prepare.media.probe import MediaFilter
 def progress(done, total):
     if done == 6:
         print("six are done", flush=True)

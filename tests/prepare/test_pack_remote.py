@@ -19,10 +19,9 @@ from energon.io.epath import EPath
 from energon.io.files import delete_file, list_files, read_bytes, write_bytes
 from energon.io.registry import forget_stores
 from energon.prepare.importers.detect import find_source, open_source
-from energon.prepare.importers.fetch import MAX_IN_MEMORY_BYTES
 from energon.prepare.importers.folder import FolderSource
 from energon.prepare.importers.row import RowRules
-from energon.prepare.importers.selection import select
+from energon.prepare.importers.selection import MAX_IN_MEMORY_BYTES, select
 from energon.prepare.verify.remote import verify_remote
 from energon.prepare.writers.pack import PackOptions
 from energon.prepare.writers.pack_remote import pack_remote

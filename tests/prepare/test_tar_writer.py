@@ -15,7 +15,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.index import load_tar_index, tar_index_path
 from energon.formats.tar.scan import scan_tar
-from energon.prepare.writers.tar_writer import TarWriter
+from energon.prepare.writers.shard_writer import TarWriter
 
 names = st.text("ab0-_é ", min_size=1, max_size=8).filter(lambda name: not name.startswith("__"))
 folders = st.lists(names, max_size=3).map(lambda parts: "".join(f"{part}/" for part in parts))
@@ -157,7 +157,7 @@ def test_a_file_that_changes_while_it_is_copied_ends_the_shard(tmp_path, monkeyp
     source = tmp_path / "a.bin"
     source.write_bytes(bytes(2000))
     with TarWriter(tmp_path / "x.tar") as writer:
-        from energon.prepare.writers.tar_writer import encode_sample
+        from energon.prepare.writers.shard_writer import encode_sample
 
         encoded = encode_sample({"__key__": "a", "bin": source})
         source.write_bytes(bytes(1000))

@@ -17,9 +17,8 @@ from energon.io.registry import forget_stores
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
-from energon.prepare.verify.remote import verify_remote
+from energon.prepare.verify.remote import repair_remote, verify_remote
 from energon.prepare.verify.repair import repair_dataset
-from energon.prepare.verify.repair_remote import repair_remote
 from energon.prepare.verify.verify import verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard
@@ -193,7 +192,7 @@ def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
     s3, dataset, tmp_path, monkeypatch
 ):
     from energon.prepare.verify import remote as room
-    from energon.prepare.verify.shard_file import RemoteShard
+    from energon.prepare.verify.shard import RemoteShard
 
     address = upload(dataset, s3.address)
     write_anew(tmp_path / "new.tar")

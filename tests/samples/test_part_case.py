@@ -18,7 +18,7 @@ from energon import (
     stateless,
 )
 from energon.errors import ConfigError
-from energon.prepare.writers.tar_writer import encode_sample
+from energon.prepare.writers.shard_writer import encode_sample
 from energon.samples.crude import CrudeSample, find_part
 from energon.samples.field_map import FieldMap
 from energon.sources.files.locate import open_locator

@@ -13,8 +13,8 @@ from energon.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon.formats.tables.media_table import Strategy
-    from energon.prepare.media.filter import MediaFilter
     from energon.prepare.media.prepare import MediaReport
+    from energon.prepare.media.probe import MediaFilter
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> Me
     Raises:
         ConfigError: If more than one does.
     """
-    from energon.prepare.media.filter import MediaFilter
+    from energon.prepare.media.probe import MediaFilter
 
     chosen: list[Strategy] = []
     if by_extension:

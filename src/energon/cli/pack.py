@@ -24,8 +24,7 @@ from energon.io.address import redact
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.importers.row import RowRules
-    from energon.prepare.importers.source import PackSource
+    from energon.prepare.importers.row import PackSource, RowRules
     from energon.prepare.writers.pack import PackOptions
 
 MAX_SHOWN = 10

@@ -26,8 +26,8 @@ from energon.io.epath import AnyPath, EPath
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
-    from energon.prepare.media.filter import MediaFilter
     from energon.prepare.media.prepare import MediaReport
+    from energon.prepare.media.probe import MediaFilter
     from energon.sources.kinds import DatasetKind
 
 _NOBODY_IS_ASKED = ("non_interactive", "force_overwrite", "write", "progress", "as_json")

@@ -15,7 +15,7 @@ from energon.errors import ConfigError
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.assistant.choices import Choices
+    from energon.prepare.assistant.prompt import Choices
     from energon.prepare.splits import SplitRequest
 
 
@@ -139,7 +139,7 @@ def decide(
         ConfigError: If something is missing that has no usual value, or makes no sense.
         click.Abort: If the dataset is not to be prepared.
     """
-    from energon.prepare.assistant.choices import Choices
+    from energon.prepare.assistant.prompt import Choices
 
     split = options.split()
     choices = Choices(
@@ -204,8 +204,8 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
 def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
     """Return the code that makes samples: what is there, or a template."""
     from energon.formats.meta.info import META
-    from energon.prepare.assistant.loader_template import loader_template
-    from energon.prepare.assistant.samples import first_samples
+    from energon.prepare.assistant.fields import first_samples
+    from energon.prepare.assistant.preview import loader_template
     from energon.prepare.describe import CRUDE, LOADER_FILE
     from energon.samples.registry import resolve_class
 

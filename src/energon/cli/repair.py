@@ -92,7 +92,7 @@ def _repair(path: AnyPath, *, indexing: Indexing, **what: Any) -> Repair:
         from energon.prepare.verify.repair import repair_dataset
 
         return repair_dataset(path, indexing=indexing, **what)
-    from energon.prepare.verify.repair_remote import repair_remote
+    from energon.prepare.verify.remote import repair_remote
 
     check_engine(path, indexing.engine)
     return repair_remote(path.url, indexing=indexing, **what)

@@ -194,7 +194,7 @@ def index_dataset(
     """
     clear_leftovers(dataset, shards)
     if indexing.fix_duplicates:
-        from energon.prepare.verify.fix_duplicates import fix_duplicates
+        from energon.prepare.verify.duplicates import fix_duplicates
 
         options = IndexOptions(checksum=indexing.checksum)
         fix_duplicates(

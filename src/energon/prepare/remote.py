@@ -1,24 +1,339 @@
 """Prepare datasets in object stores: a local folder stands for them meanwhile.
 
-Shards that are new or changed are indexed by ranges first, so that what works on the folder
-finds all of them known and reads none. At the end the files that are new are uploaded, each as a
-whole, and those last that say what the dataset consists of.
+The folder, a `Mirror`, has the index files of the dataset, and for each shard a file of the same
+size and date that takes no space. Shards that are new or changed are indexed by ranges first, so
+that what works on the folder finds all of them known and reads none. The index of each shard is
+uploaded as soon as it is made: a run that was broken off goes on there. At the end the files
+that are new are uploaded, each as a whole, and those last that say what the dataset consists of.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
 from pathlib import Path
 
-from energon.errors import DatasetNotFoundError
-from energon.io.address import redact
-from energon.io.files import list_files
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EnergonError,
+    FormatError,
+    StorageError,
+)
+from energon.formats.json_text import parse_json
+from energon.formats.meta.info import META
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tar.index import encode_tar_index, tar_index_path
+from energon.io.address import address_name, join_address, redact
+from energon.io.atomic import atomic_path, write_atomic
+from energon.io.backends.base import ObjectInfo
+from energon.io.disk_cache import FULL, disk_cache
+from energon.io.file_lock import locked
+from energon.io.files import delete_file, list_files, read_bytes, write_bytes
+from energon.io.range_file import RemoteFile
+from energon.io.registry import open_store
+from energon.io.threads import WaitingThreads
+from energon.limits import read_document
 from energon.metadataset.kind import advice
-from energon.prepare.index.index import IndexOptions
+from energon.prepare.index.index import IndexOptions, known_table
+from energon.prepare.index.remote_scan import index_remote
 from energon.prepare.index.shards import COMPRESSED
-from energon.prepare.mirror import Mirror, Progress
+
+MAX_PARALLEL = 16
+"""Shards that are read, and files that are copied, at the same time."""
+MAX_AT_ONCE_BYTES = 8 << 20
+"""Larger files are copied piece by piece."""
+log = logging.getLogger("energon")
+INDEX_FILES = (".tar.idx", ".tar.parts")
+INFO_FILES = (".info.yaml", ".info.json")
+FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
+"""Files of `.nv-meta` in the order in which they replace the old ones; all others follow."""
+
+Progress = Callable[[int, int], None]
+
+
+def check_writable(address: str, instead: str) -> None:
+    """Raise `ConfigError` if a place cannot be written to, and say what to do `instead`."""
+    store, _ = open_store(address)
+    if not store.backend.can_list:
+        raise ConfigError(
+            f"{redact(address)}: web servers are read only, and cannot say what they have; "
+            f"{instead}"
+        )
+
+
+class Mirror:
+    """A folder that stands for a remote one; kept from run to run.
+
+    Args:
+        address: The remote folder.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        digest = blake2b(address.encode(), digest_size=12).hexdigest()
+        self._root = disk_cache().folder / "mirrors" / digest
+        # The folder has the name of the dataset, which goes into messages.
+        self.folder = self._root / address_name(address)
+        self._notes = self._root / "versions.json"
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Wait for other processes of this machine that work on the same dataset.
+
+        Raises:
+            StorageError: If no disk has room for what is done meanwhile.
+        """
+        with ExitStack() as held:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(self._root / "lock"))
+            except OSError as error:
+                self._retreat(error)
+            try:
+                yield
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise StorageError(
+                    f"{redact(self.address)}: this machine has no room for what is made of it "
+                    f"({error.strerror}: {self.folder.parent}); set ENERGON_STORAGE_CACHE_DIR to a "
+                    "folder with more, and run it again: what is done is kept"
+                ) from error
+            finally:
+                if self._temporary is not None:
+                    self._temporary.cleanup()
+
+    def fill(self, make: Callable[[], None]) -> None:
+        """Have `make` fill the folder; again in a temporary one if the disk is full.
+
+        Args:
+            make: Calls `update`, and maybe `index`.
+        """
+        try:
+            make()
+        except OSError as error:
+            self._retreat(error)
+            make()
+
+    def _retreat(self, error: OSError) -> None:
+        """Use a temporary folder from now on, if that may help."""
+        if error.errno not in FULL or self._temporary is not None:
+            raise error
+        self._temporary = tempfile.TemporaryDirectory(prefix="energon-mirror-")
+        log.warning(
+            "%s: the disk of %s is full, so what stands for it is kept in %s until this command "
+            "ends; set ENERGON_STORAGE_CACHE_DIR to a folder with more room",
+            redact(self.address),
+            self._root.parent,
+            self._temporary.name,
+        )
+        self._root = Path(self._temporary.name)
+        self.folder = self._root / self.folder.name
+        self._notes = self._root / self._notes.name
+        self.folder.mkdir()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Have errors speak of the address: nobody knows the folder."""
+        try:
+            with _unsaid(self.folder):
+                yield
+        except EnergonError as error:
+            raise type(error)(self.said(str(error))) from error
+
+    def said(self, text: str) -> str:
+        """Return a message about the folder as one about the address."""
+        return text.replace(str(self.folder), redact(self.address))
+
+    def update(self, found: Sequence[ObjectInfo], *, trusting: bool = True) -> None:
+        """Bring the folder up to what the store has.
+
+        Args:
+            found: What that is, by keys below the folder.
+            trusting: Whether the index of a shard counts, unless this machine knows that the
+                shard has changed. If not, what is known of changes is left as it is.
+        """
+        infos = {each.key: each for each in found}
+        shards = [name for name in infos if name.endswith((".tar", *COMPRESSED))]
+        known = self._known_versions()
+        versions: dict[str, str | None] = {name: _version(each) for name, each in infos.items()}
+        changed = {name for name in infos if known.get(name) != versions[name]}
+        for name in self.present():
+            if name not in infos:
+                (self.folder / name).unlink()
+        wanted = [
+            name
+            for name in infos
+            if (name.startswith(f"{META}/") or name.endswith(INDEX_FILES))
+            and (name in changed or not (self.folder / name).exists())
+        ]
+        together(lambda name: self._download(infos[name]), wanted)
+        for name in shards:
+            self.stand_in(infos[name])
+            if not trusting:
+                versions[name] = known.get(name)
+            elif name in known and name in changed:
+                # Size and date may be the same, the version is not.
+                part_table_path(self.folder / name).unlink(missing_ok=True)
+        self._note({name: each for name, each in versions.items() if each is not None})
+
+    def index(
+        self,
+        shards: Sequence[str],
+        options: IndexOptions,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        """Index those of the shards by ranges that are new or changed, and upload the results."""
+        done = read = 0
+
+        def index_one(name: str) -> None:
+            nonlocal done, read
+            known = known_table(self.folder / name, checksum=options.checksum)
+            if options.force or known is None:
+                file = RemoteFile(join_address(self.address, name))
+                self.save_index(file.info, name, index_remote(file, self.folder / name, options))
+                read += 1
+            done += 1
+            progress(done, len(shards))
+
+        together(index_one, shards)
+        place = redact(self.address)
+        log.info("%s: %d of %d shards were new or changed", place, read, len(shards))
+
+    def save_index(self, shard: ObjectInfo, name: str, table: PartTable) -> None:
+        """Upload the index of a shard.
+
+        Args:
+            shard: The version of the shard that it is of.
+            name: Path of the shard.
+            table: What was found in it.
+        """
+        path = self.folder / name
+        for target, content in (
+            (tar_index_path(path), encode_tar_index(table.sample_offset)),
+            (part_table_path(path), table.to_bytes()),
+        ):
+            write_bytes(join_address(self.address, os.path.relpath(target, self.folder)), content)
+            write_atomic(target, content)
+        self.stand_in(shard._replace(key=name))
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Upload what the block has changed below `.nv-meta`, unless it fails.
+
+        What may differ from the store afterwards is fetched again by the next run.
+        """
+        before, notes = self._digests(), self._known_versions()
+        self._note({name: notes[name] for name in notes if not name.startswith(f"{META}/")})
+        yield
+        after = self._digests()
+        self._upload(before, after)
+        changed = {f"{META}/{name}" for name in after if before.get(name) != after[name]}
+        self._note({name: notes[name] for name in notes if name not in changed})
+
+    def _digests(self) -> dict[str, str]:
+        """Return a digest of each file below `.nv-meta`."""
+        meta = self.folder / META
+        paths = list(meta.iterdir()) if meta.is_dir() else []
+        return {
+            path.name: _digest(path) for path in paths if path.is_file() and path.name != ".lock"
+        }
+
+    def _upload(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+        for name in before.keys() - after.keys():
+            delete_file(join_address(self.address, f"{META}/{name}"))
+        changed = [name for name, digest in after.items() if before.get(name) != digest]
+        order = {name: place for place, name in enumerate(FIRST)}
+        if not before.keys() & set(INFO_FILES):
+            # Before they are there, nobody takes the folder for a dataset.
+            order |= dict.fromkeys(INFO_FILES, len(FIRST) + 1)
+        for name in sorted(changed, key=lambda name: (order.get(name, len(FIRST)), name)):
+            write_bytes(join_address(self.address, f"{META}/{name}"), self.folder / META / name)
+
+    def present(self) -> list[str]:
+        """Return the paths of all files in the folder, sorted."""
+        return sorted(
+            os.path.relpath(os.path.join(folder, name), self.folder)
+            for folder, _, names in os.walk(self.folder)
+            for name in names
+        )
+
+    def stand_in(self, shard: ObjectInfo) -> None:
+        """Make a file of the size and date of a shard."""
+        path = self.folder / shard.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:  # without the content that it may have
+            file.truncate(shard.size)
+        os.utime(path, ns=(shard.mtime_ns, shard.mtime_ns))
+
+    def _note(self, versions: Mapping[str, str]) -> None:
+        write_atomic(self._notes, json.dumps(versions))
+
+    def _known_versions(self) -> dict[str, str]:
+        try:
+            known = parse_json(read_document(self._notes), origin=str(self._notes))
+        except (FileNotFoundError, FormatError):
+            return {}
+        if not isinstance(known, dict):
+            return {}
+        return {name: version for name, version in known.items() if isinstance(version, str)}
+
+    def _download(self, file: ObjectInfo) -> None:
+        address, path = join_address(self.address, file.key), self.folder / file.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file.size <= MAX_AT_ONCE_BYTES:
+            write_atomic(path, read_bytes(address))
+            return
+        store, key = open_store(address)
+        with atomic_path(path) as temporary, open(temporary, "wb") as target:
+            target.writelines(store.stream(key))
+
+
+def together(run: Callable[[str], None], items: Sequence[str], count: int = MAX_PARALLEL) -> None:
+    """Call `run` for all items, `count` at a time; stop at the first failure."""
+    threads = WaitingThreads(count, "energon-prepare")
+    running = [threads.submit(run, item) for item in items]
+    try:
+        for future in running:
+            future.result()
+    finally:
+        for future in running:
+            future.cancel()
+        threads.close()
+
+
+@contextmanager
+def _unsaid(folder: Path) -> Iterator[None]:
+    """Drop what is logged of a folder that nobody knows: all of it was said of the address."""
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return not isinstance(record.args, tuple) or folder not in record.args
+
+    log.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_others)
+
+
+def _version(found: ObjectInfo) -> str:
+    """Return what differs whenever a file does; size and date where listings do not say more."""
+    return found.version or f"{found.size} bytes, {found.mtime_ns}"
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 @contextmanager

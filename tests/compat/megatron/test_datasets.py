@@ -10,7 +10,7 @@ from energon.compat.megatron.datasets.webdataset import (
     WebdatasetFactory,
 )
 from energon.compat.megatron.wrappers import BatchDataset, RepeatDataset
-from energon.prepare.media.filter import MediaFilter
+from energon.prepare.media.probe import MediaFilter
 from megatron.energon import (
     CaptioningSample,
     ConfigError,

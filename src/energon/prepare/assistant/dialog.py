@@ -13,18 +13,18 @@ from energon.errors import ConfigError
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META, DatasetInfo
 from energon.io.epath import AnyPath
-from energon.prepare.assistant.choices import Choices
 from energon.prepare.assistant.fields import (
     check_field,
     check_field_map,
+    first_samples,
     is_required,
     known_ways,
     own_fields,
+    part_names,
     suggest,
 )
-from energon.prepare.assistant.loader_template import loader_template
-from energon.prepare.assistant.preview import describe, printable, show_samples
-from energon.prepare.assistant.samples import first_samples, part_names
+from energon.prepare.assistant.preview import describe, loader_template, printable, show_samples
+from energon.prepare.assistant.prompt import Choices
 from energon.prepare.describe import CRUDE, LOADER_FILE, describe_samples
 from energon.prepare.splits import (
     SplitRequest,

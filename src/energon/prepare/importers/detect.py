@@ -12,9 +12,8 @@ from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
 from energon.prepare.importers import table
-from energon.prepare.importers.folder import FolderSource
-from energon.prepare.importers.image_folder import ImageFolderSource, is_metadata
-from energon.prepare.importers.row import RowRules
+from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata
+from energon.prepare.importers.row import PackSource, RowRules
 from energon.prepare.importers.selection import (
     HUGGING_FACE,
     FileSelection,
@@ -23,7 +22,6 @@ from energon.prepare.importers.selection import (
     select,
 )
 from energon.prepare.importers.shards import ShardSource, is_archive
-from energon.prepare.importers.source import PackSource
 
 SourceKind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
 KINDS: tuple[SourceKind, ...] = (

@@ -7,22 +7,55 @@ those that were there goes to another split.
 Stratified, the number of a key is its rank among the keys of its stratum, as a fraction: each
 stratum is divided as exactly as whole samples allow. When samples are added, only those at the
 edges go to another split.
+
+To shuffle, samples are written to a temporary file as they come, and read back in the order of
+a hash of their keys, in memory that does not grow with their contents. So the order depends on
+keys and seed alone. Files that samples name stay where they are; other contents take space on
+disk until all is packed.
 """
 
 from __future__ import annotations
 
+import pickle
+import tempfile
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError
-from energon.prepare.importers.source import PackSource, Row
+from energon.prepare.importers.row import PackSource, Row
+
+
+def shuffled(
+    samples: Iterator[Mapping[str, Any]], seed: int, folder: Path
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the samples in an order that is drawn by their keys.
+
+    Args:
+        samples: The samples.
+        seed: Which order.
+        folder: Where there is space for their contents.
+    """
+    purpose = b"order %d" % seed
+    hashes, starts = array("Q"), array("Q", [0])
+    with tempfile.TemporaryFile(dir=folder, prefix=".shuffle.") as file:
+        for sample in samples:
+            hashes.append(hash_key(sample["__key__"], purpose))
+            pickle.dump(dict(sample), file, pickle.HIGHEST_PROTOCOL)
+            starts.append(file.tell())
+        for place in np.argsort(np.array(hashes, np.uint64), kind="stable").tolist():
+            file.seek(starts[place])
+            # What this process has just written itself.
+            yield pickle.load(file)
+
 
 PEEKED_SAMPLES = 1000
 """In fewer samples, each split gets one if there are enough."""

@@ -14,9 +14,8 @@ from energon.extra import needs_extra
 from energon.io.address import redact
 from energon.io.epath import EPath, any_path
 from energon.io.files import list_files
-from energon.prepare.importers.row import RowRules
+from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
 from energon.prepare.importers.selection import HUGGING_FACE
-from energon.prepare.importers.source import PackSource, Wanted, every
 
 
 class HuggingFaceSource(PackSource):

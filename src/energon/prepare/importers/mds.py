@@ -11,10 +11,15 @@ import numpy as np
 from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
-from energon.prepare.importers.chunks import fields, read_chunk, records, stored_picture
-from energon.prepare.importers.json_index import NAME, read_json_index
-from energon.prepare.importers.row import RowRules
-from energon.prepare.importers.source import PackSource, Wanted, every
+from energon.prepare.importers.chunks import (
+    NAME,
+    fields,
+    read_chunk,
+    read_json_index,
+    records,
+    stored_picture,
+)
+from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
 
 _SCALARS = {
     "int": "<i8",

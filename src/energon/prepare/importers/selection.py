@@ -2,19 +2,113 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import is_remote, local_path
 from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.files import file_size, read_bytes
 from energon.io.files import list_files as list_objects
+from energon.io.range_file import RemoteFile
+from energon.io.readers import RawReader, SkippingReader
+from energon.io.registry import open_store
+from energon.io.threads import WaitingThreads
 from energon.prepare.files import list_files
+
+BUFFER_BYTES = 1 << 20
+
+
+def open_ascending(path: AnyPath) -> BinaryIO:
+    """Open a file to read it from the beginning to the end, maybe with jumps.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        StorageError: If it cannot be read.
+    """
+    if not isinstance(path, EPath):
+        return open(path, "rb")
+    file = RemoteFile(path.url)
+    reader = SkippingReader(file.object)
+
+    def read(start: int, stop: int) -> bytes:
+        data = bytearray(stop - start)
+        # Requests do not end at Ctrl-C, waiting for those of other threads does.
+        count = file.object.store.submit(reader.read_into, start, memoryview(data)).result()
+        return bytes(data[:count])
+
+    return io.BufferedReader(RawReader(read, file.info.size, file.path), BUFFER_BYTES)
+
+
+SAMPLES_AHEAD = 32
+MAX_THREADS = 16
+MAX_IN_MEMORY_BYTES = 4 << 20
+"""Larger files are copied to disk, and only when it is their turn."""
+
+
+def fetched(samples: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the samples with the contents of remote files in place of their paths.
+
+    Contents that are on disk are there until the next sample is asked for.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        StorageError: If it cannot be read.
+    """
+    with closing(WaitingThreads(MAX_THREADS, "energon-pack")) as threads:
+        waiting: deque[dict[str, Any]] = deque()
+        for sample in samples:
+            if not waiting and not any(isinstance(value, EPath) for value in sample.values()):
+                yield sample
+                continue
+            waiting.append(_begun(sample, threads))
+            if len(waiting) > SAMPLES_AHEAD:
+                yield from _arrived(waiting.popleft())
+        while waiting:
+            yield from _arrived(waiting.popleft())
+
+
+def _begun(sample: Mapping[str, Any], threads: WaitingThreads) -> dict[str, Any]:
+    return {
+        name: threads.submit(_fetch, value) if isinstance(value, EPath) else value
+        for name, value in sample.items()
+    }
+
+
+def _arrived(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a sample when all that was asked for is there."""
+    with ExitStack() as stack:
+        for name, value in sample.items():
+            content = value.result() if isinstance(value, Future) else value
+            if isinstance(content, EPath):
+                file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="energon-pack-"))
+                content = _copy(content, Path(file.name))
+            sample[name] = content
+        yield sample
+
+
+def _fetch(path: EPath) -> bytes | EPath:
+    """Return a file's content, or the path again if that is large."""
+    return path if file_size(path) > MAX_IN_MEMORY_BYTES else read_bytes(path)
+
+
+def _copy(path: EPath, target: Path) -> Path:
+    store, key = open_store(path)
+    with open(target, "wb") as file:
+        file.writelines(store.stream(key))
+    return target
+
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),

@@ -14,9 +14,13 @@ from energon.extra import needs_extra
 from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
-from energon.prepare.importers.place import open_ascending
-from energon.prepare.importers.selection import FileSelection, is_about_data, splits_by_name
-from energon.prepare.importers.source import PackSource, Wanted, every
+from energon.prepare.importers.row import PackSource, Wanted, every
+from energon.prepare.importers.selection import (
+    FileSelection,
+    is_about_data,
+    open_ascending,
+    splits_by_name,
+)
 from energon.prepare.index.shards import COMPRESSED
 
 SUFFIXES = (".tar", *COMPRESSED)

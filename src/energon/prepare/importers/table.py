@@ -24,10 +24,8 @@ from energon.extra import needs_extra
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
-from energon.prepare.importers.place import open_ascending
-from energon.prepare.importers.row import RowRules
-from energon.prepare.importers.selection import FileSelection, splits_by_name
-from energon.prepare.importers.source import PackSource, Wanted, every
+from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
+from energon.prepare.importers.selection import FileSelection, open_ascending, splits_by_name
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")

@@ -12,8 +12,8 @@ from energon.formats.tar.scan import scan_archive
 from energon.formats.tar.scan_builder import TarScan
 from energon.io.range_file import RemoteFile
 from energon.io.readers import SkippingReader
+from energon.prepare.index.checksums import RangeSums
 from energon.prepare.index.index import IndexOptions
-from energon.prepare.index.range_sums import RangeSums
 
 PROBED_SAMPLES = 8
 

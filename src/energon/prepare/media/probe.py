@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 from energon.decode.av import AVDecoder
-from energon.errors import DecodeError, MissingExtraError
+from energon.errors import ConfigError, DecodeError, MissingExtraError
 from energon.formats.meta.media import ImageMetadata, MediaMetadata
-from energon.formats.signature import SIGNATURE_BYTES
-from energon.formats.tables.media_table import MediaJob
+from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from energon.formats.tables.media_table import MediaJob, Strategy
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import open_part_table
 from energon.io.address import join_address
@@ -19,7 +21,69 @@ from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile, open_range
 from energon.prepare.crash_isolation import note
 from energon.prepare.files import file_state, reporting
-from energon.prepare.media.filter import MediaFilter
+
+MediaKind = Literal["image", "av"]
+
+IMAGES = frozenset(
+    {
+        *("bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp"),
+        "avif",
+    }
+)
+AV = frozenset(
+    {
+        *("aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "opus"),
+        *("wav", "webm"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class MediaFilter:
+    """How media files are told from others.
+
+    Args:
+        strategy: "EXTENSION" by their names, "HEADER" by their first bytes (and where these say
+            nothing, by name), "GLOB" by patterns for their names.
+        patterns: For "GLOB": patterns separated by commas, in which * stands for any text.
+
+    Raises:
+        ConfigError: If patterns are missing, or not wanted.
+    """
+
+    strategy: Strategy
+    patterns: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.strategy == "GLOB") != bool(self.patterns):
+            raise ConfigError(
+                f"media filter {self.strategy} with patterns {self.patterns!r}: GLOB, and nothing "
+                'else, needs patterns like "*.jpg,*.mp4"'
+            )
+
+    def may_match(self, name: str) -> bool:
+        """Return whether a file has to be looked at, by its name alone."""
+        if self.strategy == "GLOB":
+            patterns = (self.patterns or "").split(",")
+            return any(fnmatchcase(name, pattern.strip()) for pattern in patterns)
+        return self.strategy == "HEADER" or _kind_of(_extension(name)) is not None
+
+    def kind(self, name: str, head: Callable[[], bytes]) -> MediaKind | None:
+        """Return what a file is; `head` reads its first bytes."""
+        by_name = _kind_of(_extension(name))
+        if self.strategy == "EXTENSION" or (self.strategy == "GLOB" and by_name is not None):
+            return by_name
+        return _kind_of(guess_extension(head())) or by_name
+
+
+def _extension(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _kind_of(extension: str | None) -> MediaKind | None:
+    if extension in IMAGES:
+        return "image"
+    return "av" if extension in AV else None
 
 
 class Probed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Check a prepared dataset in a store: its index is copied here, its shards are read by ranges."""
+"""Check and repair datasets in stores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,27 @@ from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.files import file_info, list_files, read_bytes
 from energon.io.registry import open_store
-from energon.prepare.mirror import INFO_FILES, MAX_PARALLEL, Mirror, Progress, together
+from energon.prepare.dataset import Indexing
+from energon.prepare.index.index import IndexOptions
+from energon.prepare.remote import (
+    INFO_FILES,
+    MAX_PARALLEL,
+    Mirror,
+    Progress,
+    check_writable,
+    together,
+)
 from energon.prepare.upkeep import upkeep_of
-from energon.prepare.verify.report import Report
-from energon.prepare.verify.shard import Depth, Problem, ShardReport, missing_shard, verify_shard
-from energon.prepare.verify.shard_file import RemoteShard
+from energon.prepare.verify.repair import repair_at
+from energon.prepare.verify.report import Repair, Report
+from energon.prepare.verify.shard import (
+    Depth,
+    Problem,
+    RemoteShard,
+    ShardReport,
+    missing_shard,
+    verify_shard,
+)
 from energon.prepare.verify.verify import check_dataset
 
 DOCUMENTS = ("index.uuid", "index.sqlite", "split.yaml", "split.json", "dataset.yaml")
@@ -188,3 +204,78 @@ def _present(address: str) -> list[ObjectInfo]:
         return None if found is None else found._replace(key=name)
 
     return [found for found in store.together(ask, asked) if found is not None]
+
+
+def repair_remote(
+    address: str,
+    *,
+    depth: Depth = "headers",
+    drop: bool = False,
+    quarantine: str | Path | None = None,
+    indexing: Indexing,
+) -> Repair:
+    """Check a dataset in a store and repair its index, see `repair_dataset`.
+
+    Shards are read once: what the check has found in them becomes their index. The index of
+    each shard is uploaded at once, the files of `.nv-meta` at the end, each as a whole.
+
+    Args:
+        address: Its folder, or a file that is a dataset.
+        depth: How much to check.
+        drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
+        quarantine: A file to list the shards and samples in that are lost.
+        indexing: How shards are indexed.
+
+    Raises:
+        DatasetNotFoundError: If it is not a prepared dataset.
+        ConfigError: If no shard would be left, or the place cannot be written to.
+        StorageError: If the store cannot be read or written.
+    """
+    check_writable(
+        address,
+        "repair the dataset where it was uploaded from, or by the address of the object store",
+    )
+    upkeep = upkeep_of(address)
+    if upkeep is not None:
+        return upkeep.repair(address, depth)
+    workers = indexing.engine.num_workers
+    with RemoteCheck.opened(address, depth, workers, indexing.progress) as check:
+        load_info(check.mirror.folder)
+        place = _InStore(check, indexing)
+        with check.mirror.changing():
+            return repair_at(place, drop=drop, quarantine=quarantine, indexing=indexing)
+
+
+class _InStore:
+    """A dataset in a store.
+
+    Args:
+        check: Compares it with its index.
+        indexing: How shards are indexed.
+    """
+
+    def __init__(self, check: RemoteCheck, indexing: Indexing) -> None:
+        self.folder = check.mirror.folder
+        self._check = check
+        self._options = IndexOptions(indexing.checksum)
+
+    def verify(self) -> Report:
+        return self._check.run()
+
+    def index_some(self, stale: Sequence[str]) -> None:
+        self._index(stale, stale)
+
+    def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        self._index(stale, shards)
+
+    def _index(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+        """Have an index of all `shards`, of those that are `stale` a new one."""
+        mirror = self._check.mirror
+        for name in stale:
+            found = None if self._options.checksum else self._check.found(name)
+            if found is not None:
+                mirror.save_index(found[0], name, found[1])
+            else:
+                part_table_path(mirror.folder / name).unlink(missing_ok=True)
+        mirror.index(shards, self._options)
+        self._check.indexed_anew(stale, shards)

@@ -16,10 +16,9 @@ from energon.formats.meta.info import META, DatasetInfo
 from energon.prepare.dataset import Indexing, locked, prepare_dataset
 from energon.prepare.describe import describe_samples
 from energon.prepare.files import list_files, reporting, write_files
-from energon.prepare.importers.draw import PEEKED_SAMPLES, open_draw
-from energon.prepare.importers.fetch import fetched
-from energon.prepare.importers.shuffle import shuffled
-from energon.prepare.importers.source import PackSource, Row
+from energon.prepare.importers.draw import PEEKED_SAMPLES, open_draw, shuffled
+from energon.prepare.importers.row import PackSource, Row
+from energon.prepare.importers.selection import fetched
 from energon.prepare.index.index import index_files
 from energon.prepare.lock import is_leftover
 from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter

@@ -20,9 +20,9 @@ from energon.io.files import delete_file, list_files, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
 from energon.prepare.dataset import Indexing
-from energon.prepare.importers.source import PackSource
+from energon.prepare.importers.row import PackSource
 from energon.prepare.index.index import IndexOptions
-from energon.prepare.mirror import INDEX_FILES, INFO_FILES, Mirror, check_writable
+from energon.prepare.remote import INDEX_FILES, INFO_FILES, Mirror, check_writable
 from energon.prepare.writers.pack import RECORD, PackOptions, pack_dataset
 
 

@@ -14,7 +14,7 @@ from energon.errors import ConfigError
 from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
 from energon.io.atomic import ClosesOrAborts
 from energon.prepare.writers.encode import Content
-from energon.prepare.writers.tar_writer import EncodedPart, EncodedSample, encode_sample
+from energon.prepare.writers.shard_writer import EncodedPart, EncodedSample, encode_sample
 from energon.webdataset import security
 from energon.webdataset.writing.encoders import bytes_only, make_encoder, sample_encoder
 from energon.webdataset.writing.sinks import Sink, open_sink

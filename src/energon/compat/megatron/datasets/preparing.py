@@ -15,8 +15,8 @@ from energon.formats.tar.scan import iter_members
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.shards import find_shards
-from energon.prepare.media.filter import MediaFilter
 from energon.prepare.media.prepare import prepare_media
+from energon.prepare.media.probe import MediaFilter
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
 """Hands on what it gets, and shows how far that is; also called with the number of all."""
