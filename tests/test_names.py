@@ -25,8 +25,7 @@ JSONL_AT_HOME = {
     "metadataset/kind.py": "the registry",
 }
 JSONL_TABLES = {
-    "prepare/importers/folder.py": "message: a table of JSON lines may be packed",
-    "prepare/importers/image_folder.py": "metadata.jsonl is a table of image folders",
+    "prepare/importers/folder.py": "metadata.jsonl is a table of image folders",
     "prepare/importers/table.py": "tables of JSON lines are a source of `energon pack`",
     "stages/quarantine.py": "quarantine files are lines of JSON",
     "webdataset/records.py": "jsonl_to_samples, a name of the fluid interface",
