@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +12,7 @@ import urllib.request
 
 import pytest
 
+from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from tests.commands import run
 from tests.datasets import make_crude
 
@@ -68,3 +71,27 @@ def test_a_folder_of_files_is_refused(tmp_path):
     done = run("view", tmp_path, "--port", "0")
     assert done.exit_code == 2
     assert "energon p" in done.output
+
+
+def test_shows_the_run_of_a_state_and_takes_notes(tmp_path):
+    root = make_crude(tmp_path / "ds", [20])
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=4)
+    dataset = get_train_dataset(root, worker_config=config, batch_size=3)
+    with get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        next(batches)
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+        expected = list(next(batches)["__key__"])
+    options = ("--state", tmp_path / "state.json", "--world-size", 1, "--quarantine", tmp_path)
+    with viewing(root, *map(str, options)) as (_, address):
+        page = get(f"{address}run?step=1")
+        assert re.findall(r'<span class="key">(s\d+)</span>', page) == expected
+        assert 'name="what" value="exclude"' in get(f"{address}s/0/0/0")
+
+
+def test_a_state_of_other_data_is_refused(tmp_path):
+    root = make_crude(tmp_path / "ds", [20])
+    (tmp_path / "state.json").write_text("{}")
+    done = run("view", root, "--state", tmp_path / "state.json", "--world-size", 1)
+    assert done.exit_code == 1
+    assert "states of other loaders cannot be restored" in done.output

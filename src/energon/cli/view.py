@@ -5,14 +5,22 @@ from __future__ import annotations
 import secrets
 import socket
 import webbrowser
+from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
+from energon.cli.address import ADDRESS
 from energon.cli.allow_option import allow_option
 from energon.cli.echo import echo
 from energon.cli.indexing_options import logging_to_terminal
 from energon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon.io.epath import AnyPath
+    from energon.viewer.run import ShownRun
+    from energon.viewer.shown import Shown
 
 
 @click.command("view")
@@ -33,6 +41,28 @@ from energon.errors import ConfigError
     multiple=True,
     help="A name by which browsers reach this server, as through a proxy; may be repeated.",
 )
+@click.option(
+    "--quarantine",
+    metavar="FOLDER",
+    help="Let people exclude and flag samples: in files of FOLDER, one for each dataset, as "
+    "exclude_from and `energon prepare --exclude-from` read them.",
+)
+@click.option(
+    "--state",
+    "states",
+    metavar="FILE",
+    multiple=True,
+    type=ADDRESS,
+    help="Show the steps of the run that has this state or checkpoint; may be repeated for files "
+    "of ranks.",
+)
+@click.option("--world-size", type=click.IntRange(1), help="With --state: how many ranks it had.")
+@click.option(
+    *("--split", "--split-part", "split_part"),
+    default="train",
+    metavar="NAME",
+    help="With --state: which split it reads.",
+)
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @partial(allow_option, expose_value=True)
 def command(
@@ -40,6 +70,10 @@ def command(
     host: str,
     port: int,
     server_names: tuple[str, ...],
+    quarantine: str | None,
+    states: tuple[AnyPath, ...],
+    world_size: int | None,
+    split_part: str,
     open_browser: bool,
     allow: tuple[str, ...],
 ) -> None:
@@ -52,23 +86,46 @@ def command(
     Example:
       energon view ./coco
       energon view s3://bucket/blend.yaml --open
+      energon view blend.yaml --state checkpoints/data --world-size 8 --quarantine bad
       ssh -L 8710:localhost:8710 machine energon view /data/coco
     """
     from energon.viewer.app import make_app
     from energon.viewer.guard import is_loopback
     from energon.viewer.guard import server_names as names_of
+    from energon.viewer.notes import Notes
     from energon.viewer.shown import Shown
 
     with logging_to_terminal():
         token = None if is_loopback(host) else secrets.token_urlsafe(16)
         names = names_of(host, server_names)
-        app = make_app(Shown(path, allow=allow), server_names=names, token=token, allow=allow)
+        shown = Shown(path, allow=allow)
+        app = make_app(
+            shown,
+            server_names=names,
+            token=token,
+            allow=allow,
+            notes=None if quarantine is None else Notes(quarantine),
+            saved=_saved_run(shown, states, world_size, split_part) if states else None,
+        )
         with _listen(host, port) as listening:
             address = _address(host, listening.getsockname()[1], token)
             echo(f"{address} shows {path}; Ctrl-C ends it")
             if open_browser:
                 webbrowser.open(address)
             _serve(app, listening)
+
+
+def _saved_run(
+    shown: Shown, states: Sequence[AnyPath], world_size: int | None, split_part: str
+) -> ShownRun:
+    from energon.inspect.planned_run import open_saved_run
+    from energon.loader.state_files import read_states
+    from energon.viewer.run import show_saved_run
+
+    state = read_states(states)
+    saved = open_saved_run(shown.path, state, world_size=world_size, split_part=split_part)
+    names = [split.name for split in shown.splits]
+    return show_saved_run(shown.path, split_part, names.index(split_part), saved)
 
 
 def _serve(app: object, listening: socket.socket) -> None:

@@ -6,6 +6,8 @@
 | `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on, or those that `?key=PREFIX` finds |
 | `/s/SPLIT/LEAF/shards` | its shards |
 | `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
+| `/s/SPLIT/LEAF/ORDINAL/note` | takes what somebody says about a sample |
+| `/run` | steps of a run, from `?step=NUMBER` on |
 | `…/raw/PART`, `…/image/PART`, `…/thumb/PART`, `…/wave/PART` | a part, and images of it |
 
 Splits, datasets and parts are numbers here: their names may be anything.
@@ -13,13 +15,16 @@ Splits, datasets and parts are numbers here: their names may be anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
-from energon.errors import DatasetNotFoundError, EnergonError
+from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.extra import needs_extra
+from energon.inspect.plan_find import Sighting
 from energon.printable import escape_text
 from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
 
@@ -27,20 +32,25 @@ with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
-    from starlette.responses import Response
+    from starlette.responses import RedirectResponse, Response
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
 from energon.viewer import images
 from energon.viewer.guard import PART_POLICY, Guard
+from energon.viewer.notes import Notes, Said
 from energon.viewer.parts import extension_of, part_kind, snippet, view_part
+from energon.viewer.plots import shares
 from energon.viewer.ranges import entity_tag, is_fresh, part_response
+from energon.viewer.run import MAX_SAMPLES, MAX_STEPS, RunSettings, ShownRun, plan_run
 
 HERE = Path(__file__).parent
 PAGE_SAMPLES = 60
 PAGE_SHARDS = 500
+MAX_PLANNED_RUNS = 8
 MAX_COUNTED_LEAVES = 50
 """So many datasets are opened for the first page, to say how many samples they have."""
 
@@ -51,6 +61,8 @@ def make_app(
     server_names: Collection[str] = (),
     token: str | None = None,
     allow: Collection[str] = (),
+    notes: Notes | None = None,
+    saved: ShownRun | None = None,
 ) -> Guard:
     """Return the application that shows datasets, for any ASGI server.
 
@@ -59,8 +71,10 @@ def make_app(
         server_names: Names of the server beside those of loopback.
         token: What browsers have to show; None if this machine alone can connect.
         allow: What data may do, see `get_train_dataset`.
+        notes: Where it is written what people say about samples; None lets them say nothing.
+        saved: The run whose steps are shown; None asks for the settings of one.
     """
-    pages = _Pages(shown, allow)
+    pages = _Pages(shown, allow, notes, saved)
     leaf = "/s/{split:int}/{leaf:int}"
     sample = f"{leaf}/{{ordinal:int}}"
     routes = [
@@ -68,6 +82,8 @@ def make_app(
         Route(leaf, pages.gallery),
         Route(f"{leaf}/shards", pages.shards),
         Route(sample, pages.sample),
+        Route(f"{sample}/note", pages.note, methods=["POST"]),
+        Route("/run", pages.run),
         Route(f"{sample}/raw/{{part:int}}", pages.raw),
         *(
             Route(f"{sample}/{name}/{{part:int}}", partial(pages.image, name))
@@ -82,9 +98,20 @@ def make_app(
 
 
 class _Pages:
-    def __init__(self, shown: Shown, allow: Collection[str]) -> None:
+    def __init__(
+        self,
+        shown: Shown,
+        allow: Collection[str],
+        notes: Notes | None,
+        saved: ShownRun | None,
+    ) -> None:
         self.shown = shown
         self.allow = allow
+        self.notes = notes
+        self.saved = saved
+        self.plan_run = lru_cache(MAX_PLANNED_RUNS)(plan_run)
+        # A page of somebody else does not know it, so it cannot send forms in the user's name.
+        self.form = secrets.token_urlsafe(16)
         self.made = images.MadeImages()
         self.templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
@@ -125,6 +152,7 @@ class _Pages:
             total=len(leaf),
             key=key,
             more=more,
+            notes=self._notes(leaf),
         )
 
     def shards(self, request: Request) -> Response:
@@ -147,7 +175,78 @@ class _Pages:
             sample=sample,
             views=[view_part(part.name, part.file, self.allow) for part in sample.parts],
             total=len(leaf),
+            said=self._notes(leaf).get((sample.where.shard, sample.where.key)),
+            may_note=self.notes is not None and not leaf.leaf.join,
+            noted_in="" if self.notes is None else self.notes.file(leaf.leaf.path),
+            form=self.form,
         )
+
+    async def note(self, request: Request) -> Response:
+        fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+        return await run_in_threadpool(self._note, request, fields)
+
+    def _note(self, request: Request, fields: Mapping[str, str]) -> Response:
+        leaf, sample = self._sample(request)
+        if not secrets.compare_digest(fields.get("form", "").encode(), self.form.encode()):
+            raise HTTPException(403, "the form is not of this server; load the page again")
+        if self.notes is None or leaf.leaf.join:
+            raise HTTPException(403, "start `energon view` with --quarantine to exclude samples")
+        dataset, where = leaf.leaf.path, sample.where
+        match fields.get("what"):
+            case "exclude" | "flag" as what:
+                reason = fields.get("reason", "").strip()
+                self.notes.say(dataset, where, excluded=what == "exclude", reason=reason)
+            case "forget":
+                self.notes.forget(dataset, where)
+            case _:
+                raise HTTPException(400, "what: expected exclude, flag or forget")
+        return RedirectResponse(request.url.path.removesuffix("/note"), status_code=303)
+
+    def _notes(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], Said]:
+        return {} if self.notes is None or leaf.leaf.join else self.notes.of(leaf.leaf.path)
+
+    def run(self, request: Request) -> Response:
+        first, steps = _number(request, "step"), _number(request, "steps", 1)
+        steps = max(1, min(steps, MAX_STEPS))
+        names = [split.name for split in self.shown.splits]
+        split = "train" if "train" in names else (names or [""])[0]
+        fields = {"split": request.query_params.get("split", split)}
+        given = {name: _number(request, name, n) for name, n in vars(RunSettings()).items()}
+        values: dict[str, Any] = {
+            **{"first": first, "steps": steps, "saved": self.saved, "plot": ""},
+            **{"fields": {**fields, **given}, "run": None, "found": [], "problem": ""},
+            "link": lambda step: "?" + urlencode({**dict(request.query_params), "step": step}),
+        }
+        try:
+            if self.saved is None and fields["split"] not in names:
+                raise ConfigError(f"there is no split {fields['split']!r}, only {', '.join(names)}")
+            run = self.saved or self.plan_run(
+                self.shown.path, fields["split"], names.index(fields["split"]), RunSettings(**given)
+            )
+            values |= {
+                "run": run,
+                "found": [
+                    (step, self._seen(run, seen)) for step, seen in run.samples(first, steps)
+                ],
+                "plot": _shares(run.about["shares"]),
+            }
+        except EnergonError as error:
+            values["problem"] = str(error)
+        return self._page("run.html", **values)
+
+    def _seen(
+        self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]
+    ) -> list[tuple[Sighting, int, int, int | None, str]]:
+        """Return samples of a step with what a gallery shows of them; not more than it can."""
+        return [
+            (
+                each,
+                leaf,
+                each.ordinal,
+                *_card(self.shown.leaf(run.split, leaf).sample(each.ordinal)),
+            )
+            for each, leaf in seen[:MAX_SAMPLES]
+        ]
 
     def raw(self, request: Request) -> Response:
         _, sample = self._sample(request)
@@ -262,9 +361,15 @@ def _count(leaf: ShownLeaf) -> int | str:
         return str(error)
 
 
-def _number(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "0").replace(",", "").strip() or "0"
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+def _shares(about: Mapping[str, Any]) -> Markup:
+    marks = [f"batch {mark:,}" for mark in about["batches"]]
+    series = {name: values for name, values in about.items() if name != "batches"}
+    return shares(series, marks, title="Shares of the datasets over the run")
+
+
+def _number(request: Request, name: str, default: int = 0) -> int:
+    text = request.query_params.get(name, "").replace(",", "").strip() or str(default)
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise HTTPException(400, f"{name}={text!r}: expected a whole number from 0 up")
     return int(text)
 

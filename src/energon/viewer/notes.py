@@ -1,0 +1,102 @@
+"""What people say about samples: to leave them out, or to look at them again.
+
+Both go into quarantine files, one for each dataset. An excluded sample is an entry as loaders
+and `energon prepare` read it; a note is a line that they take for a comment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from energon.errors import ConfigError
+from energon.formats.json_text import parse_json
+from energon.io.address import local_path
+from energon.io.atomic import write_atomic
+from energon.sources.kinds import Location
+from energon.stages.quarantine import quarantine_file
+
+NOTE = "# note "
+MAX_NOTE = 1000
+
+
+class Said(NamedTuple):
+    """What was said about a sample."""
+
+    excluded: bool
+    reason: str
+
+
+class Notes:
+    """Quarantine files in a folder. May be used by many threads.
+
+    Args:
+        folder: Where they are; made if it does not exist.
+
+    Raises:
+        ConfigError: If the folder is not on this machine, or cannot be made.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(local_path(folder))
+        self._lock = Lock()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be a folder for quarantine files: {error}") from (
+                error
+            )
+
+    def file(self, dataset: str) -> Path:
+        """Return the file for the samples of a dataset."""
+        return quarantine_file(self.folder, dataset)
+
+    def of(self, dataset: str) -> dict[tuple[str, str | None], Said]:
+        """Return what was said about the samples of a dataset, by shard and key."""
+        found = {}
+        for line in self._lines(dataset):
+            entry = _entry(line)
+            if entry is not None:
+                found[entry[0]] = entry[1]
+        return found
+
+    def say(self, dataset: str, where: Location, *, excluded: bool, reason: str) -> None:
+        """Exclude a sample, or make a note of it; what was said before does not count any more."""
+        with self._lock:
+            kept = [line for line in self._lines(dataset) if not _is_of(line, where)]
+            about = {"shard": where.shard, "key": where.key, "reason": reason[:MAX_NOTE]}
+            self._write(dataset, [*kept, ("" if excluded else NOTE) + json.dumps(about)])
+
+    def forget(self, dataset: str, where: Location) -> None:
+        """Take back what was said about a sample."""
+        with self._lock:
+            kept = [line for line in self._lines(dataset) if not _is_of(line, where)]
+            self._write(dataset, kept)
+
+    def _lines(self, dataset: str) -> list[str]:
+        try:
+            return self.file(dataset).read_text("utf-8", "surrogateescape").splitlines()
+        except FileNotFoundError:
+            return []
+
+    def _write(self, dataset: str, lines: list[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        write_atomic(self.file(dataset), text.encode("utf-8", "surrogateescape"))
+
+
+def _entry(line: str) -> tuple[tuple[str, str | None], Said] | None:
+    text = line.strip()
+    excluded = not text.startswith(NOTE)
+    try:
+        about = parse_json(text.removeprefix(NOTE), origin="a quarantine file")
+        return (about["shard"], about.get("key")), Said(excluded, str(about.get("reason", "")))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None  # an entry of the other form, or a remark of somebody
+
+
+def _is_of(line: str, where: Location) -> bool:
+    entry = _entry(line)
+    return entry is not None and entry[0] == (where.shard, where.key)

@@ -1,0 +1,111 @@
+"""A training run over what is shown: which samples its steps consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from energon.errors import ConfigError
+from energon.inspect.plan_find import Sighting, list_step
+from energon.inspect.plan_report import describe_run
+from energon.inspect.planned_run import PlannedRun, SavedRun, open_run
+from energon.metadataset.resolve import resolve
+from energon.task_encoder.leaves import open_leaves
+from energon.task_encoder.settings import TrainSettings
+from energon.worker import WorkerConfig
+
+MAX_STEPS = 20
+MAX_SAMPLES = 1000
+MAX_SAMPLES_OF_STEP = 100_000
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Of a run that has no state yet.
+
+    Args:
+        batch_size: Samples of a batch.
+        world_size: Ranks.
+        num_workers: Workers of each rank.
+        seed: `WorkerConfig(seed_offset=…)`.
+    """
+
+    batch_size: int = 8
+    world_size: int = 1
+    num_workers: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batches have 1 sample or more, not {self.batch_size}")
+        if self.batch_size * self.world_size > MAX_SAMPLES_OF_STEP:
+            raise ConfigError(
+                f"a step of {self.world_size} batches of {self.batch_size} has more than the "
+                f"{MAX_SAMPLES_OF_STEP} samples that are listed"
+            )
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A run, planned or saved.
+
+    Args:
+        run: Its order.
+        split: The number of the split that it reads.
+        order: For each of its datasets, the number in the split.
+        step: Before which it was saved; None if there is no state.
+        shifted: How many samples hooks have skipped by then.
+    """
+
+    run: PlannedRun
+    split: int
+    order: Sequence[int]
+    step: int | None = None
+    shifted: int = 0
+
+    def samples(self, first: int, count: int) -> list[tuple[int, list[tuple[Sighting, int]]]]:
+        """Return steps, each with its samples and the numbers of their datasets in the split.
+
+        Raises:
+            ConfigError: If the run ends before.
+        """
+        numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
+        return [
+            (step, [(each, numbers[each.leaf]) for each in list_step(self.run, step)])
+            for step in range(first, first + count)
+        ]
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What the run reads, as `energon plan` tells it: in one pass, or until it was saved."""
+        samples = sum(len(leaf.source) for leaf in self.run.leaves)
+        batches = self.run.num_batches or -(-samples // self.run.batch_size)
+        done = (self.step or 0) * self.run.workers.world_size
+        return describe_run(self.run, batches=max(batches, done))
+
+
+def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> ShownRun:
+    """Return a run that has not begun.
+
+    Raises:
+        ConfigError: If a setting makes no sense.
+    """
+    workers = WorkerConfig(
+        rank=0,
+        world_size=settings.world_size,
+        num_workers=settings.num_workers,
+        seed_offset=settings.seed,
+    )
+    batches = TrainSettings(batch_size=settings.batch_size)
+    run = open_run(path, batches, workers, split_part=split_part)
+    return ShownRun(run, split, range(len(run.leaves)))
+
+
+def show_saved_run(path: str, split_part: str, split: int, saved: SavedRun) -> ShownRun:
+    """Return a run that was saved."""
+    leaves = open_leaves(resolve(path, split_part=split_part, training=True).leaves, None)
+    numbers = {leaf.plan_leaf.uid: number for number, leaf in enumerate(leaves)}
+    order = [numbers[name] for name in saved.run.names]
+    return ShownRun(saved.run, split, order, saved.step, saved.shifted)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from energon import WorkerConfig, get_val_dataset
+from energon.errors import ConfigError
+from energon.formats.meta.split import load_split
+from energon.prepare.jsonl import prepare_jsonl
+from energon.viewer.notes import Notes
+from tests.commands import run
+from tests.datasets import make_crude, write_shard
+from tests.viewer.pages import browse
+
+INLINE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+def say(client, place, what, reason="", **fields):
+    form = re.search(r'name="form" value="(.*?)"', client.get(place).text)[1]
+    data = {"form": form, "what": what, "reason": reason, **fields}
+    return client.post(f"{place}/note", data=data, follow_redirects=False)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_crude(tmp_path / "ds", [3, 2])
+
+
+@pytest.fixture
+def client(root, tmp_path):
+    return browse(root, notes=Notes(tmp_path / "bad"))
+
+
+def left(root, folder):
+    samples = get_val_dataset(root, worker_config=INLINE, batch_size=None, exclude_from=folder)
+    return [sample["__key__"] for sample in samples]
+
+
+def test_what_is_excluded_is_left_out_by_loaders_and_prepare(client, root, tmp_path):
+    answer = say(client, "/s/0/0/1", "exclude", "blurred <b>")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/s/0/0/1"
+    say(client, "/s/0/0/3", "exclude")
+    assert "excluded: blurred &lt;b&gt;" in client.get("/s/0/0").text
+    assert left(root, tmp_path / "bad") == ["s0", "s2", "s4"]
+    done = run(
+        *("prepare", root, "--non-interactive", "--force-overwrite", "--split-parts", "train:.*"),
+        *("--skip-dataset-yaml", "--exclude-from", tmp_path / "bad"),
+    )
+    assert done.exit_code == 0, done.output
+    assert load_split(root).exclude == ["000.tar/s1", "001.tar/s3"]
+
+
+def test_a_flag_is_a_note_that_excludes_nothing(client, root, tmp_path):
+    say(client, "/s/0/0/1", "flag", "look again")
+    assert "flagged in" in client.get("/s/0/0/1").text
+    assert "noted: look again" in client.get("/s/0/0").text
+    assert len(left(root, tmp_path / "bad")) == 5
+
+
+def test_what_was_said_last_counts_and_can_be_taken_back(client, root, tmp_path):
+    file = tmp_path / "bad/ds.jsonl"
+    file.write_text('# kept\n000.tar/s2\n{"shard": "001.tar", "key": "s4", "reason": "failed"}\n')
+    say(client, "/s/0/0/1", "flag", "one")
+    say(client, "/s/0/0/1", "exclude", "two")
+    assert left(root, tmp_path / "bad") == ["s0", "s3"]
+    say(client, "/s/0/0/1", "forget")
+    say(client, "/s/0/0/4", "forget")
+    assert file.read_text() == "# kept\n000.tar/s2\n"
+
+
+def test_keys_of_any_kind_can_be_excluded(tmp_path):
+    keys = ["a b", "{x}", "#not", "../up", 'q"\n{"shard": "0.tar", "key": "good"}', "good"]
+    write_shard(tmp_path / "ds/0.tar", [(key, {"txt": b"x"}) for key in keys])
+    done = run(
+        *("prepare", tmp_path / "ds", "--non-interactive", "--split-parts", "train:.*"),
+        *("--split-parts", "val:.*", "--sample-type", "CrudeWebdataset"),
+    )
+    assert done.exit_code == 0, done.output
+    client = browse(tmp_path / "ds", notes=Notes(tmp_path / "bad"))
+    for number in range(5):
+        assert say(client, f"/s/0/0/{number}", "exclude", "a\nb").status_code == 303
+    assert left(tmp_path / "ds", tmp_path / "bad") == ["good"]
+
+
+def test_lines_of_jsonl_files_can_be_excluded(tmp_path):
+    file = tmp_path / "talk.jsonl"
+    file.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(5)))
+    prepare_jsonl(file)
+    client = browse(file, notes=Notes(tmp_path / "bad"))
+    say(client, "/s/0/0/3", "exclude", "x")
+    written = json.loads((tmp_path / "bad/talk.jsonl.jsonl").read_text())
+    assert written == {"shard": "talk.jsonl", "key": "3", "reason": "x"}
+    assert "excluded: x" in client.get("/s/0/0").text
+
+
+def test_forms_of_other_pages_are_refused(client, root, tmp_path):
+    assert say(client, "/s/0/0/1", "exclude", form="guess").status_code == 403
+    assert client.post("/s/0/0/1/note", data={"what": "exclude"}).status_code == 403
+    assert say(client, "/s/0/0/1", "drop").status_code == 400
+    assert client.get("/s/0/0/1/note").status_code == 405
+    assert not (tmp_path / "bad/ds.jsonl").exists()
+
+
+def test_without_a_folder_nothing_is_written(root, client):
+    other = browse(root)
+    assert "note" not in other.get("/s/0/0/1").text
+    assert other.post("/s/0/0/1/note", data={"what": "exclude"}).status_code == 403
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be a folder"):
+        Notes(tmp_path / "file/bad")
