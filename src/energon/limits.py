@@ -115,6 +115,8 @@ TAR_RECORDS = Limit("TAR_RECORDS", 100_000, "records of a PAX header of a tar ar
 TAR_NAME_BYTES = Limit("TAR_NAME_BYTES", 64 << 10, "bytes of the name of a file in a tar archive")
 TAR_PART_BYTES = Limit("TAR_PART_BYTES", 64 << 30, "bytes of a part that is read from a shard")
 
+PARQUET_FOOTER_BYTES = Limit("PARQUET_FOOTER_BYTES", 256 << 20, "bytes of a Parquet footer")
+
 SQLITE_STEPS = Limit(
     "SQLITE_STEPS", 200, "steps that a query on index.sqlite may take for each byte of the file"
 )

@@ -14,8 +14,9 @@ import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.split import load_split
+from energon.formats.meta.split_names import splits_by_name
 from energon.io.files import write_bytes
-from energon.prepare.importers.selection import select, splits_by_name
+from energon.prepare.importers.selection import select
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, write_shard

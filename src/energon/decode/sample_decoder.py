@@ -25,6 +25,7 @@ from energon.errors import (
 )
 from energon.formats.signature import guess_extension
 from energon.limits import UNPACKED_BYTES
+from energon.samples.crude import PART_FILES
 
 if TYPE_CHECKING:
     from energon.decode.resize import RandomResizedCrop, Resize
@@ -126,13 +127,15 @@ class SampleDecoder:
             DecodeError: If a part is damaged.
         """
         key = sample.get("__key__", "")
+        files = sample.get(PART_FILES, {})
         decoded = type(sample)()
         for part, data in sample.items():
             # Names like __key__ are about the sample; what is not bytes is decoded already.
             if part.startswith("__") or not isinstance(data, bytes):
                 decoded[part] = data  # type: ignore[index]
             else:
-                decoded[part] = self.decode(f"{key}.{part}", data, seed=seed)  # type: ignore[index]
+                name = f"{key}.{files.get(part, part)}"
+                decoded[part] = self.decode(name, data, seed=seed)  # type: ignore[index]
         return decoded
 
     def decode(self, fname: str, data: bytes, *, seed: int = 0) -> Any:

@@ -70,6 +70,9 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
     for title in ("sample_type", "samples", "tokens", "shards", "bytes", "energon_version"):
         if about.get(title) is not None:
             yield f"- {title.replace('_', ' ')}: {about[title]}"
+    if about.get("columns"):
+        columns = (f"{name} ({kind})" for name, kind in about["columns"].items())
+        yield f"- columns: {', '.join(columns)}"
     if about["missing_shards"]:
         yield f"- missing shards: {', '.join(about['missing_shards'])}"
     for reason in about.get("unreadable_shards", ()):

@@ -17,6 +17,7 @@ from energon.errors import EnergonError, SecurityError
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import note
+from energon.samples.crude import PART_FILES
 from energon.sources.kinds import Source
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import OpenedLeaf
@@ -178,8 +179,9 @@ class _Check:
         for part, data in sample.items():
             if part.startswith("__") or not isinstance(data, bytes):
                 continue
+            name = f"{sample['__key__']}.{sample.get(PART_FILES, {}).get(part, part)}"
             try:
-                decoded[part] = decode_wholly(self.decoder, f"{sample['__key__']}.{part}", data)
+                decoded[part] = decode_wholly(self.decoder, name, data)
             except SecurityError:
                 self.unchecked[part] = self.unchecked.get(part, 0) + 1
             except (EnergonError, ImportError, MemoryError) as error:

@@ -32,6 +32,8 @@ class KindEntry(NamedTuple):
             appended to.
         upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are no
             folders of shards.
+        below: A folder is of this kind if most files in it, at any depth, end so; and so is a
+            pattern like `data/*.parquet`.
     """
 
     name: str
@@ -41,6 +43,7 @@ class KindEntry(NamedTuple):
     has_samples: bool = True
     pair: tuple[str, ...] = ()
     upkeep: str = ""
+    below: str = ""
 
 
 KINDS = (
@@ -65,6 +68,7 @@ KINDS = (
     KindEntry(
         "tokens", "energon.sources.tokens:KIND", suffixes=(".idx", ".bin"), pair=(".idx", ".bin")
     ),
+    KindEntry("parquet", "energon.sources.parquet:KIND", suffixes=(".parquet",), below=".parquet"),
 )
 """The kinds that come with energon. The first that fits is taken."""
 
@@ -86,7 +90,7 @@ TABLES = (
 
 _READABLE = (
     "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml), a "
-    ".jsonl file or token files (.idx, .bin)"
+    ".jsonl file, token files (.idx, .bin) or .parquet files"
 )
 
 MAX_COMPARED = 10_000
@@ -109,12 +113,16 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
         for entry in entries:
             if suffix in entry.suffixes and is_file(path):
                 return entry.name
+            if entry.below and path.endswith(entry.below) and ("*" in path or "[" in path):
+                return entry.name
         for entry in entries:
             for marker in entry.markers:
                 if is_file(join_address(path, f".nv-meta/{marker}")):
                     return entry.name
         for entry in entries:
             if entry.pair and _has_pair(path, entry.pair):
+                return entry.name
+            if entry.below and _are_most(path, entry.below):
                 return entry.name
     raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
 
@@ -126,6 +134,19 @@ def _has_pair(path: str, endings: tuple[str, ...]) -> bool:
     names = set(_names_in(path))
     stems = (name.removesuffix(endings[0]) for name in names if name.endswith(endings[0]))
     return any(all(stem + ending in names for ending in endings[1:]) for stem in stems)
+
+
+def _are_most(folder: str, ending: str) -> bool:
+    """Return whether most files below a folder, of those that are looked at, end so."""
+    if is_remote(folder):
+        store, key = open_store(folder)
+        if not store.backend.can_list:
+            return False
+        names = [found.key for found in islice(store.backend.list(key), MAX_COMPARED)]
+    else:
+        names = list(islice(_files_below(folder), MAX_COMPARED))
+    named = [name for name in names if not name.rpartition("/")[2].startswith((".", "_", "README"))]
+    return 2 * sum(name.endswith(ending) for name in named) > len(named)
 
 
 def _names_in(folder: str) -> Sequence[str]:

@@ -9,6 +9,10 @@ from energon.samples.source_info import SourceInfo
 
 _NOTHING = object()
 
+PART_FILES = "__part_files__"
+"""Entry of a crude sample that says which files its parts are, where their names do not: by the
+name of the part, one with the extension of what it holds."""
+
 
 def find_part(names: Iterable[str], wanted: str) -> str | None:
     """Return the first of the names of parts that is `wanted`, except perhaps for its case.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
-from energon.formats.meta.split import find_split
+from energon.formats.meta.split_names import parse_shares, ratio_range
 from energon.formats.tokens import DATA, INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.disk_cache import map_file
@@ -43,8 +43,6 @@ from energon.sources.webdataset import included
 
 Ints = NDArray[np.int64]
 Unit = Literal["document", "sequence"]
-SPLITS = ("train", "val", "test")
-"""What the numbers of a ratio like "99,1,0" stand for."""
 
 
 @dataclass(frozen=True)
@@ -90,52 +88,7 @@ class TokenOptions:
             elif not 0 <= self.overlap < self.length:
                 yield f"overlap is {self.overlap}; expected 0 to {self.length - 1}"
         if self.split is not None:
-            _shares(self.split, self.origin)
-
-    @property
-    def split_names(self) -> list[str]:
-        """The splits that there are."""
-        if self.split is None:
-            return ["train"]
-        shares = zip(SPLITS, _shares(self.split, self.origin), strict=False)
-        return [name for name, share in shares if share]
-
-    def documents(self, split_part: str, count: int) -> tuple[int, int]:
-        """Return which of the documents belong to a split: the first, and the one behind the last.
-
-        Raises:
-            ConfigError: If there is no such split.
-        """
-        name = find_split(split_part, self.split_names)
-        if name is None:
-            hint = (
-                'say which documents it has, as in `read: {split: "99,1,0"}`'
-                if self.split is None
-                else f"the ratio {self.split!r} gives it no documents"
-            )
-            raise ConfigError(
-                f"{self.origin}: there is no split {split_part!r}, only "
-                f"{', '.join(self.split_names)}; {hint}"
-            )
-        if self.split is None:
-            return 0, count
-        place = SPLITS.index(name)
-        edges = [0.0, *accumulate(_shares(self.split, self.origin))]
-        return round(edges[place] * count), round(edges[place + 1] * count)
-
-
-def _shares(split: Any, origin: str) -> list[float]:
-    """Return the shares that a ratio like "99,1,0" stands for, which sum to 1."""
-    try:
-        numbers = [float(number) for number in split.split(",")]
-    except (AttributeError, ValueError):
-        numbers = []
-    if not 1 <= len(numbers) <= len(SPLITS) or min(numbers) < 0 or not 0 < sum(numbers) < 1e18:
-        raise ConfigError(
-            f"{origin}: read: split is {split!r}; expected up to three numbers, the shares of "
-            f'{", ".join(SPLITS)}, like "99,1,0"'
-        )
-    return [number / sum(numbers) for number in numbers]
+            parse_shares(self.split, origin=self.origin)
 
 
 class TokenFile:
@@ -245,7 +198,13 @@ class TokenSource:
         if len({file.index.has_modes for file in self.files if file.index.num_sequences}) > 1:
             raise FormatError(f"{self.path}: some of its files have modes and some have not")
         total = self._ends[-1]
-        self.first, self.last = self.options.documents(split_part, total)
+        self.first, self.last = ratio_range(
+            self.options.split,
+            split_part,
+            total,
+            what="documents",
+            origin=self.options.origin or str(self.path),
+        )
         count = self.last - self.first if self.windows is None else len(self.windows)
         self.excluded = self._excluded(exclude, count)
         self.start, self.stop = resolve_range(count - len(self.excluded), subsets)
@@ -345,13 +304,21 @@ class TokenSource:
         return samples
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the samples lie."""
+        """Yield where the samples lie: of a window, what belongs to the block it begins in."""
         pieces = self._pieces(self._numbers(ordinals))
-        for number in np.unique(pieces.file).tolist():
-            inside = np.flatnonzero(pieces.file == number)
-            order = inside[np.argsort(pieces.low[inside], kind="stable")]
-            file = self.files[number].file
-            yield Extents(file, pieces.window[order], pieces.low[order], pieces.high[order])
+        first = np.flatnonzero(np.diff(pieces.window, prepend=-1))
+        if not len(first):
+            return
+        block = pieces.document // BLOCK_DOCUMENTS
+        of_first = first[np.cumsum(np.diff(pieces.window, prepend=-1) != 0) - 1]
+        near = (pieces.file == pieces.file[of_first]) & (block == block[of_first])
+        low = np.minimum.reduceat(np.where(near, pieces.low, pieces.low[of_first]), first)
+        high = np.maximum.reduceat(np.where(near, pieces.high, pieces.high[of_first]), first)
+        number, window = pieces.file[first], pieces.window[first]
+        for each in np.unique(number).tolist():
+            inside = np.flatnonzero(number == each)
+            order = inside[np.argsort(low[inside], kind="stable")]
+            yield Extents(self.files[each].file, window[order], low[order], high[order])
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies; of a window, where its first document does."""

@@ -85,15 +85,16 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
 
 
 def _plan_leaf(leaf: OpenedLeaf, settings: TrainSettings) -> PlanLeaf:
-    config = leaf.config
+    config, source = leaf.config, leaf.source
+    # Kinds that read no single samples say how many they read together.
+    rows, slices = getattr(source, "preferred_slices", (None, PARALLEL_SLICES))
     return replace(
         leaf.plan_leaf,
         slice_samples=config.max_samples_per_sequence
         or settings.max_samples_per_sequence
-        or choose_slice_samples(leaf.source.mean_sample_bytes),
-        parallel_slices=config.parallel_shard_iters
-        or settings.parallel_shard_iters
-        or PARALLEL_SLICES,
+        or rows
+        or choose_slice_samples(source.mean_sample_bytes),
+        parallel_slices=config.parallel_shard_iters or settings.parallel_shard_iters or slices,
         shuffle_over_epochs=multiply_shuffle(
             leaf.plan_leaf.shuffle_over_epochs, settings.shuffle_over_epochs_multiplier
         ),

@@ -19,12 +19,13 @@ from energon.counting import counted
 from energon.decode.sample_decoder import is_decoded, is_media
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.json_text import parse_json
+from energon.formats.meta.split_names import splits_by_name
 from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
-from energon.prepare.importers.selection import FileSelection, is_about_data, splits_by_name
+from energon.prepare.importers.selection import FileSelection, is_about_data
 from energon.prepare.importers.table import (
     MAX_ARRAYS,
     Table,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,13 +109,6 @@ def _copy(path: EPath, target: Path) -> Path:
     return target
 
 
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
-"""Names of folders and beginnings of file names that say which split is in them."""
-
 ABOUT_DATA = frozenset(
     {
         *("readme", "license", "licence", "copying", "notice", "citation", "changelog", "authors"),
@@ -127,8 +119,6 @@ ABOUT_DATA = frozenset(
 
 HUGGING_FACE = "hf://"
 """Begins the name of a dataset on the Hugging Face Hub."""
-
-_FIRST_WORD = re.compile(r"[A-Za-z]+(?=[-_. ]|$)")
 
 
 @dataclass(frozen=True)
@@ -192,42 +182,6 @@ def is_about_data(name: str) -> bool:
     """Return whether a file tells about those beside it, or is hidden."""
     base = name.rpartition("/")[2]
     return base.startswith(".") or base.partition(".")[0].lower() in ABOUT_DATA
-
-
-def splits_by_name(names: Sequence[str], *, by_file: bool) -> dict[str, list[str]]:
-    """Return the files of each split, if their paths say it of all of them.
-
-    Args:
-        names: Paths of files.
-        by_file: Whether names of files count, too, as in `train-00000.parquet`.
-
-    Returns:
-        Names of files by split; one split without a name if the paths do not say it.
-
-    Example:
-        >>> splits_by_name(["train/a.jpg", "validation/b.jpg"], by_file=False)
-        {'train': ['train/a.jpg'], 'val': ['validation/b.jpg']}
-        >>> splits_by_name(["train/a.jpg", "b.jpg"], by_file=False)
-        {'': ['train/a.jpg', 'b.jpg']}
-    """
-    splits: dict[str, list[str]] = {}
-    for name in names:
-        split = _split_of(name, by_file=by_file)
-        if split is None:
-            return {"": list(names)}
-        splits.setdefault(split, []).append(name)
-    if len(splits) < 2:
-        return {"": list(names)}
-    return {name: splits[name] for name in dict.fromkeys(SPLIT_WORDS.values()) if name in splits}
-
-
-def _split_of(name: str, *, by_file: bool) -> str | None:
-    *folders, file = name.split("/")
-    for folder in folders:
-        if folder.lower() in SPLIT_WORDS:
-            return SPLIT_WORDS[folder.lower()]
-    word = _FIRST_WORD.match(file)
-    return SPLIT_WORDS.get(word[0].lower()) if by_file and word else None
 
 
 def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:

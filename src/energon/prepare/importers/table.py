@@ -22,10 +22,11 @@ from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.extra import needs_extra
 from energon.formats.json_text import parse_json
+from energon.formats.meta.split_names import splits_by_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
-from energon.prepare.importers.selection import FileSelection, open_ascending, splits_by_name
+from energon.prepare.importers.selection import FileSelection, open_ascending
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")

@@ -1,0 +1,149 @@
+"""The ends of Parquet files, and a table of them.
+
+A Parquet file ends with a footer that says where everything lies, the four bytes of its size, and
+`PAR1`. Reading a thousand of them takes a thousand reads, so `.nv-meta/parquet.footers` holds all
+those of a folder:
+
+| bytes | content |
+|---|---|
+| 8 | `ENFOOT01` |
+| 8 | H, little-endian |
+| H | JSON: `{"files": [[name, size, version, bytes of the footer, [rows of each row group]], …]}` |
+| … | the footers, as they end the files, behind one another |
+
+The version is the ETag of a remote file, and the time of the last change of a local one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon.errors import FormatError, TruncatedError
+from energon.extra import needs_extra
+from energon.limits import DOCUMENT_BYTES, PARQUET_FOOTER_BYTES
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
+MAGIC = b"PAR1"
+TAIL_BYTES = 8
+FOOTERS = "parquet.footers"
+_TABLE = b"ENFOOT01"
+
+
+@dataclass(frozen=True)
+class ParquetFooter:
+    """What is known about a file without reading its rows.
+
+    Args:
+        name: Where it is in its folder.
+        size: Bytes of the file.
+        version: Differs when its content does.
+        footer: The end of the file, from the footer on.
+        rows: Rows of each row group.
+    """
+
+    name: str
+    size: int
+    version: str
+    footer: bytes
+    rows: tuple[int, ...]
+
+
+def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
+    """Return how many bytes the end of a file has, from the footer on.
+
+    Args:
+        tail: Its last 8 bytes, or more.
+        size: Bytes of the file.
+        origin: The file, for messages.
+
+    Raises:
+        TruncatedError: If it does not end as Parquet files do.
+        FormatError: If it is encrypted, or its footer is larger than the file or a limit.
+    """
+    if size < len(MAGIC) + TAIL_BYTES or tail[-4:] not in (MAGIC, b"PARE"):
+        raise TruncatedError(
+            f"{origin}: {size} bytes that end with {tail[-4:]!r}, not with {MAGIC!r}; it is cut "
+            "off, or no Parquet file"
+        )
+    if tail[-4:] != MAGIC:
+        raise FormatError(f"{origin}: is encrypted, which is not supported; write it in plain")
+    found = struct.unpack("<I", tail[-8:-4])[0] + TAIL_BYTES
+    if found > size - len(MAGIC):
+        raise FormatError(f"{origin}: its footer has {found} bytes, but all of it only {size}")
+    if found > PARQUET_FOOTER_BYTES.value:
+        raise FormatError(
+            f"{origin}: its footer has {found} bytes, more than {PARQUET_FOOTER_BYTES.value}; "
+            f"{PARQUET_FOOTER_BYTES.hint}"
+        )
+    return int(found)
+
+
+def parse_footer(footer: bytes, *, origin: str) -> FileMetaData:
+    """Return what the end of a file says.
+
+    Raises:
+        FormatError: If it is damaged.
+        MissingExtraError: If pyarrow is not installed.
+    """
+    with needs_extra("parquet", "Parquet files need pyarrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    try:
+        return pq.read_metadata(io.BytesIO(MAGIC + footer))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError(f"{origin}: its footer is damaged: {error}") from error
+
+
+def group_rows(metadata: FileMetaData, *, origin: str) -> tuple[int, ...]:
+    """Return the rows of each row group.
+
+    Raises:
+        FormatError: If they make no sense.
+    """
+    groups = range(metadata.num_row_groups)
+    rows = tuple(int(metadata.row_group(number).num_rows) for number in groups)
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
+        raise FormatError(
+            f"{origin}: its row groups have {sum(rows)} rows, the file {metadata.num_rows}; it is "
+            "damaged"
+        )
+    return rows
+
+
+def dump_footers(files: Sequence[ParquetFooter]) -> bytes:
+    """Return the content of a table of footers."""
+    rows = [[f.name, f.size, f.version, len(f.footer), list(f.rows)] for f in files]
+    head = json.dumps({"files": rows}).encode()
+    return b"".join((_TABLE, struct.pack("<Q", len(head)), head, *(f.footer for f in files)))
+
+
+def load_footers(data: Any, *, origin: str) -> list[ParquetFooter]:
+    """Return the footers of a table.
+
+    Raises:
+        FormatError: If it is none.
+    """
+    again = "it is damaged, run `energon prepare` again"
+    if len(data) < 16 or bytes(data[:8]) != _TABLE:
+        raise FormatError(f"{origin}: begins with {bytes(data[:8])!r}; {again}")
+    at = 16 + struct.unpack("<Q", data[8:16])[0]
+    if at > min(len(data), DOCUMENT_BYTES.value):
+        raise TruncatedError(f"{origin}: its list of files ends at byte {at}; {again}")
+    files = []
+    try:
+        for name, size, version, length, rows in json.loads(bytes(data[16:at]))["files"]:
+            footer = bytes(data[at : at + length])
+            if len(footer) != length or length < TAIL_BYTES or min(rows, default=0) < 0:
+                raise ValueError(f"the footer of {name} is not there")
+            files.append(ParquetFooter(str(name), int(size), str(version), footer, tuple(rows)))
+            at += length
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError(f"{origin}: {error}; {again}") from error
+    return files

@@ -1,0 +1,215 @@
+"""Find the Parquet files of an address, and read what stands at their ends."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from glob import glob, has_magic
+from urllib.parse import unquote
+
+from energon.errors import DatasetNotFoundError, FormatError
+from energon.formats.meta.info import META
+from energon.formats.parquet import (
+    FOOTERS,
+    TAIL_BYTES,
+    ParquetFooter,
+    dump_footers,
+    footer_bytes,
+    group_rows,
+    load_footers,
+    parse_footer,
+)
+from energon.io.address import address_name, is_remote, join_address, parent_address, redact
+from energon.io.backends.base import ObjectInfo
+from energon.io.disk_cache import disk_cache
+from energon.io.files import file_info, list_files, read_bytes, write_bytes
+from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.registry import open_store
+
+log = logging.getLogger("energon")
+
+SUFFIX = ".parquet"
+MANY_FILES = 256
+"""Files whose footers take long to read one by one, so that they are worth a notice and a copy."""
+GUESSED_BYTES = 64 << 10
+"""Bytes that are read of the end of a remote file at first; most footers are shorter."""
+
+
+class ParquetFiles:
+    """The files of an address, by their names below a folder.
+
+    Args:
+        address: A file, a folder of files at any depth, or a pattern with `*`, `?`, `[…]` or `**`.
+
+    Raises:
+        DatasetNotFoundError: If there are none.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.folder, self.found = _find(address)
+        if not self.found:
+            raise DatasetNotFoundError(f"{redact(address)}: there are no {SUFFIX} files")
+
+    def path(self, name: str) -> str:
+        """Return the address of a file."""
+        return join_address(self.folder, name)
+
+    def footers(self) -> list[ParquetFooter]:
+        """Return the ends of all files: as they were noted, or read now.
+
+        Raises:
+            FormatError: If a file is no Parquet file.
+        """
+        noted = self._noted()
+        missing = [each for each in self.found if _is_new(each, noted)]
+        if missing and (is_remote(self.address) or len(missing) > MANY_FILES):
+            if len(missing) > MANY_FILES:
+                log.warning(
+                    "%s: reads the footers of %d files, which takes a while; `energon prepare` "
+                    "notes them",
+                    redact(self.address),
+                    len(missing),
+                )
+            noted |= self._kept(missing)
+        elif missing:
+            noted |= {each.key: self.read_footer(each) for each in missing}
+        return [noted[each.key] for each in self.found]
+
+    def prepare(self) -> list[ParquetFooter]:
+        """Note the ends of all files beside them, or else in the cache of the user."""
+        noted = self._noted()
+        missing = [each for each in self.found if _is_new(each, noted)]
+        noted |= {footer.name: footer for footer in self._read(missing)}
+        footers = [noted[each.key] for each in self.found]
+        if not is_pattern(self.address) and not self.address.endswith(SUFFIX):
+            try:
+                write_bytes(self._table, dump_footers(footers))
+            except OSError as error:
+                log.warning("%s: %s; they are kept in the cache of the user", self._table, error)
+                self._kept(self.found)
+        return footers
+
+    def read_footer(self, found: ObjectInfo) -> ParquetFooter:
+        """Return the end of a file.
+
+        Raises:
+            FormatError: If it is no Parquet file.
+        """
+        address = self.path(found.key)
+        origin = redact(address)
+        file: RangeFile = RemoteFile(address) if is_remote(address) else OpenFile(address)
+        size = found.size
+        guessed = min(size, GUESSED_BYTES if file.is_remote else TAIL_BYTES)
+        tail = file.pread(size - guessed, guessed)
+        length = footer_bytes(tail, size=size, origin=origin)
+        footer = tail[-length:] if length <= guessed else file.pread(size - length, length)
+        rows = group_rows(parse_footer(footer, origin=origin), origin=origin)
+        return ParquetFooter(found.key, size, version_of(found), footer, rows)
+
+    def _read(self, found: Sequence[ObjectInfo]) -> list[ParquetFooter]:
+        if not is_remote(self.address):
+            return [self.read_footer(each) for each in found]
+        store, _ = open_store(self.address)
+        return store.together(self.read_footer, [(each,) for each in found])
+
+    def _noted(self) -> dict[str, ParquetFooter]:
+        """Return what `energon prepare` has noted, by file."""
+        if is_pattern(self.address) or self.address.endswith(SUFFIX):
+            return {}
+        if file_info(self._table) is None:
+            return {}
+        try:
+            noted = load_footers(read_bytes(self._table), origin=redact(self._table))
+        except FormatError as error:
+            log.warning("%s", error)
+            return {}
+        return {footer.name: footer for footer in noted}
+
+    def _kept(self, found: Sequence[ObjectInfo]) -> dict[str, ParquetFooter]:
+        """Return the ends of files, which are kept in the cache of the user."""
+        listed = repr([(each.key, each.size, version_of(each)) for each in found])
+        version = hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
+        footers = disk_cache().load(
+            f"{redact(self.address)}/{FOOTERS}",
+            version,
+            lambda: dump_footers(self._read(found)),
+            lambda data: load_footers(data, origin=redact(self.address)),
+        )
+        return {footer.name: footer for footer in footers}
+
+    @property
+    def _table(self) -> str:
+        return join_address(self.folder, f"{META}/{FOOTERS}")
+
+
+def is_pattern(address: str) -> bool:
+    """Return whether an address stands for all files that match it."""
+    if is_remote(address):
+        return "*" in address or "[" in address  # a question mark begins a query
+    return has_magic(address) and not os.path.exists(address)
+
+
+def version_of(found: ObjectInfo) -> str:
+    """Return what differs when the content of a file does."""
+    mtime, version = str(found.mtime_ns), found.version
+    # The version of a local file has the number of its inode, which a copy of the folder has not.
+    is_local = version is None or (found.mtime_ns and version.endswith(mtime))
+    return mtime if is_local else str(version)
+
+
+def partitions(name: str) -> dict[str, str | None]:
+    """Return the values that the folders of a file name stand for, as in `year=2024/lang=en/`.
+
+    Example:
+        >>> partitions("year=2024/lang=en/0.parquet")
+        {'year': '2024', 'lang': 'en'}
+    """
+    steps = [step.partition("=") for step in name.split("/")[:-1] if "=" in step]
+    return {
+        unquote(key): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+        for key, _, value in steps
+    }
+
+
+def _is_new(found: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:
+    footer = noted.get(found.key)
+    return footer is None or (footer.size, footer.version) != (found.size, version_of(found))
+
+
+def _find(address: str) -> tuple[str, list[ObjectInfo]]:
+    """Return a folder and the files in it that an address stands for."""
+    if not is_pattern(address):
+        about = file_info(address) if address.endswith(SUFFIX) else None
+        if about is not None:
+            return parent_address(address), [about._replace(key=address_name(address))]
+        return address, [each for each in list_files(address) if _is_wanted(each.key)]
+    folder, pattern = address, ""
+    while is_pattern(folder):
+        pattern = f"{address_name(folder)}/{pattern}".rstrip("/")
+        folder = parent_address(folder)
+    if not is_remote(address):
+        names = glob(pattern, root_dir=folder or ".", recursive=True)
+        paths = sorted(name for name in names if _is_wanted(name))
+        infos = [(name, file_info(join_address(folder, name))) for name in paths]
+        return folder, [info._replace(key=name) for name, info in infos if info is not None]
+    found = [each for each in list_files(folder) if _is_wanted(each.key)]
+    return folder, [each for each in found if _matches(each.key.split("/"), pattern.split("/"))]
+
+
+def _is_wanted(name: str) -> bool:
+    """Return whether a file below a folder has rows: no hidden one, and none of other tools."""
+    steps = name.split("/")
+    return steps[-1].endswith(SUFFIX) and not any(step.startswith((".", "_")) for step in steps)
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    if not pattern:
+        return not path
+    if pattern[0] == "**":
+        return any(_matches(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
+    return bool(path) and fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import struct
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from energon import (
+    CaptioningSample,
+    ConfigError,
+    Cooker,
+    DatasetNotFoundError,
+    DefaultTaskEncoder,
+    EmptyDatasetError,
+    TextSample,
+    basic_sample_keys,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon.errors import FormatError, TruncatedError
+from energon.io.address import join_address
+from energon.io.files import write_bytes
+from energon.metadataset.kind import dataset_kind
+from energon.sources import parquet_files
+from energon.sources.parquet import ParquetOptions, ParquetSource, RowGroups
+from tests.commands import run
+from tests.datasets import jpeg, make_crude
+from tests.kind_checks import check_kind
+from tests.task_encoder.runs import config
+
+N = 60
+
+
+def write_rows(path, numbers, *, row_group_size=7, **columns):
+    """A file of rows `n` and `text`, and of more columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = {"n": list(numbers), "text": [f"text {n}" for n in numbers], **columns}
+    pq.write_table(pa.table(rows), path, row_group_size=row_group_size)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three files with 60 rows, and others that hold none."""
+    for part in range(3):
+        write_rows(tmp_path / "data" / f"{part:03}.parquet", range(20 * part, 20 * part + 20))
+    (tmp_path / "data" / "_metadata.parquet").write_bytes(b"of another tool")
+    (tmp_path / "data" / "README.md").write_text("rows")
+    return tmp_path / "data"
+
+
+def numbers(source, ordinals=None):
+    found = source.read(np.arange(len(source)) if ordinals is None else np.array(ordinals))
+    return [sample["n"] for sample in found]
+
+
+@pytest.mark.parametrize("name", ["data", "data/*.parquet", "data/00[012].parquet", "**/*.parquet"])
+def test_the_address_is_a_folder_or_a_pattern(tmp_path, folder, name):
+    assert dataset_kind(tmp_path / name) == "parquet"
+    assert numbers(ParquetSource(tmp_path / name)) == list(range(N))
+
+
+def test_the_address_is_a_file(folder):
+    assert dataset_kind(folder / "001.parquet") == "parquet"
+    assert numbers(ParquetSource(folder / "001.parquet")) == list(range(20, 40))
+
+
+def test_rows_of_any_ordinals_come_in_their_order(folder):
+    source = pickle.loads(pickle.dumps(ParquetSource(folder)))
+    ordinals = np.random.default_rng(0).integers(0, N, 200)
+    samples = source.read(ordinals)
+    assert [sample["n"] for sample in samples] == ordinals.tolist()
+    assert [sample["text"] for sample in samples] == [f"text {n}" for n in ordinals]
+    first = source.read(np.array([41]))[0]
+    assert (first["__key__"], first["__shard__"]) == ("002/1", "002.parquet")
+    assert source.find("002/1") == source.find("002.parquet/1") == [41]
+    assert source.find("002/20") == source.find("x/1") == source.find("002/x") == []
+    place = source.locate(41)
+    assert (place.key, place.shard, place.sample, place.parts) == (
+        *("002/1", "002.parquet", 1),
+        ("n", "text"),
+    )
+    assert source.read(np.array([], np.int64)) == []
+    with pytest.raises(IndexError, match="0 to 59, not 60"):
+        source.read(np.array([60]))
+
+
+def test_columns_that_no_field_needs_are_never_read(folder):
+    """The bytes of the other column are destroyed, so that reading them would fail."""
+    for path in folder.glob("0*.parquet"):
+        metadata = pq.read_metadata(path)
+        with open(path, "r+b") as file:
+            for group in range(metadata.num_row_groups):
+                chunk = metadata.row_group(group).column(0)
+                file.seek(min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))))
+                file.write(b"\xff" * chunk.total_compressed_size)
+    read = {"sample_type": "TextSample", "field_map": {"text": "text"}}
+    document = {"splits": {"train": {"path": str(folder), "read": read}}}
+    dataset = get_train_dataset(document, worker_config=config(), batch_size=None, repeat=False)
+    samples = list(dataset)
+    assert isinstance(samples[0], TextSample)
+    assert sorted(sample.text for sample in samples) == sorted(f"text {n}" for n in range(N))
+    source = ParquetSource(folder, options=ParquetOptions(columns=["text"]))
+    assert set(source.read(np.array([0]))[0]) >= {"text"}
+    assert "n" not in source.read(np.array([0]))[0]
+    with pytest.raises(FormatError, match=r"000\.parquet: row group 0 cannot be read"):
+        ParquetSource(folder).read(np.array([0]))
+
+
+def test_a_row_group_is_decoded_once_for_its_slice(folder, monkeypatch):
+    decoded = []
+    decode = RowGroups._decode
+
+    def count(self, group, columns):
+        decoded.append(group)
+        return decode(self, group, columns)
+
+    monkeypatch.setattr(RowGroups, "_decode", count)
+    dataset = get_train_dataset(folder, worker_config=config(lanes=1), batch_size=4, repeat=False)
+    assert sum(len(batch["n"]) for batch in dataset) == N
+    assert sorted(decoded) == list(range(9))
+
+
+def test_files_of_hugging_face_datasets_are_unpacked_and_decoded(tmp_path):
+    names = ["cat", "dog"]
+    features = {"label": {"names": names, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+    table = pa.table(
+        {
+            "image": [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(6)],
+            "several": [[{"bytes": jpeg(n), "path": None}] * 2 for n in range(6)],
+            "raw": [jpeg(n) for n in range(6)],
+            "label": [n % 2 for n in range(6)],
+        }
+    ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, tmp_path / "train.parquet")
+    dataset = get_train_dataset(
+        tmp_path / "train.parquet", worker_config=config(), batch_size=None, repeat=False
+    )
+    for sample in dataset:
+        number = int(sample["__key__"].rpartition("/")[2])
+        assert sample["image"].shape == sample["raw"].shape == (3, 8, 12)
+        assert sample["several"] == [jpeg(number)] * 2
+        assert sample["label_name"] == names[number % 2] == names[sample["label"]]
+    source = ParquetSource(
+        tmp_path / "train.parquet", options=ParquetOptions(columns=["label_name"])
+    )
+    assert source.read(np.array([1]))[0]["label_name"] == "dog"
+    assert "label" not in source.read(np.array([1]))[0]
+    assert source.class_names == {"label": names}
+
+
+def test_all_types_become_what_python_has_for_them(tmp_path):
+    table = pa.table(
+        {
+            "list": [[1, 2], [], None],
+            "struct": [{"a": 1, "b": [{"c": "x"}]}] * 3,
+            "dictionary": pa.array(["x", "y", "x"]).dictionary_encode(),
+            "none": pa.array([None] * 3, pa.string()),
+            "__index_level_0__": [7, 8, 9],
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    samples = ParquetSource(tmp_path / "x.parquet").read(np.arange(3))
+    assert [sample["list"] for sample in samples] == [[1, 2], [], None]
+    assert samples[1]["struct"] == {"a": 1, "b": [{"c": "x"}]}
+    assert [sample["dictionary"] for sample in samples] == ["x", "y", "x"]
+    assert samples[0]["none"] is None
+    assert "__index_level_0__" not in samples[0]
+
+
+def test_folders_of_a_hive_partitioned_tree_become_parts(tmp_path):
+    for year in (2023, 2024):
+        for language in ("en", "a%20b"):
+            write_rows(tmp_path / f"year={year}" / f"lang={language}" / "0.parquet", [year])
+    source = ParquetSource(tmp_path)
+    found = {(s["year"], s["lang"], s["n"]) for s in source.read(np.arange(4))}
+    assert found == {(y, lang, y) for y in (2023, 2024) for lang in ("en", "a b")}
+    assert source.read(np.array([0]))[0]["__key__"] == "year=2023/lang=a%20b/0/0"
+    write_rows(tmp_path / "year=2024" / "lang=__HIVE_DEFAULT_PARTITION__" / "0.parquet", [0])
+    assert None in {s["lang"] for s in ParquetSource(tmp_path).read(np.arange(5))}
+
+
+def test_names_of_files_say_the_split_or_a_ratio_does(tmp_path):
+    for name, count in (("train-00000", 8), ("validation-00000", 3), ("test", 2)):
+        write_rows(tmp_path / f"{name}.parquet", range(count))
+    sizes = {
+        name: len(ParquetSource(tmp_path, split_part=name))
+        for name in ("train", "val", "valid", "test")
+    }
+    assert sizes == {"train": 8, "val": 3, "valid": 3, "test": 2}
+    with pytest.raises(ConfigError, match="no split 'dev2', only train, val, test, by the names"):
+        ParquetSource(tmp_path, split_part="dev2")
+    options = ParquetOptions(split="10,3,0")
+    assert len(ParquetSource(tmp_path, split_part="val", options=options)) == 3
+    one = tmp_path / "train-00000.parquet"
+    with pytest.raises(ConfigError, match="no split 'val', only train; say which rows"):
+        ParquetSource(one, split_part="val")
+    parts = [
+        numbers(ParquetSource(one, split_part=name, options=ParquetOptions(split="50,25,25")))
+        for name in ("train", "val", "test")
+    ]
+    assert parts == [[0, 1, 2, 3], [4, 5], [6, 7]]
+
+
+class Encoder(DefaultTaskEncoder):
+    cookers = (
+        Cooker(
+            lambda s: TextSample(
+                **basic_sample_keys(s), text=s["text"] if "text" in s else s["txt"]
+            )
+        ),
+    )
+
+
+def test_every_topology_and_every_restore_gives_the_same_batches(folder):
+    check_kind(folder, encoder=Encoder)
+
+
+def test_they_are_blended_with_shards(folder, tmp_path):
+    make_crude(tmp_path / "tars", [20, 15])
+    (tmp_path / "blend.yaml").write_text(
+        "splits:\n"
+        "  train:\n"
+        "    blend:\n"
+        "      - {path: tars, weight: 1}\n"
+        "      - {path: 'data/*.parquet', weight: 2, read: {split: '9,1'}}\n"
+        "  val: {path: data, read: {split: '9,1'}}\n"
+    )
+    expected = check_kind(tmp_path / "blend.yaml", encoder=Encoder)
+    keys = [key for batch in expected for key in batch["__key__"]]
+    assert {"/" in key for key in keys} == {True, False}
+    val = get_val_dataset(
+        tmp_path / "blend.yaml", worker_config=config(), batch_size=None, task_encoder=Encoder()
+    )
+    assert [sample.text for sample in val] == [f"text {n}" for n in range(54, 60)]
+
+
+def test_an_epoch_holds_each_row_once(folder):
+    dataset = get_train_dataset(
+        folder, worker_config=config(lanes=4), batch_size=3, repeat=False, task_encoder=Encoder()
+    )
+    texts = [text for batch in dataset for text in batch.text]
+    assert sorted(texts) == sorted(f"text {n}" for n in range(N))
+    assert texts != sorted(texts, key=lambda text: int(text.split()[1]))
+
+
+def test_the_folder_may_say_itself_what_its_rows_become(folder):
+    (folder / ".nv-meta").mkdir()
+    (folder / ".nv-meta" / "dataset.yaml").write_text(
+        "sample_type: {__module__: energon, __class__: TextSample}\nfield_map: {text: text}\n"
+    )
+    dataset = get_train_dataset(folder, worker_config=config(), batch_size=None)
+    assert isinstance(next(iter(dataset)), TextSample)
+
+
+def test_prepare_notes_the_footers_and_notices_changes(folder, monkeypatch):
+    result = run("prepare", folder)
+    assert (result.exit_code, result.output) == (0, "60 samples\n")
+    assert (folder / ".nv-meta" / "parquet.footers").is_file()
+    read = []
+    real = parquet_files.ParquetFiles.read_footer
+
+    def count(self, found):
+        read.append(found.key)
+        return real(self, found)
+
+    monkeypatch.setattr(parquet_files.ParquetFiles, "read_footer", count)
+    assert numbers(ParquetSource(folder)) == list(range(N))
+    assert read == []
+    write_rows(folder / "001.parquet", range(100, 103))
+    os.utime(folder / "001.parquet", ns=(1, 1))
+    write_rows(folder / "003.parquet", range(200, 202))
+    assert numbers(ParquetSource(folder)) == [*range(20), 100, 101, 102, *range(40, 60), 200, 201]
+    assert read == ["001.parquet", "003.parquet"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x" * 40, b"ENFOOT01" + b"\xff" * 8, b"ENFOOT01" + struct.pack("<Q", 2) + b"[]"],
+)
+def test_a_damaged_table_of_footers_is_made_again(folder, content, caplog):
+    run("prepare", folder)
+    (folder / ".nv-meta" / "parquet.footers").write_bytes(content)
+    with caplog.at_level(logging.WARNING, "energon"):
+        assert numbers(ParquetSource(folder)) == list(range(N))
+    assert "run `energon prepare` again" in caplog.text
+
+
+def test_many_files_are_noticed(folder, monkeypatch, caplog):
+    monkeypatch.setattr(parquet_files, "MANY_FILES", 2)
+    with caplog.at_level(logging.WARNING, "energon"):
+        ParquetSource(folder)
+    assert "reads the footers of 3 files" in caplog.text
+
+
+def test_the_commands_tell_about_them(folder):
+    about = json.loads(run("info", folder, "--json").output)
+    assert (about["kind"], about["samples"], about["shards"]) == ("parquet", N, 3)
+    assert about["columns"] == {"n": "int64", "text": "string"}
+    assert "columns: n (int64), text (string)" in run("info", folder).output
+    result = run("lint", folder, "--num-workers", 1)
+    assert (result.exit_code, result.output) == (0, "60 samples: no problems\n")
+    assert "text: 'text 0'" in run("preview", folder, "--count", 1).output
+    assert "60 samples" in run("plan", folder).output
+
+
+def test_lint_names_rows_whose_images_are_damaged(tmp_path):
+    images = [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(5)]
+    images[3]["bytes"] = images[3]["bytes"][:60]
+    pq.write_table(pa.table({"image": images}), tmp_path / "x.parquet")
+    result = run("lint", tmp_path / "x.parquet", "--num-workers", 1)
+    assert result.exit_code == 1
+    assert "x/3" in result.output
+
+
+def test_remote_files_are_read_by_ranges_and_their_footers_kept(folder, s3):
+    for path in folder.glob("0*.parquet"):
+        write_bytes(join_address(s3.address, f"data/{path.name}"), path.read_bytes())
+    for name in ("data", "data/*.parquet"):
+        address = join_address(s3.address, name)
+        assert dataset_kind(address) == "parquet"
+        source = pickle.loads(pickle.dumps(ParquetSource(address)))
+        assert numbers(source) == list(range(N))
+    batches = []
+    for address in (folder, join_address(s3.address, "data")):
+        dataset = get_train_dataset(
+            address, worker_config=config(), batch_size=4, task_encoder=Encoder()
+        )
+        batches.append([batch.text for batch in islice(dataset, 40)])
+    assert batches[0] == batches[1]
+    assert numbers(ParquetSource(join_address(s3.address, "data/001.parquet"))) == [*range(20, 40)]
+    result = run("prepare", join_address(s3.address, "data"))
+    assert (result.exit_code, result.output) == (0, "60 samples\n")
+
+
+def footer_at(data):
+    return len(data) - 8 - struct.unpack("<I", data[-8:-4])[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        (lambda data: b"", TruncatedError, "0 bytes that end with b''"),
+        (lambda data: data[:-20], TruncatedError, "cut off, or no Parquet file"),
+        (lambda data: b"PK" * 50, TruncatedError, "no Parquet file"),
+        (lambda data: data[:-4] + b"PARE", FormatError, "is encrypted"),
+        (lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1", FormatError, "its footer has"),
+        (
+            lambda data: data[: footer_at(data)] + b"\xff" * 40 + data[footer_at(data) + 40 :],
+            FormatError,
+            "its footer is damaged",
+        ),
+        (lambda data: data[footer_at(data) - 4 :], FormatError, "cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_reported(folder, change, error, problem):
+    path = folder / "001.parquet"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(error, match=problem) as caught:
+        ParquetSource(folder).read(np.arange(20, 40))
+    assert "001.parquet" in str(caught.value)
+
+
+def test_a_huge_row_group_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", "100")
+    with pytest.raises(FormatError, match="row group 0 has .* bytes, more than 100; if the data"):
+        ParquetSource(folder).read(np.array([0]))
+    monkeypatch.setenv("ENERGON_LIMIT_PARQUET_FOOTER_BYTES", "100")
+    with pytest.raises(FormatError, match="its footer has .* bytes, more than 100; if the data"):
+        ParquetSource(folder)
+
+
+def test_a_footer_that_lies_about_its_rows_is_reported(folder):
+    source = ParquetSource(folder)
+    write_rows(folder / "000.parquet", range(20), row_group_size=5)
+    with pytest.raises(FormatError, match=r"000\.parquet"):
+        source.read(np.array([0, 19]))
+
+
+def test_mixed_schemas_are_refused_where_they_matter(folder):
+    write_rows(folder / "003.parquet", ["a", "b"])
+    problem = r"003\.parquet: has string in column 'n', but .*000\.parquet has int64 there"
+    with pytest.raises(FormatError, match=problem):
+        ParquetSource(folder)
+    options = ParquetOptions(columns=["text"])
+    assert len(ParquetSource(folder, options=options)) == N + 2
+    pq.write_table(pa.table({"n": [1]}), folder / "003.parquet")
+    with pytest.raises(FormatError, match=r"003\.parquet: has no column 'text'"):
+        ParquetSource(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"columns": "n"}, "columns is 'n'; expected a list of names"),
+        ({"columns": []}, "columns is .*; expected a list of names"),
+        ({"columns": ["m"]}, "there is no column 'm', only n, text"),
+        ({"sample_type": "TextSample"}, "sample_type and field_map belong together"),
+        (
+            {"sample_type": "TextSample", "field_map": {"text": "txet"}},
+            "no sample has a part txet; there are n, text; did you mean 'text'?",
+        ),
+        (
+            {"sample_type": "TextSmaple", "field_map": {"text": "text"}},
+            "no sample type 'TextSmaple'; did you mean 'TextSample'?",
+        ),
+        ({"split": "x"}, "split is 'x'; expected up to three numbers"),
+        ({"length": 3}, "'length' is no option of a set of Parquet files"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(folder, options, problem):
+    document = {"splits": {"train": {"path": str(folder), "read": options}}}
+    with pytest.raises(ConfigError, match=problem):
+        get_train_dataset(document, worker_config=config(), batch_size=1)
+
+
+def test_nothing_to_read_is_an_error(tmp_path, folder):
+    empty = write_rows(tmp_path / "empty" / "x.parquet", [])
+    with pytest.raises(EmptyDatasetError, match="has 0 of 0 rows in 1 files"):
+        ParquetSource(empty)
+    write_rows(folder / "0000.parquet", np.array([], np.int64))
+    with pytest.raises(DatasetNotFoundError, match=r"there are no \.parquet files"):
+        ParquetSource(tmp_path / "data" / "x*.parquet")
+    with pytest.raises(EmptyDatasetError, match="none is left"):
+        ParquetSource(folder / "000.parquet", exclude=["000.parquet"])
+
+
+def test_excluded_and_narrowed_rows_keep_their_keys(folder):
+    source = ParquetSource(folder, exclude=["000/1", "001.parquet/0", "002.parquet"])
+    assert len(source) == 38
+    assert numbers(source)[:3] == [0, 2, 3]
+    assert source.find("001/0") == []
+    half = ParquetSource(folder, subsets=[("50%", "100%")])
+    assert numbers(half) == list(range(30, 60))
+    assert half.ranges()[1] == {"001.parquet": (10, 20), "002.parquet": (0, 20)}
+
+
+def test_fingerprints_tell_contents_apart(folder):
+    first = ParquetSource(folder).fingerprint()
+    assert ParquetSource(folder).fingerprint() == first
+    assert ParquetSource(folder, exclude=["000/1"]).fingerprint() != first
+    write_rows(folder / "003.parquet", [1])
+    assert ParquetSource(folder).fingerprint() != first
+
+
+def test_captions_are_loaded_as_typed_samples(tmp_path):
+    rows = [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(4)]
+    pq.write_table(pa.table({"image": rows, "caption": list("abcd")}), tmp_path / "x.parquet")
+    read = {
+        "sample_type": "CaptioningSample",
+        "field_map": {"image": "image", "caption": "caption"},
+    }
+    document = {"splits": {"train": {"path": str(tmp_path / "x.parquet"), "read": read}}}
+    batch = next(iter(get_train_dataset(document, worker_config=config(), batch_size=4)))
+    assert isinstance(batch, CaptioningSample)
+    assert batch.image.shape == (4, 3, 8, 12)
+    assert sorted(batch.caption) == list("abcd")
