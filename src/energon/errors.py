@@ -165,6 +165,10 @@ class WorkerError(EnergonError, RuntimeError):
     """A loader worker died, hung or could not be started."""
 
 
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """A batch took too long where nothing can be replaced: in the training process."""
+
+
 class SkipSample(Exception):
     """Raise in a hook to drop the current sample without a word."""
 

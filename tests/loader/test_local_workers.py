@@ -7,6 +7,7 @@ import pytest
 from energon.errors import WorkerError
 from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.local_workers import InlineWorker
+from energon.loader.options import LoaderOptions
 from tests.loader.fake_pipeline import fake, in_order
 from tests.waiting import wait_until
 
@@ -84,7 +85,7 @@ def test_a_thread_that_hangs_raises_if_asked_to():
 
 
 def test_a_closed_worker_says_so():
-    worker = InlineWorker(fake())
+    worker = InlineWorker(fake(), LoaderOptions())
     worker.close()
     with pytest.raises(WorkerError, match="was closed"):
         worker.take()

@@ -138,12 +138,12 @@ class SampleDecoder:
                 decoded[part] = self.decode(name, data, seed=seed)  # type: ignore[index]
         return decoded
 
-    def decode(self, fname: str, data: bytes, *, seed: int = 0) -> Any:
-        """Return what `data` hold, by the extension of `fname`.
+    def decode(self, fname: str, raw: bytes, *, seed: int = 0) -> Any:
+        """Return what `raw` hold, by the extension of `fname`.
 
         Args:
             fname: The name of the file, or of the part with its key before it.
-            data: The bytes.
+            raw: The bytes.
             seed: For what is random, together with `fname`.
 
         Raises:
@@ -153,26 +153,26 @@ class SampleDecoder:
         """
         own = self._own(fname) if self.decoders else None
         if own is not None:
-            return self._decode_own(own, fname, data)
+            return self._decode_own(own, fname, raw)
         extension = fname.rpartition(".")[2].lower()
         try:
             if extension == "gz":
-                return self.decode(fname[:-3], _gunzip(data), seed=seed)
+                return self.decode(fname[:-3], _gunzip(raw), seed=seed)
             if self.guess_content:
-                extension = guess_extension(data) or extension
+                extension = guess_extension(raw) or extension
             decode = DECODERS.get(extension)
             if decode is not None:
-                return decode(data)
+                return decode(raw)
             if extension in AV_EXTENSIONS:
-                return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)
+                return decode_av(raw, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
-                return self._unpickle(extension, data)
+                return self._unpickle(extension, raw)
             from energon.decode.images import EXTENSIONS, IMAGE_SPECS, decode_image
 
             if extension in EXTENSIONS:
                 spec = IMAGE_SPECS[self._image_decode]
-                return decode_image(data, spec, self._resize, seed=seed, name=fname)
-            return data
+                return decode_image(raw, spec, self._resize, seed=seed, name=fname)
+            return raw
         except DecodeError as error:
             raise DecodeError(f"{fname}: {error}") from error
         except (EnergonError, ImportError):
@@ -180,7 +180,7 @@ class SampleDecoder:
             raise
         except Exception as error:
             raise DecodeError(
-                f"{fname}: {len(data)} bytes that begin with {data[:16]!r} are no {extension}: "
+                f"{fname}: {len(raw)} bytes that begin with {raw[:16]!r} are no {extension}: "
                 f"{type(error).__name__}: {error}"
             ) from error
 

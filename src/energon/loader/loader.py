@@ -241,11 +241,11 @@ class BasicDataLoader:
         """Return whether `restore_sample` has a pipeline that can."""
         return isinstance(self.dataset, RestoresSamples)
 
-    def restore_sample(self, key: Any) -> Any:
+    def restore_sample(self, restore_key: Any) -> Any:
         """Make a batch, or a sample within one, again in this process.
 
         Args:
-            key: Its `__restore_key__`.
+            restore_key: Its `__restore_key__`.
 
         Raises:
             StateError: If there is no such key, or a hook now skips the sample.
@@ -254,7 +254,7 @@ class BasicDataLoader:
             raise StateError(f"{type(self.dataset).__name__} cannot restore single samples")
         positions = self._current_positions()
         return self.dataset.restore_sample(
-            key,
+            restore_key,
             lanes=self._lanes,
             states={lane: position.saved_state() for lane, position in positions.items()},
         )
@@ -324,7 +324,7 @@ class BasicDataLoader:
     def _make_workers(self, lanes: int) -> list[LaneWorker]:
         number = min(self.worker_config.num_workers, lanes)
         if number == 0:
-            return [InlineWorker(self.dataset)]
+            return [InlineWorker(self.dataset, self.options)]
         names = [f"energon rank {self.worker_config.rank} worker {i}" for i in range(number)]
         if self.options.workers == "thread":
             return [ThreadWorker(self.dataset, self.options, name=name) for name in names]

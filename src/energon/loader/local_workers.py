@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from energon.errors import WorkerError
+from energon.errors import WorkerError, WorkerTimeoutError
 from energon.loader.hosting import Event, LaneHost
 from energon.loader.log import log
 from energon.loader.options import LoaderOptions
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
+from energon.loader.watchdog import Watchdog
 
 CLOSE_SECONDS = 1.0
 
@@ -20,9 +21,12 @@ CLOSE_SECONDS = 1.0
 class InlineWorker:
     """Host lanes in the thread that asks for batches; nothing is done ahead."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, options: LoaderOptions) -> None:
         self._pipeline = pipeline
+        self._options = options
         self._host: LaneHost | None = None
+        self._watchdog = Watchdog("a batch", self._fail if options.fail_on_timeout else None)
+        self._began = False
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Begin to host these lanes."""
@@ -32,7 +36,19 @@ class InlineWorker:
         """Make the next event."""
         if self._host is None:
             raise WorkerError("this loader was closed; build a new one")
-        return next(self._host)
+        options = self._options
+        seconds = options.watchdog_timeout_seconds if self._began else options.first_timeout_seconds
+        with self._watchdog.watching(seconds):
+            event = next(self._host)
+        self._began = True
+        return event
+
+    def _fail(self) -> None:
+        raise WorkerTimeoutError(
+            f"a batch takes longer than {self._options.watchdog_timeout_seconds} s in the training "
+            "process; look for what hangs in the stacks that were logged, or use worker processes, "
+            "which are replaced"
+        )
 
     def stats(self) -> dict[str, int]:
         """Return nothing: what can happen here is seen by the caller."""

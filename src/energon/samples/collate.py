@@ -12,106 +12,106 @@ import numpy as np
 from energon.errors import ConfigError
 
 
-def generic_batch(values: Sequence[Any]) -> Any:
-    """Return `values` as one: arrays stacked, structures field by field, the rest as a list.
+def generic_batch(batch: Sequence[Any]) -> Any:
+    """Return `batch` as one: arrays stacked, structures field by field, the rest as a list.
 
     Tensors and numpy arrays of different shapes are padded with zeros at their ends. Values
     of a dataclass with `from_samples` are given to that.
     """
-    first = values[0]
-    if _all_arrays(values):
-        return batch_pad_stack(values)
-    if isinstance(first, dict) and all(type(value) is type(first) for value in values):
-        if any(value.keys() != first.keys() for value in values):
-            return list(values)
-        return {key: _field(key, [value[key] for value in values]) for key in first}
+    first = batch[0]
+    if _all_arrays(batch):
+        return batch_pad_stack(batch)
+    if isinstance(first, dict) and all(type(value) is type(first) for value in batch):
+        if any(value.keys() != first.keys() for value in batch):
+            return list(batch)
+        return {key: _field(key, [value[key] for value in batch]) for key in first}
     names = _names(first)
-    if names is not None and all(type(value) is type(first) for value in values):
+    if names is not None and all(type(value) is type(first) for value in batch):
         if hasattr(first, "from_samples"):
-            return type(first).from_samples(values)
-        columns = {name: [getattr(value, name) for value in values] for name in names}
+            return type(first).from_samples(batch)
+        columns = {name: [getattr(value, name) for value in batch] for name in names}
         return type(first)(**{name: _field(name, column) for name, column in columns.items()})
-    return list(values)
+    return list(batch)
 
 
-def batch_list(values: Sequence[Any]) -> list[Any]:
-    """Return `values` as a list."""
-    return list(values)
+def batch_list(batch: Sequence[Any]) -> list[Any]:
+    """Return `batch` as a list."""
+    return list(batch)
 
 
-def batch_stack(values: Sequence[Any]) -> Any:
+def batch_stack(batch: Sequence[Any]) -> Any:
     """Return arrays of one shape stacked along a new first dimension.
 
     Raises:
         ConfigError: If their shapes differ.
     """
-    shapes = {tuple(value.shape) for value in values}
+    shapes = {tuple(value.shape) for value in batch}
     if len(shapes) > 1:
         raise ConfigError(
             f"cannot stack arrays of shapes {sorted(shapes)}; make them equal in encode_sample, or "
             "pad them with batch_pad_stack"
         )
-    if isinstance(values[0], np.ndarray):
-        return np.stack(list(values))
-    return sys.modules["torch"].stack(list(values))
+    if isinstance(batch[0], np.ndarray):
+        return np.stack(list(batch))
+    return sys.modules["torch"].stack(list(batch))
 
 
-def batch_pad_stack(values: Sequence[Any]) -> Any:
+def batch_pad_stack(batch: Sequence[Any]) -> Any:
     """Return arrays stacked along a new first dimension, padded with zeros at their ends."""
-    shapes = [tuple(value.shape) for value in values]
+    shapes = [tuple(value.shape) for value in batch]
     if all(shape == shapes[0] for shape in shapes):
-        return batch_stack(values)
+        return batch_stack(batch)
     _check_dimensions(shapes)
-    batch = _zeros(values, (len(values), *map(max, *shapes)))
-    for index, value in enumerate(values):
-        batch[(index, *map(slice, value.shape))] = value
-    return batch
+    stacked = _zeros(batch, (len(batch), *map(max, *shapes)))
+    for index, value in enumerate(batch):
+        stacked[(index, *map(slice, value.shape))] = value
+    return stacked
 
 
-def concat_pad(values: Sequence[Any]) -> Any:
+def concat_pad(batch: Sequence[Any]) -> Any:
     """Return arrays joined along their first dimension, the others padded with zeros."""
-    shapes = [tuple(value.shape) for value in values]
+    shapes = [tuple(value.shape) for value in batch]
     _check_dimensions(shapes)
     total = sum(shape[0] for shape in shapes)
-    joined = _zeros(values, (total, *map(max, *(shape[1:] for shape in [*shapes, shapes[0]]))))
+    joined = _zeros(batch, (total, *map(max, *(shape[1:] for shape in [*shapes, shapes[0]]))))
     start = 0
-    for value in values:
+    for value in batch:
         rest = map(slice, value.shape[1:])
         joined[(slice(start, start + value.shape[0]), *rest)] = value
         start += value.shape[0]
     return joined
 
 
-def generic_concat(batches: Sequence[Any]) -> Any:
+def generic_concat(batch: Sequence[Any]) -> Any:
     """Return batches as one: arrays joined and padded, lists joined, structures by field."""
-    first = batches[0]
-    if _all_arrays(batches):
-        return concat_pad(batches)
+    first = batch[0]
+    if _all_arrays(batch):
+        return concat_pad(batch)
     if isinstance(first, dict):
-        return {key: generic_concat([batch[key] for batch in batches]) for key in first}
+        return {key: generic_concat([each[key] for each in batch]) for key in first}
     if isinstance(first, list):
-        return [item for batch in batches for item in batch]
+        return [item for each in batch for item in each]
     names = _names(first)
     if names is not None:
         return type(first)(
-            **{name: generic_concat([getattr(batch, name) for batch in batches]) for name in names}
+            **{name: generic_concat([getattr(each, name) for each in batch]) for name in names}
         )
     if isinstance(first, tuple):
-        return tuple(item for batch in batches for item in batch)
-    return list(batches)
+        return tuple(item for each in batch for item in each)
+    return list(batch)
 
 
-def homogeneous_concat_mix(batches: Sequence[Any]) -> Any:
+def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
     """Return batches of one type as one.
 
     Raises:
         ConfigError: If their types differ.
     """
-    kinds = {type(batch) for batch in batches}
+    kinds = {type(batch) for batch in samples}
     if len(kinds) > 1:
         names = sorted(kind.__name__ for kind in kinds)
         raise ConfigError(f"cannot mix batches of different types: {', '.join(names)}")
-    return generic_concat(batches)
+    return generic_concat(samples)
 
 
 def _field(name: Any, column: list[Any]) -> Any:

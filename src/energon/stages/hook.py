@@ -196,7 +196,7 @@ class HookRunner:
         if intolerable:
             raise FatalSampleError(f"{where}: {cause}; {intolerable}") from error
         error.add_note(f"in the hook {hook.name}")
-        if hook.handler is not None:
+        if hook.handler not in (None, log_exception):
             hook.handler(error, argument, sources)
         else:
             self._log(error, argument, sources)
@@ -306,27 +306,25 @@ def _code_of(handler: Any) -> Any:
     return getattr(handler, "__code__", None)
 
 
-def log_exception(
-    error: Exception, sample: Any, sources: Any = None, *, brief: bool = False
-) -> None:
+def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool = False) -> None:
     """Log that a sample failed and is left out: where it came from, and the traceback.
 
     Of damaged data, whose messages say all, the traceback is only logged at level DEBUG, and so
     it is if the message shall be `brief`.
     """
-    brief = (brief or isinstance(error, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
+    brief = (brief or isinstance(e, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
     logger.warning(
         "left out a sample: %s: %s (%s)%s",
-        type(error).__name__,
-        error,
+        type(e).__name__,
+        e,
         describe_sources(sources),
-        "" if brief else "\n" + "".join(traceback.format_exception(error)),
+        "" if brief else "\n" + "".join(traceback.format_exception(e)),
     )
 
 
-def reraise_exception(error: Exception, sample: Any, sources: Any = None) -> None:
+def reraise_exception(e: Exception, sample: Any, sources: Any = None) -> None:
     """End the run at the first sample that fails; an error handler to be strict with."""
-    raise FatalSampleError(f"{describe_sources(sources)}: {error}") from error
+    raise FatalSampleError(f"{describe_sources(sources)}: {e}") from e
 
 
 def _is_power_of_ten(count: int) -> bool:

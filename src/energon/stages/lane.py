@@ -15,6 +15,7 @@ import numpy as np
 from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
+from energon.worker import WorkerConfig
 
 Address = tuple[int | str, ...]
 """What the random numbers of a call depend on, beside the seed of the run and the hook."""
@@ -116,6 +117,7 @@ class Lane:
         stride: What to multiply a row with, and
         offset: what to add to it, to get the number by which it is known outside.
         reading: By which plan and how far the lane is read.
+        worker_config: Who loads the pipeline, for hooks that ask.
         host: What it shares with the other lanes of the worker.
     """
 
@@ -130,6 +132,7 @@ class Lane:
     stride: int = 1
     offset: int = 0
     reading: Reading = field(default_factory=Reading)
+    worker_config: WorkerConfig | None = None
     host: Host = field(default_factory=Host)
 
     def enter(self, row: int, address: Address = (), *, several: bool = False) -> None:

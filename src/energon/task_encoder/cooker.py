@@ -77,16 +77,16 @@ def is_generator_function(function: Any) -> bool:
 
 
 @overload
-def cooker(function: F) -> F: ...
+def cooker(fn: F) -> F: ...
 @overload
 def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[[F], F]: ...
 def cooker(
-    function: F | None = None, *, need_cache: bool = False, need_primary: bool = False
+    fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False
 ) -> F | Callable[[F], F]:
     """Mark a function for a `Cooker`: say what it gets beside the sample and auxiliary data.
 
     Args:
-        function: The function, when used as `@cooker`.
+        fn: The function, when used as `@cooker`.
         need_cache: Whether it gets the cache pool of the loader, as argument `cache`.
         need_primary: Whether it gets all files of the sample's own dataset by name, as argument
             `primary`: a `PrimaryFileStore`, to which ".jpg" is that part of the sample.
@@ -97,11 +97,11 @@ def cooker(
         cook.__need_primary__ = need_primary  # type: ignore[attr-defined]
         return cook
 
-    return mark(function) if function is not None else mark
+    return mark(fn) if fn is not None else mark
 
 
 @overload
-def stateless(function: F) -> F: ...
+def stateless(fn: F) -> F: ...
 @overload
 def stateless(
     *,
@@ -111,7 +111,7 @@ def stateless(
     error_handler: ErrorHandler | None = None,
 ) -> Callable[[F], F]: ...
 def stateless(
-    function: F | None = None,
+    fn: F | None = None,
     *,
     restore_seeds: bool = False,
     failure_tolerance: int | None = None,
@@ -121,7 +121,7 @@ def stateless(
     """Mark a hook: say how it is run. Every hook is expected to be a function of its sample.
 
     Args:
-        function: The hook, when used as `@stateless`.
+        fn: The hook, when used as `@stateless`.
         restore_seeds: Whether to seed `random`, numpy and torch for each call from the address
             of the sample, so that even a single sample can be restored exactly. Without it
             they are seeded once a batch.
@@ -148,4 +148,4 @@ def stateless(
         hook.__error_handler__ = error_handler  # type: ignore[attr-defined]
         return hook
 
-    return mark(function) if function is not None else mark
+    return mark(fn) if fn is not None else mark

@@ -198,6 +198,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane."""
         lane.seed = self.plan.seed
+        lane.worker_config = self.worker_config
         return self.open(lane, state)
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
@@ -287,7 +288,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def restore_sample(
         self,
-        key: RestoreKey,
+        restore_key: RestoreKey,
         *,
         lanes: int | None = None,
         states: Mapping[int, State | None] | None = None,
@@ -297,8 +298,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         Read anew from the data, wherever it was in the run, by the same hooks.
 
         Args:
-            key: The `__restore_key__` of a batch gives the batch. That of a sample gives the
-                sample as it is before packing and batching.
+            restore_key: The `__restore_key__` of a batch gives the batch. That of a sample gives
+                the sample as it is before packing and batching.
             lanes: How many lanes the run has; None for that of the worker config. This and
                 `states` are for the numbers that hooks may ask for.
             states: Where the lanes are that are known.
@@ -306,19 +307,22 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         Raises:
             StateError: If there is no such key, or a hook skips the sample.
         """
-        if not isinstance(key, tuple | list):
-            raise StateError(f"{key!r} is not a restore key; pass the __restore_key__ of a batch")
+        if not isinstance(restore_key, tuple | list):
+            raise StateError(
+                f"{restore_key!r} is not a restore key; pass the __restore_key__ of a batch"
+            )
         lane = Lane(
             number=0,
             lanes=lanes or self.default_lanes,
             seed=self.plan.seed,
+            worker_config=self.worker_config,
             present=Present(batch=None, batch_rows=self.batch_rows),
         )
         plan = self.plan(lane.lanes)
         for number, state in (states or {}).items() if self.plan.past else ():
             plan = plan.with_changes(number, rows_of_changes(state, len(self.plan.past)))
         lane.reading.plan = plan
-        restored, _ = self.stage.restore(lane, to_tuple(key))
+        restored, _ = self.stage.restore(lane, to_tuple(restore_key))
         return restored
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from energon.compat.megatron import names
-from energon.compat.megatron.names import MODULES, is_package, names_of
+from energon.compat.megatron.names import MODULES, home_of, is_package, names_of
 
 ROOT = "megatron.energon"
 
@@ -60,6 +60,9 @@ def fill(module: ModuleType, path: str) -> None:
             return import_module(f"{module.__name__}.{name}")
         elif fallback is not None:
             return getattr(fallback, name)
+        elif (home := home_of(name)) is not None:
+            # Modules of Megatron-Energon import from one another, and programs from any of them.
+            value = getattr(import_module(home.module), home.name)
         else:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         setattr(module, name, value)

@@ -19,10 +19,9 @@ HOMES: dict[str, str] = {
     "cli.main": "main",
     "compat.megatron.dataset_config": "get_dataset_from_config",
     "compat.megatron.datasets.flavors": """
-        CaptioningWebdataset ImageClassificationWebdataset ImageWebdataset
-        InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset
-        SimilarityInterleavedWebdataset TextWebdataset VQAOCRWebdataset VQAWebdataset
-        VidQAWebdataset
+        CaptioningWebdataset ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset
+        MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset TextWebdataset
+        VQAOCRWebdataset VQAWebdataset VidQAWebdataset
     """,
     "compat.megatron.datasets.join": "JoinedWebdatasetFactory",
     "compat.megatron.datasets.jsonl": """
@@ -31,10 +30,14 @@ HOMES: dict[str, str] = {
     "compat.megatron.datasets.leaf": """
         BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset
     """,
-    "compat.megatron.datasets.metadata": "ShardInfo WebdatasetMeta",
+    "compat.megatron.datasets.metadata": """
+        EnergonDatasetType ShardInfo WebdatasetMeta check_dataset_info_present get_dataset_info
+        get_dataset_type get_info_shard_files
+    """,
+    "compat.megatron.datasets.structs": "DatasetSubset FilteredSample",
     "compat.megatron.datasets.webdataset": """
-        BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory
-        CrudeWebdataset DefaultDecoderWebdataset=DecoderWebdatasetFactory
+        BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory CrudeWebdataset
+        DefaultDecoderWebdataset=DecoderWebdatasetFactory
         DefaultDecoderWebdatasetFactory=DecoderWebdatasetFactory
         DefaultGenericWebdataset=GenericWebdatasetFactory
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
@@ -45,12 +48,27 @@ HOMES: dict[str, str] = {
         MAIN_FOLDER_NAME SPLIT_YAML_FILENAME
     """,
     "compat.megatron.getters": "get_train_dataset get_val_dataset get_val_datasets",
+    "compat.megatron.helpers": """
+        ModuleLoader NVDATASET_CACHE_DIR add_sample_restore_key collapse format_sample_compact
+        format_sample_detailed get_cooker_need_cache get_cooker_need_primary
+        get_failure_tolerance get_sample_restore_key get_stateless load_yaml
+        set_sample_restore_key warn_deprecated
+    """,
+    "compat.megatron.json_lines": "IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter",
+    "compat.megatron.json_parser": "JsonParser JsonValueError to_json_object",
     "compat.megatron.load_config": "load_config",
     "compat.megatron.load_dataset": """
         DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList
         Metadataset=DatasetLoader MetadatasetV2=DatasetLoader load_dataset
     """,
+    "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
+    "compat.megatron.media": "MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset",
+    "compat.megatron.savable": """
+        FlexState SampleIndex Savable SavableSampleBuffer SystemRng SystemRngState WorkerRng
+    """,
+    "compat.megatron.sharder": "Sharder",
     "compat.megatron.stages.error_context": "ErrorContext handle_restore_errors",
+    "compat.megatron.worker": "WorkerConfig",
     "compat.megatron.wrappers.base": "BaseWrapperDataset=WrapperDataset",
     "compat.megatron.wrappers.batches": """
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
@@ -74,9 +92,6 @@ HOMES: dict[str, str] = {
         deserialize_media_metadata serialize_media_metadata
     """,
     "io.epath": "DEFAULT_PROFILE_NAME EPath",
-    "loader.getters": "get_loader get_savable_loader",
-    "loader.loader": "BasicDataLoader",
-    "loader.savable": "SavableDataLoader",
     "metadataset.leaf": "DatasetBlendMode=BlendMode TraversedDatasetReference",
     "metadataset.resolve": "traverse_metadataset",
     "samples.collate": """
@@ -96,8 +111,7 @@ HOMES: dict[str, str] = {
     "sources.files.webdataset": "WebdatasetFileStore",
     "sources.jsonl": "JsonlFileStore",
     "stages.base": """
-        SavableDataLoaderState=State SavableDatasetCheckpoint=State
-        SavableDatasetState=State
+        SavableDataLoaderState=State SavableDatasetCheckpoint=State SavableDatasetState=State
     """,
     "stages.hook": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of",
@@ -110,31 +124,30 @@ HOMES: dict[str, str] = {
         RandomVerticalFlipMapper ResizeMapper TransformMapper
     """,
     "transforms.merge": "MergeTransform",
-    "worker": "WorkerConfig",
 }
 
 MODULES: dict[str, str] = {
     # The package itself has these beside all public names of energon, or in their place.
     "": """
         AugmentTaskEncoder BaseCoreDataset BaseCoreDatasetFactory BaseWebdataset
-        BaseWebdatasetFactory BatchDataset BlendDataset CaptioningWebdataset ConcatDataset
-        CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoader DatasetLoaderInterface
-        DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset
-        DefaultDecoderWebdatasetFactory DefaultGenericWebdataset
-        DefaultGenericWebdatasetFactory DefaultTaskEncoder EpochizeDataset FilterDataset
-        GcDataset GroupBatchDataset ImageClassificationWebdataset ImageWebdataset
-        InterleavedWebdataset IterMapDataset JoinedWebdatasetFactory LimitDataset
-        LoadedDataset LoadedDatasetList LogSampleDataset MapDataset Metadataset
-        MetadatasetV2 MixBatchDataset MultiChoiceVQAWebdataset OCRWebdataset PackingDataset
-        RepeatDataset ShuffleBufferDataset SimilarityInterleavedWebdataset
-        StandardWebdatasetFactory TaskEncoder TextWebdataset VQAOCRWebdataset VQAWebdataset
-        VidQAWebdataset WatchdogDataset get_train_dataset get_val_dataset get_val_datasets
-        load_dataset
+        BaseWebdatasetFactory BasicDataLoader BatchDataset BlendDataset CaptioningWebdataset
+        ConcatDataset CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoader
+        DatasetLoaderInterface DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset
+        DefaultDecoderWebdatasetFactory DefaultGenericWebdataset DefaultGenericWebdatasetFactory
+        DefaultTaskEncoder EpochizeDataset FilterDataset GcDataset GroupBatchDataset
+        ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset IterMapDataset
+        JoinedWebdatasetFactory LimitDataset LoadedDataset LoadedDatasetList LogSampleDataset
+        MapDataset Metadataset MetadatasetV2 MixBatchDataset MultiChoiceVQAWebdataset
+        OCRWebdataset PackingDataset RepeatDataset SavableDataLoader ShuffleBufferDataset
+        SimilarityInterleavedWebdataset StandardWebdatasetFactory TaskEncoder TextWebdataset
+        VQAOCRWebdataset VQAWebdataset VidQAWebdataset WatchdogDataset WorkerConfig get_loader
+        get_savable_loader get_train_dataset get_val_dataset get_val_datasets load_dataset
     """,
     "av": "AVData AVDecoder AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
     "av.av_data": "AVData",
     "av.av_decoder": "AVDecoder AVWebdatasetDecoder",
     "av.utils": "get_clips_uniform get_single_frames_uniform",
+    "bracecollapse": "collapse",
     "cache": """
         CachePool DecodeFileStore DirectLazy FileCacheLazy FileStore FileStoreCachePool
         FileStoreDecoder Lazy MockLazy NoCachePool PrimaryFileStore SystemFileStore
@@ -144,15 +157,24 @@ MODULES: dict[str, str] = {
     "cache.file_store": "DecodeFileStore JsonlFileStore SystemFileStore WebdatasetFileStore",
     "cache.no_cache": "DirectLazy NoCachePool",
     "cli": "",
-    "cli.main": "main",
-    "dataset_config": "get_dataset_from_config load_config",
+    "cli.main": """
+        analyze_debug_command=cli.analyze_debug:command
+        checkpoint_command=cli.checkpoint:command info_command=cli.info:command
+        lint_command=cli.lint:command main mount_command=cli.mount:command
+        prepare_command=cli.prepare:command prepare_media_command=cli.prepare_media:command
+        preview_command=cli.preview:command
+    """,
+    "dataset_config": "get_dataset_from_config load_config load_yaml",
+    "deprecation": "warn_deprecated",
     "edataclass": "edataclass",
     "epathlib": "DEFAULT_PROFILE_NAME EPath",
-    "epathlib.epath": "DEFAULT_PROFILE_NAME EPath",
+    "epathlib.epath": "DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR",
     "errors": """
         ErrorContext FatalSampleError SYSTEM_EXCEPTIONS SampleException SkipSample
-        handle_restore_errors log_exception reraise_exception
+        format_sample_compact format_sample_detailed get_source_info handle_restore_errors
+        log_exception reraise_exception
     """,
+    "eyaml": "load_yaml",
     "flavors": """
         AVData AVDecoder AVDecoderType BaseCoreDatasetFactory BaseWebdatasetFactory
         CaptioningSample CaptioningWebdataset CrudeJsonlDatasetFactory CrudeSample
@@ -165,7 +187,10 @@ MODULES: dict[str, str] = {
         StandardWebdatasetFactory TextSample TextWebdataset VQAOCRSample VQAOCRWebdataset
         VQASample VQAWebdataset VidQASample VidQAWebdataset WebdatasetMeta
     """,
-    "flavors.base_dataset": "BaseCoreDatasetFactory PinMemoryMixin Sample SavableDataset",
+    "flavors.base_dataset": """
+        BaseCoreDatasetFactory FlexState PinMemoryMixin Sample Savable SavableDataset
+        add_sample_restore_key set_sample_restore_key
+    """,
     "flavors.captioning": "CaptioningSample CaptioningWebdataset",
     "flavors.crude": "CrudeSample CrudeWebdataset",
     "flavors.image": "ImageSample ImageWebdataset",
@@ -173,6 +198,7 @@ MODULES: dict[str, str] = {
     "flavors.interleaved": "InterleavedSample InterleavedWebdataset",
     "flavors.jsonl": "CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory",
     "flavors.jsonl.crude_jsonl_dataset": "CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory",
+    "flavors.jsonl.ijsonl": "IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter",
     "flavors.multichoice_vqa": "MultiChoiceVQASample MultiChoiceVQAWebdataset",
     "flavors.ocr": "OCRSample OCRWebdataset",
     "flavors.similarity_interleaved": "SimilarityInterleavedSample SimilarityInterleavedWebdataset",
@@ -196,18 +222,24 @@ MODULES: dict[str, str] = {
     "flavors.webdataset.field_access": "FieldAccessError",
     "flavors.webdataset.indexing": "DuplicateSampleKeyError",
     "flavors.webdataset.joined_webdataset": "JoinedWebdatasetFactory",
-    "flavors.webdataset.metadata": "WebdatasetMeta",
+    "flavors.webdataset.metadata": """
+        EnergonDatasetType WebdatasetMeta check_dataset_info_present get_dataset_info
+        get_dataset_type get_info_shard_files load_yaml
+    """,
     "flavors.webdataset.sample_decoder": "AVDecoderType ImageDecoderType SampleDecoder",
+    "flavors.webdataset.sharder": "Sharder",
     "flavors.webdataset.standard_webdataset": "StandardWebdatasetFactory",
-    "flavors.webdataset.structs": "ShardInfo",
+    "flavors.webdataset.structs": "DatasetSubset FilteredSample ShardInfo",
     "loader": "get_loader get_savable_loader",
     "media": """
-        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType
-        deserialize_media_metadata serialize_media_metadata
+        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata
+        serialize_media_metadata
     """,
+    "media.extractor": "MediaFilterConfig MediaFilterStrategy",
+    "media.filesystem_prepare": "prepare_filesystem_dataset",
     "media.metadata": """
-        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType
-        deserialize_media_metadata serialize_media_metadata
+        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata
+        serialize_media_metadata
     """,
     "metadataset": """
         DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset
@@ -221,26 +253,35 @@ MODULES: dict[str, str] = {
     """,
     "metadataset.metadataset": "Metadataset",
     "metadataset.metadataset_v2": "MetadatasetV2",
+    "module_loader": "ModuleLoader",
+    "rng": "SystemRng SystemRngState WorkerRng",
     "sample_utils": "default_get_batch_keys",
+    "savable": "FlexState Savable",
     "savable_loader": """
         BasicDataLoader SavableDataLoader SavableDataLoaderState SavableDatasetCheckpoint
         SavableDatasetState
     """,
     "source_info": "SourceInfo add_source_info get_source_info",
+    "state": "FlexState",
     "task_encoder": """
         AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder basic_sample_keys
         batch_list batch_pad_stack batch_stack cooker generic_batch get_train_dataset
         get_val_dataset get_val_datasets stateless
     """,
     "task_encoder.base": """
-        AugmentTaskEncoder Batch DefaultTaskEncoder TaskEncoder batch_list batch_pad_stack
-        batch_stack generic_batch stateless
+        AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder batch_list
+        batch_pad_stack batch_stack generic_batch get_failure_tolerance get_stateless stateless
     """,
-    "task_encoder.cooking": "Cooker basic_sample_keys cooker",
+    "task_encoder.cooking": """
+        Cooker basic_sample_keys cooker get_cooker_need_cache get_cooker_need_primary
+    """,
     "task_encoder.loader": "get_train_dataset get_val_dataset get_val_datasets",
     "tools": "",
     "tools.analyze_debug": "command=cli.analyze_debug:command",
-    "tools.checkpoint": "command=cli.checkpoint:command",
+    "tools.checkpoint": """
+        command=cli.checkpoint:command command_info=cli.checkpoint:info
+        command_redist=cli.checkpoint:redist
+    """,
     "tools.info": "command=cli.info:command",
     "tools.lint": "command=cli.lint:command",
     "tools.mount": "command=cli.mount:command",
@@ -259,6 +300,7 @@ MODULES: dict[str, str] = {
         TransformMapper
     """,
     "transforms.merge": "MergeTransform",
+    "typed_converter": "JsonParser JsonValueError to_json_object",
     "worker": "WorkerConfig",
     "wrappers": """
         BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset
@@ -266,9 +308,10 @@ MODULES: dict[str, str] = {
         MixBatchDataset PackingDataset RepeatDataset ShuffleBufferDataset SkipSample
         WatchdogDataset concat_pad generic_concat homogeneous_concat_mix
     """,
-    "wrappers.base": "BaseWrapperDataset",
+    "wrappers.base": "BaseWrapperDataset SampleIndex get_sample_restore_key",
     "wrappers.batch_dataset": "BatchDataset",
     "wrappers.blend_dataset": "BlendDataset",
+    "wrappers.buffer": "SavableSampleBuffer",
     "wrappers.concat_dataset": "ConcatDataset",
     "wrappers.epochize_dataset": "EpochizeDataset",
     "wrappers.filter_dataset": "FilterDataset",
@@ -306,6 +349,11 @@ def _homes() -> dict[str, Home]:
 
 
 _HOMES = _homes()
+
+
+def home_of(name: str) -> Home | None:
+    """Return where a name of any module is at home; None if there is none."""
+    return _HOMES.get(name)
 
 
 def names_of(module: str) -> dict[str, Home]:

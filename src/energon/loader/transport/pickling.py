@@ -272,13 +272,14 @@ class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     """Leaves process groups behind: workers take no part in them."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is WorkerConfig:
-            return _rebuild_config, ({**vars(value), "data_parallel_group": None},)
+        if isinstance(value, WorkerConfig):
+            values = {**vars(value), "data_parallel_group": None}
+            return _rebuild_config, (type(value), values)
         return super().reducer_override(value)
 
 
-def _rebuild_config(values: dict[str, Any]) -> WorkerConfig:
-    return WorkerConfig(**values)
+def _rebuild_config(kind: type[WorkerConfig], values: dict[str, Any]) -> WorkerConfig:
+    return kind(**values)
 
 
 def load_batch(data: memoryview, buffers: Sequence[Any]) -> Any:

@@ -68,8 +68,8 @@ class SystemFileStore(FileStore[bytes]):
             raise self._missing(name) from error
         return StoreFile(file, self, name, is_remote=isinstance(path, EPath))
 
-    def get_media_metadata(self, name: str) -> MediaMetadata:
-        return super().get_media_metadata(name) if self._media is None else self._media.get(name)
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return super().get_media_metadata(key) if self._media is None else self._media.get(key)
 
     def get_path(self) -> str:
         return "" if self.base_dir is None else str(self.base_dir)

@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -26,26 +25,31 @@ class FileStoreDecoder(Protocol):
         """Return what `data` hold, by the extension of `fname`."""
 
 
-class FileStore(ABC, Generic[T_co]):
+class FileStore(Generic[T_co]):
     """Gives files by name. Cookers get one for each `aux` entry of a metadataset.
 
     May be used by many threads, and pickled: copies open their files anew.
+
+    A store of your own needs `__getitem__`, which returns the content of a file and where it came
+    from; `get_raw` gives these, too, unless it is there as well.
 
     Example:
         image = images.get("cats/17.jpg", sample)   # notes in the sample where it came from
     """
 
-    @abstractmethod
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """Return the bytes of a file, and where they came from.
 
         Raises:
             NoSuchFileError: If there is no file of that name.
         """
+        if type(self).__getitem__ is FileStore.__getitem__:
+            raise NotImplementedError(f"{type(self).__name__} has no __getitem__ and no get_raw")
+        return self[name]  # type: ignore[return-value]
 
-    @abstractmethod
     def get_path(self) -> str:
-        """Return where the files are."""
+        """Return where the files are, by which caches tell stores from one another."""
+        return f"{type(self).__module__}.{type(self).__qualname__}"
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Return the same as `get_raw` for each of `names`, reading neighbours together."""
@@ -63,22 +67,22 @@ class FileStore(ABC, Generic[T_co]):
         """Return what `data`, the bytes of file `name`, become in this store."""
         return data  # type: ignore[return-value]
 
-    def __getitem__(self, name: str) -> tuple[T_co, SourceInfo]:
+    def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
         """Return a file and where it came from."""
-        data, source = self.get_raw(name)
-        return self.decode(name, data), source
+        data, source = self.get_raw(key)
+        return self.decode(key, data), source
 
-    def get(self, name: str, sample: Any = None) -> T_co:
+    def get(self, key: str, sample: Any = None) -> T_co:
         """Return a file.
 
         Args:
-            name: Its name.
+            key: Its name.
             sample: Gets the file added to its `__sources__`; None notes it nowhere.
 
         Raises:
             NoSuchFileError: If there is no file of that name.
         """
-        value, source = self[name]
+        value, source = self[key]
         if sample is not None:
             add_source_info(sample, source)
         return value
@@ -103,7 +107,7 @@ class FileStore(ABC, Generic[T_co]):
         with self.open(name) as file:
             return file.seek(0, io.SEEK_END)
 
-    def get_media_metadata(self, name: str) -> MediaMetadata:
+    def get_media_metadata(self, key: str) -> MediaMetadata:
         """Return size, duration and the like of an image, audio or video file, without reading it.
 
         Raises:
@@ -157,8 +161,8 @@ class _Wrapper(FileStore[T_co]):
     def get_size(self, name: str) -> int:
         return self.inner.get_size(name)
 
-    def get_media_metadata(self, name: str) -> MediaMetadata:
-        return self.inner.get_media_metadata(name)
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return self.inner.get_media_metadata(key)
 
     def full_name(self, name: str) -> str:
         return self.inner.full_name(name)
@@ -239,5 +243,5 @@ class PrimaryFileStore(_Wrapper[T_co]):
     def get_size(self, name: str) -> int:
         return self.inner.get_size(self.full_name(name))
 
-    def get_media_metadata(self, name: str) -> MediaMetadata:
-        return self.inner.get_media_metadata(self.full_name(name))
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return self.inner.get_media_metadata(self.full_name(key))

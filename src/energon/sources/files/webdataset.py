@@ -113,8 +113,8 @@ class WebdatasetFileStore(FileStore[bytes]):
     def get_size(self, name: str) -> int:
         return self._place(name).size
 
-    def get_media_metadata(self, name: str) -> MediaMetadata:
-        return self._media.get(name)
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return self._media.get(key)
 
     def get_path(self) -> str:
         return str(self.path)

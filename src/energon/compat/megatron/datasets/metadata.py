@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Self
+from enum import Enum
+from typing import Any, Self
 
+from energon.errors import DatasetNotFoundError
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
+from energon.io.epath import EPath
+from energon.metadataset.kind import dataset_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +51,21 @@ class WebdatasetMeta:
         path: str | os.PathLike[str],
         *,
         split_part: str,
-        split_config: str = "split.yaml",
+        split_config: str | None = None,
     ) -> Self:
         """Read the files of a prepared dataset.
 
         Args:
             path: Its folder.
             split_part: Which split.
-            split_config: File below `.nv-meta` that lists the splits.
+            split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
 
         Raises:
             ConfigError: If there is no such split.
             DatasetNotFoundError: If there is no prepared dataset.
         """
         counts = load_info(path).shard_counts
-        split = load_split(path, split_config)
+        split = load_split(path, split_config or "split.yaml")
         names = split.shards(split_part)
         return cls(
             sample_excludes={f"{shard}/{key}" for shard, key in split.excluded_samples},
@@ -72,3 +76,41 @@ class WebdatasetMeta:
             split_part_files=names,
             info_shard_files=list(counts),
         )
+
+
+class EnergonDatasetType(Enum):
+    """What lies at a path."""
+
+    METADATASET = "metadataset"
+    WEBDATASET = "webdataset"
+    JSONL = "jsonl"
+    FILESYSTEM = "filesystem"
+    INVALID = "invalid"
+
+
+def get_dataset_type(path: str | os.PathLike[str]) -> EnergonDatasetType:
+    """Return what lies at `path`: INVALID if it is nothing that can be loaded."""
+    try:
+        return EnergonDatasetType(dataset_kind(path))
+    except (DatasetNotFoundError, ValueError):
+        return EnergonDatasetType.INVALID
+
+
+def check_dataset_info_present(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a prepared dataset of shards at `path`."""
+    return get_dataset_type(path) is EnergonDatasetType.WEBDATASET
+
+
+def get_dataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what `.nv-meta/.info.json` of a dataset says.
+
+    Raises:
+        DatasetNotFoundError: If there is no prepared dataset.
+    """
+    info = load_info(EPath(path))
+    return {"energon_version": info.energon_version, "shard_counts": dict(info.shard_counts)}
+
+
+def get_info_shard_files(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of all shards of a dataset."""
+    return list(load_info(EPath(path)).shard_counts)

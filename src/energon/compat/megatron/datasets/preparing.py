@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from energon.compat.megatron.media import MediaFilterConfig, as_filter
 from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tables.part_table_file import open_part_table
@@ -40,7 +41,7 @@ class PreparesShards:
         progress_fn: ProgressBar | None = None,
         workers: int = 4,
         tar_index_only: bool = False,
-        media_filter: MediaFilter | None = None,
+        media_filter: MediaFilter | MediaFilterConfig | None = None,
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
     ) -> set[str]:
@@ -86,8 +87,9 @@ class PreparesShards:
                 progress=_Shown(progress_fn),
             ),
         )
-        if media_filter is not None:
-            prepare_media(folder, media_filter, engine=Engine(num_workers=workers))
+        chosen = as_filter(media_filter)
+        if chosen is not None:
+            prepare_media(folder, chosen, engine=Engine(num_workers=workers))
         return _part_names(folder)
 
     @classmethod
@@ -95,7 +97,7 @@ class PreparesShards:
         cls,
         parent_path: str | os.PathLike[str],
         *,
-        media_filter: MediaFilter,
+        media_filter: MediaFilter | MediaFilterConfig,
         workers: int = 4,
         progress_fn: ProgressBar | None = None,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
@@ -114,7 +116,9 @@ class PreparesShards:
         """
         engine = Engine(num_workers=workers)
         progress = _Shown(progress_fn)
-        return prepare_media(parent_path, media_filter, engine=engine, progress=progress).stored
+        chosen = as_filter(media_filter)
+        assert chosen is not None
+        return prepare_media(parent_path, chosen, engine=engine, progress=progress).stored
 
     @staticmethod
     def iter_dataset_content(

@@ -74,6 +74,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane, for a loader."""
         lane.seed = self.worker_config.seed_offset
+        lane.worker_config = self.worker_config
         return SeedDataset(self.stage).open(lane, state)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
@@ -123,22 +124,25 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
 
     def restore_sample(
         self,
-        key: RestoreKey,
+        restore_key: RestoreKey,
         *,
         lanes: int | None = None,
         states: Mapping[int, State | None] | None = None,
     ) -> Any:
         """Make again what has this restore key, see `SavableDataset.restore_sample`."""
-        if not isinstance(key, tuple | list):
-            raise StateError(f"{key!r} is not a restore key; pass the __restore_key__ of a batch")
+        if not isinstance(restore_key, tuple | list):
+            raise StateError(
+                f"{restore_key!r} is not a restore key; pass the __restore_key__ of a batch"
+            )
         config = self.worker_config
         lane = Lane(
             number=0,
             lanes=lanes or self.default_lanes,
             seed=config.seed_offset,
+            worker_config=config,
             present=Present(batch=None),
         )
-        return SeedDataset(self.stage).restore(lane, to_tuple(key))[0]
+        return SeedDataset(self.stage).restore(lane, to_tuple(restore_key))[0]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 from collections.abc import Callable
 from typing import Any
 
 from energon.compat.megatron.wrappers.base import WrapperDataset
+from energon.errors import WorkerTimeoutError
+from energon.loader.watchdog import Watchdog
 from energon.stages.base import Dataset, DatasetIterator
 from energon.stages.lane import Lane
 from energon.stages.log_samples import LogSamplesDataset, keys_of
@@ -114,17 +115,17 @@ class GcDataset(_WatchingDataset):
 
 
 class WatchdogDataset(_WatchingDataset):
-    """Write the stacks of all threads to standard error when an item takes too long.
+    """Log the stacks of all threads when an item takes too long.
 
-    Loaders watch their worker processes by themselves, see `watchdog_timeout_seconds` there:
-    they replace one that hangs.
+    Loaders watch their workers by themselves, see `watchdog_timeout_seconds` there: they replace
+    processes that hang.
 
     Args:
         dataset: The items.
         worker_config: Who loads it.
         timeout_seconds: How long an item may take; None for ever.
         initial_timeout_seconds: The same for the first item of a lane; None for the same.
-        fail_on_timeout: Whether to end the process then.
+        fail_on_timeout: Whether to raise an error then.
     """
 
     def __init__(
@@ -140,15 +141,16 @@ class WatchdogDataset(_WatchingDataset):
         self.timeout_seconds = timeout_seconds
         self.initial_timeout_seconds = initial_timeout_seconds
         self.fail_on_timeout = fail_on_timeout
+        self._watchdog = Watchdog("an item", self._watchdog_trigger)
+
+    def _watchdog_trigger(self) -> None:
+        """Do what is to be done when an item takes too long: here, raise if that was asked for."""
+        if self.fail_on_timeout:
+            raise WorkerTimeoutError(f"an item takes longer than {self.timeout_seconds} s")
 
     def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
         timeout = self.timeout_seconds
         if not lane.present.batch and self.initial_timeout_seconds is not None:
             timeout = self.initial_timeout_seconds
-        if timeout is None:
+        with self._watchdog.watching(timeout):
             return next(inner)
-        faulthandler.dump_traceback_later(timeout, exit=self.fail_on_timeout)
-        try:
-            return next(inner)
-        finally:
-            faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,239 @@
+"""Small functions of modules that programs import beside what is documented."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from energon.allow import is_allowed, refusal
+from energon.errors import ConfigError
+from energon.formats.meta import yaml
+from energon.io.epath import EPath
+from energon.io.files import read_text
+from energon.samples.restore_key import carries_key, stamp
+from energon.task_encoder.user_dataset import DatasetCode
+
+T = TypeVar("T")
+
+NVDATASET_CACHE_DIR: EPath | Path | None = None
+"""May be set by programs, and has no effect: docs/storage.md says where energon keeps files."""
+
+
+def load_yaml(stream: bytes | str | IO[Any]) -> Any:
+    """Return what a YAML document says.
+
+    Args:
+        stream: The document, or a file that is open for reading.
+    """
+    text = stream if isinstance(stream, bytes | str) else stream.read()
+    document = text.decode() if isinstance(text, bytes) else text
+    return yaml.plain(yaml.load(document, origin=str(getattr(stream, "name", "document"))))
+
+
+def get_stateless(fn: Callable[..., Any]) -> bool:
+    """Return whether `stateless` has marked a hook."""
+    return bool(getattr(fn, "__stateless__", False))
+
+
+def get_failure_tolerance(
+    fn: Callable[..., Any], default_failure_tolerance: int | None = None
+) -> int | None:
+    """Return how many failures of a hook in a row are tolerated, or the default."""
+    found = getattr(fn, "__failure_tolerance__", None)
+    return default_failure_tolerance if found is None else found
+
+
+def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
+    """Return whether a cooker wants a cache."""
+    return bool(getattr(fn, "__cooker_need_cache__", False))
+
+
+def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
+    """Return whether a cooker wants the files of the dataset by name."""
+    return bool(getattr(fn, "__cooker_need_primary__", False))
+
+
+def set_sample_restore_key(
+    sample: T, *key: Any, src: Any = None, fail_otherwise: bool = False
+) -> T:
+    """Let a sample carry a restore key, and return it.
+
+    Args:
+        sample: The sample.
+        key: The parts of the key.
+        src: Has no effect.
+        fail_otherwise: Whether to raise if it is of a kind that carries none.
+
+    Raises:
+        ConfigError: See `fail_otherwise`.
+    """
+    _check_carries(sample, fail_otherwise)
+    stamp(sample, key)
+    return sample
+
+
+def add_sample_restore_key(
+    sample: T, *key: Any, src: Any = None, fail_otherwise: bool = False
+) -> T:
+    """Let a sample carry more in front of its restore key; arguments as above."""
+    _check_carries(sample, fail_otherwise)
+    known = get_sample_restore_key(sample) or ()
+    stamp(sample, (*key, *known))
+    return sample
+
+
+def get_sample_restore_key(sample: Any) -> Any:
+    """Return what a sample carries as its restore key; None if it carries none."""
+    if isinstance(sample, dict):
+        return sample.get("__restore_key__")
+    return getattr(sample, "__restore_key__", None)
+
+
+def _check_carries(sample: Any, fail: bool) -> None:
+    if fail and not carries_key(sample):
+        raise ConfigError(
+            f"a {type(sample).__name__} carries no restore key; derive it from Sample, or give it "
+            "the attribute __restore_key__"
+        )
+
+
+def format_sample_compact(
+    sample: Any, depth: int = 2, max_items: int = 10, max_str_len: int = 50
+) -> str:
+    """Return a sample as one line: types and shapes of what is large.
+
+    Args:
+        sample: The sample.
+        depth: How deep containers are looked into.
+        max_items: How many elements of a container are shown.
+        max_str_len: How many characters of a text are shown.
+    """
+
+    def show(value: Any, depth: int) -> str:
+        if isinstance(value, str | bytes):
+            shown = value[:max_str_len]
+            return repr(shown) if len(value) <= max_str_len else f"{shown!r}… ({len(value)})"
+        shape = getattr(value, "shape", None)
+        if shape is not None:
+            return f"{type(value).__name__}(shape={tuple(shape)}, dtype={value.dtype})"
+        fields = _fields_of(value)
+        if fields is None and not isinstance(value, list | tuple | set):
+            return repr(value)[:max_str_len]
+        if depth <= 0:
+            return f"{type(value).__name__}(…)"
+        if fields is None:
+            parts = [show(each, depth - 1) for each in list(value)[:max_items]]
+            size = len(value)
+        else:
+            items = list(fields.items())[:max_items]
+            parts = [f"{name}={show(each, depth - 1)}" for name, each in items]
+            size = len(fields)
+        more = ", …" if size > max_items else ""
+        return f"{type(value).__name__}({', '.join(parts)}{more})"
+
+    return show(sample, depth)
+
+
+def format_sample_detailed(sample: Any, indent: int = 2) -> str:
+    """Return a sample as lines, one for each field, indented by so many spaces."""
+    fields = _fields_of(sample)
+    if fields is None:
+        return " " * indent + format_sample_compact(sample)
+    return "\n".join(
+        f"{' ' * indent}- {name}: {format_sample_compact(value)}" for name, value in fields.items()
+    )
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, dict):
+        return {str(name): each for name, each in value.items()}
+    names = getattr(value, "__dataclass_fields__", None)
+    return None if names is None else {name: getattr(value, name) for name in names}
+
+
+def warn_deprecated(reason: str, stacklevel: int = 2) -> None:
+    """Warn that something is deprecated, where `stacklevel` calls lead."""
+    warnings.warn(reason, FutureWarning, stacklevel=stacklevel + 1)
+
+
+class ModuleLoader:
+    """Runs Python files, which have to be allowed: ENERGON_ALLOW=code.
+
+    Args:
+        allow: What is allowed, see `get_train_dataset`.
+    """
+
+    def __init__(self, allow: Collection[str] = ()) -> None:
+        self.allow = allow
+
+    def get_function(
+        self,
+        module_fn: str,
+        default_fn_name: str | None = None,
+        relative_path: str | EPath | Path | None = None,
+    ) -> Callable[..., Any]:
+        """Return a function of a Python file.
+
+        Args:
+            module_fn: `FILE.py:FUNCTION`.
+            default_fn_name: The function, if only the file is named.
+            relative_path: Where the file is; None for the working directory.
+
+        Raises:
+            ConfigError: If there is no such function.
+            SecurityError: If code is not allowed.
+        """
+        file, _, name = module_fn.partition(":") if "://" not in module_fn else (module_fn, "", "")
+        name = name or default_fn_name or ""
+        if not name:
+            raise ConfigError(f"{module_fn!r}: name a function, as FILE.py:FUNCTION")
+        place = EPath(file) if relative_path is None else EPath(relative_path) / file
+        if not is_allowed("code", self.allow):
+            raise refusal("code", f"{place} is code of a dataset, which is not run")
+        return DatasetCode(str(place), read_text(place), name)
+
+
+def collapse(strings: Iterable[str], keep_order: bool = True) -> list[str]:
+    """Return names as patterns in braces, like `shard_{000..117}.tar`.
+
+    Args:
+        strings: The names.
+        keep_order: Whether the patterns have the names in the same order, or sorted.
+
+    Example:
+        >>> collapse(["a_08.tar", "a_09.tar", "a_10.tar", "b.tar"])
+        ['a_{08..10}.tar', 'b.tar']
+    """
+    names = list(strings) if keep_order else sorted(strings)
+    found: list[str] = []
+    while names:
+        count, pattern = _run(names)
+        found.append(pattern)
+        del names[:count]
+    return found
+
+
+def _run(names: list[str]) -> tuple[int, str]:
+    """Return how many of the first names one pattern has, and the pattern."""
+    first = _NUMBERS.split(names[0])
+    best = 1, names[0]
+    for place in range(1, len(first), 2):
+        width, count = len(first[place]), 1
+        for name in names[1:]:
+            number = str(int(first[place]) + count).zfill(width)
+            if len(number) != width:
+                break
+            if name != "".join((*first[:place], number, *first[place + 1 :])):
+                break
+            count += 1
+        if count > best[0]:
+            last = str(int(first[place]) + count - 1).zfill(width)
+            braces = f"{{{first[place]}..{last}}}"
+            best = count, "".join((*first[:place], braces, *first[place + 1 :]))
+    return best
+
+
+_NUMBERS = re.compile(r"([0-9]+)")

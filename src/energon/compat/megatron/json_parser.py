@@ -1,0 +1,246 @@
+"""Make objects of documents, for programs that read documents of their own.
+
+Which objects these may be is for the room `samples` to say: classes of energon, and those that
+the program itself has defined or imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union
+
+from energon.allow import is_allowed
+from energon.compat.megatron.datasets.arguments import call_with
+from energon.errors import ConfigError
+from energon.io.epath import EPath
+from energon.samples.registry import resolve_class, resolve_function
+
+T = TypeVar("T")
+
+_NUMBERS = (int, float)
+
+
+class JsonValueError(ConfigError):
+    """A document says something else than was expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonParser:
+    """Makes objects of the types that are asked for of what documents say.
+
+    Args:
+        strict: Whether keys that no argument takes are errors; they are left out else.
+        allow: What a document may name beside what the program knows, see `get_train_dataset`.
+    """
+
+    strict: bool = True
+    allow: Collection[str] = ()
+
+    def raw_to_instance(self, kwargs: Mapping[str, Any], inst_type: Any) -> Any:
+        """Return the object whose class and arguments a document says.
+
+        Args:
+            kwargs: The document: arguments, perhaps with `__module__` and `__class__` (or
+                `__function__`, which has to be allowed).
+            inst_type: The class, if the document names none; that which it names has to derive
+                from it.
+
+        Raises:
+            JsonValueError: If it is no such class, or takes no such arguments.
+            SecurityError: If the document names what is not allowed.
+        """
+        given = dict(kwargs)
+        module, name = given.pop("__module__", None), given.pop("__class__", None)
+        function = given.pop("__function__", None)
+        if function is not None:
+            return resolve_function(str(module), str(function), allow=self.allow)(**given)
+        kind = inst_type if name is None else self._class(str(module), str(name), inst_type)
+        return self.safe_call_function(given, kind)
+
+    def raw_to_typed(self, raw_data: Any, inst_type: Any, allow_imports: bool = True) -> Any:
+        """Return what a document says, as a type.
+
+        Args:
+            raw_data: What it says.
+            inst_type: A class, a dataclass, or a type like `list[int] | None`.
+            allow_imports: Whether it may name classes.
+
+        Raises:
+            JsonValueError: If it is no such thing.
+        """
+        origin, inner = typing.get_origin(inst_type), typing.get_args(inst_type)
+        if inst_type in (Any, None) or isinstance(inst_type, TypeVar):
+            return raw_data
+        if origin in (Union, UnionType):
+            return self._any_of(raw_data, inner, allow_imports)
+        if origin is Literal:
+            if raw_data in inner:
+                return raw_data
+            raise _unlike(raw_data, inst_type)
+        if origin in (list, tuple, set):
+            return self._elements(raw_data, origin, inner, allow_imports)
+        if origin is dict or inst_type is dict:
+            if not isinstance(raw_data, Mapping):
+                raise _unlike(raw_data, inst_type)
+            keys, values = inner or (Any, Any)
+            return {
+                self.raw_to_typed(key, keys): self.raw_to_typed(value, values, allow_imports)
+                for key, value in raw_data.items()
+            }
+        if origin is type:
+            names = raw_data if isinstance(raw_data, Mapping) else {}
+            return self._class(str(names.get("__module__")), str(names.get("__class__")), inner[0])
+        return self._simple(raw_data, inst_type, allow_imports)
+
+    def safe_call_function(
+        self, raw_data: Mapping[str, Any], fn: Callable[..., T], allow_imports: bool = True
+    ) -> T:
+        """Return what a function makes of arguments of a document, as the types it is written with.
+
+        Raises:
+            JsonValueError: If it takes no such arguments.
+        """
+        target: Any = vars(fn).get("__init__", fn) if isinstance(fn, type) else fn
+        try:
+            hints = typing.get_type_hints(target)
+        except (NameError, TypeError, AttributeError):
+            hints = {}
+        known = getattr(fn, "__dataclass_fields__", None)
+        given = {
+            name: self.raw_to_typed(value, hints.get(name, Any), allow_imports)
+            for name, value in raw_data.items()
+            if self.strict or known is None or name in known
+        }
+        try:
+            return call_with(fn, given, {}, origin="document")
+        except ConfigError as error:
+            raise JsonValueError(str(error)) from error
+
+    def override(self, value: T, overrides: Mapping[str, Any], inst_type: Any = None) -> T:
+        """Return `value`, a dataclass or dict, with some of its fields changed.
+
+        Args:
+            value: The object.
+            overrides: New values by name; of inner objects, by names with dots.
+            inst_type: Has no effect.
+        """
+        changes: dict[str, Any] = {}
+        inner: dict[str, dict[str, Any]] = {}
+        for name, new in overrides.items():
+            first, dot, rest = name.partition(".")
+            if dot:
+                inner.setdefault(first, {})[rest] = new
+            else:
+                changes[name] = new
+        for name, below in inner.items():
+            old = value[name] if isinstance(value, dict) else getattr(value, name)
+            changes[name] = self.override(old, below)
+        if isinstance(value, dict):
+            return {**value, **changes}  # type: ignore[return-value]
+        hints = typing.get_type_hints(type(value))
+        typed = {
+            name: new if name in inner else self.raw_to_typed(new, hints.get(name, Any))
+            for name, new in changes.items()
+        }
+        return dataclasses.replace(value, **typed)  # type: ignore[type-var]
+
+    def _class(self, module: str, name: str, expected: Any) -> Any:
+        kind = typing.get_origin(expected) or expected
+        base = kind if isinstance(kind, type) else object
+        # Where anything will do, a document may not choose from all classes of the program.
+        kinds = () if base is object else (base,)
+        found = resolve_class(module, name, allow=self.allow, kinds=kinds, ours=_ours(base))
+        if is_allowed("code", self.allow) and not (
+            isinstance(found, type) and issubclass(found, base)
+        ):
+            raise JsonValueError(f"{module}.{name} is no {base.__name__}")
+        return found
+
+    def _any_of(self, raw: Any, kinds: Collection[Any], allow_imports: bool) -> Any:
+        if raw is None and NoneType in kinds:
+            return None
+        problems = []
+        for kind in kinds:
+            try:
+                return self.raw_to_typed(raw, kind, allow_imports)
+            except JsonValueError as error:
+                problems.append(str(error))
+        raise JsonValueError("; ".join(problems))
+
+    def _elements(self, raw: Any, origin: Any, inner: Any, allow_imports: bool) -> Any:
+        if not isinstance(raw, list | tuple):
+            raise _unlike(raw, origin)
+        if origin is tuple and inner and inner[-1] is not Ellipsis:
+            if len(inner) != len(raw):
+                raise JsonValueError(f"expected {len(inner)} values, found {len(raw)}: {raw!r}")
+            kinds = list(inner)
+        else:
+            kinds = [inner[0] if inner else Any] * len(raw)
+        return origin(
+            self.raw_to_typed(each, kind, allow_imports)
+            for each, kind in zip(raw, kinds, strict=True)
+        )
+
+    def _simple(self, raw: Any, kind: Any, allow_imports: bool) -> Any:
+        if kind is NoneType:
+            if raw is not None:
+                raise _unlike(raw, kind)
+            return None
+        if not isinstance(kind, type) or (isinstance(raw, kind) and not _is_bool(raw, kind)):
+            return raw
+        if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+            return float(raw)
+        if issubclass(kind, Enum):
+            names = {member.name.lower(): member for member in kind}
+            if isinstance(raw, str) and raw.lower() in names:
+                return names[raw.lower()]
+        elif isinstance(raw, str) and kind in (EPath, Path):
+            return kind(raw)
+        elif isinstance(raw, Mapping) and (allow_imports or "__class__" not in raw):
+            return self.raw_to_instance(raw, kind)
+        raise _unlike(raw, kind)
+
+
+def to_json_object(obj: Any) -> Any:
+    """Return an object as plain data that `JsonParser` understands."""
+    if isinstance(obj, Enum):
+        return obj.name
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        fields = {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)}
+        kind = type(obj)
+        return {
+            "__module__": kind.__module__,
+            "__class__": kind.__qualname__,
+            **{name: to_json_object(value) for name, value in fields.items()},
+        }
+    if isinstance(obj, type):
+        return {"__module__": obj.__module__, "__class__": obj.__qualname__}
+    if isinstance(obj, Mapping):
+        return {str(key): to_json_object(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple | set):
+        return [to_json_object(each) for each in obj]
+    return str(obj) if isinstance(obj, EPath | Path) else obj
+
+
+def _ours(base: type) -> dict[str, type]:
+    """Return the classes of energon that derive from a class, by name."""
+    found, waiting = {}, [base]
+    while waiting:
+        kind = waiting.pop()
+        if kind.__module__.startswith("energon.") and kind is not object:
+            found[kind.__name__] = kind
+            waiting += kind.__subclasses__()
+    return found
+
+
+def _is_bool(raw: Any, kind: type) -> bool:
+    return isinstance(raw, bool) and kind in _NUMBERS
+
+
+def _unlike(raw: Any, kind: Any) -> JsonValueError:
+    return JsonValueError(f"expected {getattr(kind, '__name__', kind)}, found {raw!r}")

@@ -1,0 +1,167 @@
+"""Loaders as programs know them: built by their classes, and `DataLoader`s to torch."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any
+
+from energon.cache.pool import CachePool
+from energon.loader import loader as core_loader
+from energon.loader import savable as core_savable
+from energon.loader.getters import with_cache_pool
+from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
+from energon.loader.pipeline import Pipeline
+from energon.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    _DataLoader = object
+else:
+    try:
+        from torch.utils.data import DataLoader as _DataLoader
+    except ImportError:
+        _DataLoader = object
+
+_ids = itertools.count()
+
+
+class _LikeTorch(_DataLoader):
+    """What programs ask the loaders of torch. How lanes are hosted is all that is behind it."""
+
+    __class_getitem__: Any = classmethod(GenericAlias)
+    worker_config: WorkerConfig
+    options: LoaderOptions
+    batch_size = None
+    """Batches are made by the pipeline."""
+    drop_last = False
+    timeout = 0
+    persistent_workers = True
+    # The constructor of torch is never called, so nothing of its machinery runs.
+    _DataLoader__initialized = False
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of this rank."""
+        return self.worker_config.num_workers
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """How many batches of each worker wait ready; None without workers."""
+        return self.options.prefetch_factor if self.num_workers else None
+
+    @property
+    def pin_memory(self) -> bool:
+        """Whether tensors are copied into page-locked memory."""
+        return bool(self.options.pin_memory)
+
+    @property
+    def id(self) -> int:
+        """A number that no other loader of this process has."""
+        return self.__dict__.setdefault("_id", next(_ids))  # type: ignore[no-any-return]
+
+    @staticmethod
+    def next_id() -> int:
+        """Return a number that no loader of this process has."""
+        return next(_ids)
+
+
+class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
+    """The batches of a rank, see `energon.BasicDataLoader`.
+
+    Args:
+        dataset: What `get_train_dataset` and its like return, or a wrapper.
+        worker_config: Only accepted if it is that of `dataset`.
+        gc_collect_every_n_steps: Has no effect: garbage is collected when Python sees fit.
+        gc_freeze_at_start: Has no effect.
+        cache_pool: What cookers that ask for a cache get; None caches nothing.
+        options: How lanes are hosted: instead of it, its arguments.
+    """
+
+    def __init__(
+        self,
+        dataset: Pipeline,
+        *,
+        worker_config: WorkerConfig | None = None,
+        gc_collect_every_n_steps: int = 10,
+        gc_freeze_at_start: bool = True,
+        prefetch_factor: int = 2,
+        cache_pool: CachePool | None = None,
+        watchdog_timeout_seconds: float | None = 60,
+        watchdog_initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
+        restart_patience_seconds: float = 120,
+        start_method: StartMethod = "forkserver",
+        workers: WorkerKind = "process",
+        pin_memory: bool | None = None,
+        options: LoaderOptions | None = None,
+    ) -> None:
+        super().__init__(
+            with_cache_pool(dataset, cache_pool),
+            worker_config=worker_config,
+            options=options
+            or LoaderOptions(
+                workers=workers,
+                start_method=start_method,
+                prefetch_factor=prefetch_factor,
+                watchdog_timeout_seconds=watchdog_timeout_seconds,
+                watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+                fail_on_timeout=fail_on_timeout,
+                restart_patience_seconds=restart_patience_seconds,
+                pin_memory=pin_memory,
+            ),
+        )
+
+
+class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
+    """A `BasicDataLoader` with a state, see `energon.SavableDataLoader`.
+
+    Args:
+        dataset: What `get_train_dataset` and its like return, or a wrapper.
+        checkpoint_every_sec: Has no effect: every batch carries the state after it.
+        checkpoint_every_min_n_samples: Has no effect.
+        n_checkpoints: Has no effect.
+        settings: Those of `BasicDataLoader`.
+    """
+
+    def __init__(
+        self,
+        dataset: Pipeline,
+        *,
+        checkpoint_every_sec: float = 60,
+        checkpoint_every_min_n_samples: int | None = None,
+        n_checkpoints: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(dataset, **settings)
+
+    def restore_state_rank(self, state: Any, **arguments: Any) -> None:
+        """Go to where `state` was saved; None stays where the loader is."""
+        if state is not None:
+            super().restore_state_rank(state, **arguments)
+
+
+def get_loader(dataset: Pipeline, **settings: Any) -> BasicDataLoader:
+    """Return a loader over `dataset` without a state; arguments as of `BasicDataLoader`."""
+    return BasicDataLoader(dataset, **settings)
+
+
+def get_savable_loader(dataset: Pipeline, **settings: Any) -> SavableDataLoader:
+    """Return a loader over `dataset` whose position can be saved, see `SavableDataLoader`."""
+    return SavableDataLoader(dataset, **settings)
+
+
+def _joined(*kinds: type) -> inspect.Signature:
+    """Return what the classes take together, for editors and `inspect`."""
+    found: dict[str, inspect.Parameter] = {}
+    for kind in kinds:
+        for each in inspect.signature(kind).parameters.values():
+            if each.kind is not inspect.Parameter.VAR_KEYWORD:
+                found.setdefault(each.name, each)
+    return inspect.Signature(list(found.values()))
+
+
+_savable = _joined(SavableDataLoader, BasicDataLoader)
+vars(get_loader)["__signature__"] = _joined(BasicDataLoader)
+vars(get_savable_loader)["__signature__"] = _savable
+SavableDataLoader.__signature__ = _savable  # type: ignore[attr-defined]

@@ -1,0 +1,196 @@
+"""`WorkerConfig` as programs know it: may be changed, and tells hooks where they run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from energon import worker
+from energon.stages.hook import log_exception, reraise_exception
+from energon.stages.lane import active, active_batch_number, active_sample_number
+
+logger = logging.getLogger("energon")
+
+
+class _Activated(threading.local):
+    """What a program has activated by itself in this thread, outside of hooks."""
+
+    config: WorkerConfig | None = None
+    indices: tuple[int, ...] = ()
+
+
+_activated = _Activated()
+
+
+def _active_config() -> worker.WorkerConfig | None:
+    if _activated.config is not None:
+        return _activated.config
+    return None if active.lane is None else active.lane.worker_config
+
+
+class _ActiveConfig(type):
+    """Has `active_worker_config`, which is what it is for each thread."""
+
+    @property
+    def active_worker_config(cls) -> worker.WorkerConfig | None:
+        """The configuration of the pipeline whose hook this thread runs; None outside."""
+        return _active_config()
+
+
+class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
+    """Where this process stands in the training job, see `energon.WorkerConfig`.
+
+    Attributes may be set. Two are equal if they have the same rank, world size and number of
+    workers. While hooks run, `WorkerConfig.active_worker_config` is that of their pipeline.
+    """
+
+    worker_id_offset = 0
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        num_workers: int,
+        data_parallel_group: Any = None,
+        seed_offset: int = 0,
+        worker_debug_path: str | None = None,
+        worker_log_level: int = 0,
+        global_error_handler: Any = log_exception,
+        restore_error_handler: Any = reraise_exception,
+        lanes: int | None = None,
+    ) -> None:
+        super().__init__(
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            lanes=lanes,
+            data_parallel_group=data_parallel_group,
+            seed_offset=seed_offset,
+            worker_debug_path=worker_debug_path,
+            worker_log_level=worker_log_level,
+            global_error_handler=global_error_handler,
+            restore_error_handler=restore_error_handler,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, worker.WorkerConfig):
+            return NotImplemented
+        mine = (self.rank, self.world_size, self.num_workers)
+        return mine == (other.rank, other.world_size, other.num_workers)
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.world_size, self.num_workers))
+
+    @property
+    def active_worker_config(self) -> worker.WorkerConfig | None:
+        """The configuration of the pipeline whose hook this thread runs; None outside."""
+        return _active_config()
+
+    @staticmethod
+    def default_worker_config(
+        num_workers: int = 4,
+        data_parallel_group: Any = None,
+        *,
+        lanes: int | None = None,
+        seed_offset: int = 0,
+    ) -> WorkerConfig:
+        """Return the configuration of this process, see `energon.WorkerConfig`."""
+        found = worker.WorkerConfig.default_worker_config(
+            num_workers, data_parallel_group, lanes=lanes, seed_offset=seed_offset
+        )
+        return WorkerConfig(
+            rank=found.rank,
+            world_size=found.world_size,
+            num_workers=num_workers,
+            lanes=lanes,
+            data_parallel_group=data_parallel_group,
+            seed_offset=seed_offset,
+        )
+
+    def rank_worker_id(self) -> int:
+        """Return the number of the present worker among those of this rank.
+
+        In a hook that is one which hosts the lane in a run with as many lanes as workers.
+        """
+        if active.lane is not None:
+            return active.lane.number // self.world_size % max(1, self.num_workers)
+        data = sys.modules.get("torch.utils.data")
+        info = data.get_worker_info() if data is not None else None
+        return 0 if info is None else int(info.id)
+
+    def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
+        """Return the number of a worker among those of all ranks; None for the present one."""
+        local = override_local_worker_id
+        return self.rank * self.num_workers + (self.rank_worker_id() if local is None else local)
+
+    def worker_seed(self, override_local_worker_id: int | None = None) -> int:
+        """Return a seed of 32 bits for the present worker, or for one of this rank.
+
+        In a hook it is one for the lane, so that it depends on no worker.
+        """
+        number = self.global_worker_id(override_local_worker_id)
+        if self.num_workers == 0:
+            number = self.rank
+        if active.lane is not None and override_local_worker_id is None:
+            number = active.lane.number
+        digest = hashlib.sha1(f"{number},{self.seed_offset}".encode()).digest()
+        return int.from_bytes(digest, "big") & 0xFFFFFFFF
+
+    def assert_worker(self) -> None:
+        """Do nothing: lanes may be opened in any process."""
+
+    @property
+    def active_worker_sample_index(self) -> int:
+        """The number of the sample that the running hook got."""
+        return _activated.indices[-1] if _activated.indices else active_sample_number()
+
+    @property
+    def active_worker_batch_index(self) -> int:
+        """The number of the batch that the running hook works for."""
+        return _activated.indices[0] if _activated.indices else active_batch_number()
+
+    def worker_activate(
+        self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
+    ) -> None:
+        """Make this the active configuration of the thread, for code outside of hooks."""
+        _activated.config, _activated.indices = self, (sample_index,)
+
+    def worker_deactivate(self) -> None:
+        """Undo `worker_activate`."""
+        _activated.config, _activated.indices = None, ()
+
+    def worker_push_sample_index(self, sample_index: int) -> None:
+        """Set the number of the sample, until it is popped."""
+        _activated.indices = (*_activated.indices, sample_index)
+
+    def worker_pop_sample_index(self) -> int:
+        """Go back to the number before, and return the one that was set."""
+        *before, last = _activated.indices
+        _activated.indices = tuple(before)
+        return last
+
+    def worker_log(self, data: dict[str, Any]) -> None:
+        """Write a line of JSON to the file of the present lane, or to the logger "energon"."""
+        line = json.dumps(data)
+        if self.worker_debug_path is None:
+            logger.info("%s", line)
+            return
+        number = 0 if active.lane is None else active.lane.number
+        path = Path(self.worker_debug_path.format(worker_id=number, pid=os.getpid()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as log:
+            log.write(line + "\n")
+
+    def config(self) -> dict[str, Any]:
+        """Return what decides who loads what, as plain data."""
+        group = self.data_parallel_group
+        return {**super().config(), "data_parallel_group": None if group is None else group.size()}
