@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from energon.prepare.engines import Engine
-from energon.prepare.media.filter import MediaFilter
 from energon.prepare.media.prepare import prepare_media
+from energon.prepare.media.probe import MediaFilter
 
 
 class MediaFilterStrategy(StrEnum):
