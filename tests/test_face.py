@@ -178,3 +178,27 @@ def test_what_a_dataset_needs_is_imported_when_it_is_needed(tmp_path):
 def test_info_comes_without_what_it_does_not_tell(tmp_path):
     modules = modules_after(command("info", str(make_crude(tmp_path / "ds", [3, 2]))))
     assert not {"pydantic", "torch", "PIL", "numpy.ma", "energon.loader.loader"} & set(modules)
+
+
+def test_workers_import_neither_torch_nor_what_only_opening_needs(tmp_path):
+    """Workers are forked from a process that imports once; hooks of theirs import the rest."""
+    root = make_crude(tmp_path / "ds", [3, 2])
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, "
+        "get_train_dataset\n"
+        "class Telling(DefaultTaskEncoder):\n"
+        "    def batch(self, samples):\n"
+        "        return sorted(sys.modules)\n"
+        "if __name__ == '__main__':\n"
+        "    config = WorkerConfig.default_worker_config(num_workers=1)\n"
+        f"    dataset = get_train_dataset({str(root)!r}, worker_config=config, batch_size=2,\n"
+        "                                task_encoder=Telling())\n"
+        "    with get_savable_loader(dataset) as loader:\n"
+        "        print(*next(iter(loader)))\n"
+    )
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True)
+    modules = set(run.stdout.split())
+    assert "energon.loader.worker_main" in modules
+    assert not modules & {"torch", "PIL", "pydantic", "sqlite3", "numpy.ma", "importlib.metadata"}
