@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -87,3 +90,50 @@ def test_batches_are_joined_by_field():
     assert homogeneous_concat_mix([Data(torch.ones(1), [1]), Data(torch.ones(1), [2])]).b == [1, 2]
     with pytest.raises(ConfigError, match="Data, dict"):
         homogeneous_concat_mix([Data(1, 2), {}])
+
+
+class Named(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(torch.uint8, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.complex64),
+        lambda value: value.requires_grad_(),
+        lambda value: torch.complex(value, value).conj().imag,
+        lambda value: value.t(),
+        lambda value: value.as_subclass(Named),
+    ],
+)
+def test_tensors_are_stacked_as_torch_stacks_them(change, size):
+    values = [torch.arange(2 * size, dtype=torch.float32).reshape(2, size) + n for n in range(3)]
+    changed = [
+        value.to(change) if isinstance(change, torch.dtype) else change(value) for value in values
+    ]
+    expected, found = torch.stack(changed), batch_stack(changed)
+    assert type(found) is type(expected)
+    assert found.dtype is expected.dtype
+    assert found.stride() == expected.stride()
+    assert found.requires_grad == expected.requires_grad
+    assert torch.equal(found, expected)
+
+
+def test_large_tensors_are_stacked_without_threads_that_spin():
+    program = """
+import os, torch
+from energon.samples.collate import generic_batch
+torch.set_num_threads(4)
+torch.ones(3)
+import numpy as np
+images = [torch.from_numpy(np.full((3, 500, 375), n, np.float32)) for n in (0, 1)]
+before = len(os.listdir("/proc/self/task"))
+batch = generic_batch(images)
+assert len(os.listdir("/proc/self/task")) == before
+assert batch.shape == (2, 3, 500, 375) and torch.stack(images).equal(batch)
+assert len(os.listdir("/proc/self/task")) > before  # so that this test can fail
+"""
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("threads of a process are counted in /proc, which only Linux has")
+    subprocess.run([sys.executable, "-c", program], check=True)

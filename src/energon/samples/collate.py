@@ -11,6 +11,9 @@ import numpy as np
 
 from energon.errors import ConfigError
 
+PARALLEL_NUMBERS = 32_768
+"""So many numbers torch copies in several threads."""
+
 
 def generic_batch(batch: Sequence[Any]) -> Any:
     """Return `batch` as one: arrays stacked, structures field by field, the rest as a list.
@@ -53,7 +56,32 @@ def batch_stack(batch: Sequence[Any]) -> Any:
         )
     if isinstance(batch[0], np.ndarray):
         return np.stack(list(batch))
-    return sys.modules["torch"].stack(list(batch))
+    torch = sys.modules["torch"]
+    if _would_start_threads(batch):
+        return torch.from_numpy(np.stack([value.numpy() for value in batch]))
+    return torch.stack(list(batch))
+
+
+def _would_start_threads(values: Sequence[Any]) -> bool:
+    """Return whether torch would stack tensors, which numpy can stack as well, in many threads.
+
+    These wait busily for milliseconds after it, when others decode the next images.
+    """
+    torch, first = sys.modules["torch"], values[0]
+    if first.numel() * len(values) < PARALLEL_NUMBERS or first.dtype not in (
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+        *(torch.float16, torch.float32, torch.float64),
+    ):
+        return False
+    return all(
+        type(value) is torch.Tensor
+        and value.dtype is first.dtype
+        and value.is_cpu
+        and value.layout is torch.strided
+        and value.is_contiguous()
+        and not (value.requires_grad or value.is_neg())
+        for value in values
+    )
 
 
 def batch_pad_stack(batch: Sequence[Any]) -> Any:
