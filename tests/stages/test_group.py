@@ -56,7 +56,7 @@ def test_grouping_resumes_at_every_batch(total, criterion, batch, drop_last, sev
     dataset = numbers(total)
     if several:
         hooks = (Hook("repeat", repeat_by_rest),)
-        dataset = MapDataset(dataset, lambda _: hooks)
+        dataset = MapDataset(dataset, (hooks,))
     check_resume(grouped(dataset, criterion, 4, batch, drop_last=drop_last))
 
 

@@ -18,7 +18,7 @@ from tests.stages.numbers import numbers
 
 def mapped(dataset, *functions, **settings):
     hooks = tuple(Hook(function.__name__, function, **settings) for function in functions)
-    return MapDataset(dataset, lambda _: hooks)
+    return MapDataset(dataset, (hooks,))
 
 
 def double(sample):

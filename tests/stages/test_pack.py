@@ -64,7 +64,7 @@ def packed(dataset, *, size=10, select=next_fit, pack=ids, postencode=(), **opti
 
 def mapped(dataset, function):
     hooks = (Hook(function.__name__, function),)
-    return MapDataset(dataset, lambda _: hooks)
+    return MapDataset(dataset, (hooks,))
 
 
 def jitter(sample):
@@ -211,7 +211,7 @@ def test_random_numbers_of_hooks_are_the_same_after_resuming(seed):
     random.seed(seed)
     hook = (Hook("jitter", jitter, restore_seeds=True),)
     dataset = PackDataset(
-        MapDataset(numbers(60), lambda _: hook),
+        MapDataset(numbers(60), (hook,)),
         10,
         select=Hook("select", lambda s: random.sample(next_fit(s), 2), restore_seeds=True),
         pack=(Hook("pack", lambda s: (s, random.random()), restore_seeds=True),),
@@ -228,7 +228,7 @@ def test_a_pack_carries_the_keys_of_its_samples_and_is_restored_by_them():
             yield {**sample, "draw": random.random()}
 
     hook = (Hook("drawn", drawn),)
-    dataset = packed(MapDataset(numbers(40), lambda _: hook), pack=pack)
+    dataset = packed(MapDataset(numbers(40), (hook,)), pack=pack)
     lane = Lane(0, 1)
     for made in dataset.open(lane):
         assert made["__restore_key__"][0] == "pack"

@@ -62,7 +62,7 @@ def hook_names(dataset):
         if isinstance(stage, BatchDataset):
             names = [hook.name for hook in stage.hooks] + names
         if isinstance(stage, MapDataset):
-            names = [hook.name for hook in stage.hooks.leaves[0]] + names
+            names = [hook.name for hook in stage.hooks[0]] + names
         stage = stage.dataset
     return names
 

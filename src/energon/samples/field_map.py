@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import lru_cache
+from keyword import iskeyword
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
@@ -153,6 +155,60 @@ class FieldMap:
             FieldAccessError: If no way leads to one of them.
         """
         return {name: _resolve(name, ways, parts) for name, ways in self.accesses.items()}
+
+    def maker(self, sample_type: Callable[..., Any]) -> SampleMaker:
+        """Return a function that makes a `sample_type` of parts and of what is known of them.
+
+        It raises FieldAccessError if no way leads to one of the fields.
+        """
+        known_maker = maker_of(self.apply, sample_type)
+        ways = tuple((name, ways[0]) for name, ways in self.accesses.items())
+        if any(way.steps or iskeyword(name) or not name.isidentifier() for name, way in ways):
+            return known_maker
+        make_fast = _compile_maker(tuple((name, way.part) for name, way in ways))(sample_type)
+
+        def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
+            try:
+                return make_fast(parts, key, restore_key, subflavors, sources)
+            except LookupError:
+                return known_maker(parts, key, restore_key, subflavors, sources)
+
+        return make
+
+
+SampleMaker = Callable[[Any, str, tuple[Any, ...], Any, Any], Any]
+"""`make(parts, key, restore_key, subflavors, sources)` makes a sample."""
+
+
+def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> SampleMaker:
+    """Return what makes a `sample_type` with the fields that a function gives for its parts."""
+
+    def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
+        known = {
+            "__key__": key,
+            "__restore_key__": restore_key,
+            "__subflavors__": subflavors,
+            "__sources__": sources,
+        }
+        return sample_type(**known | fields_of(parts))
+
+    return make
+
+
+@lru_cache(maxsize=1024)
+def _compile_maker(parts: tuple[tuple[str, str], ...]) -> Callable[[Any], SampleMaker]:
+    """Compile what makes samples whose fields are parts, by the names of both.
+
+    Names of parts come from data, so they appear in the source as string literals only.
+    """
+    values = "".join(f", {name}=parts[{part!r}]" for name, part in parts)
+    source = (
+        "lambda kind: lambda parts, key, restore_key, subflavors, sources: kind("
+        "__key__=key, __restore_key__=restore_key, __subflavors__=subflavors, "
+        f"__sources__=sources{values})"
+    )
+    maker: Callable[[Any], SampleMaker] = eval(source, {})
+    return maker
 
 
 def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -23,6 +24,78 @@ class SourceInfo:
     index: int | str
     shard_name: str | None
     file_names: tuple[str, ...]
+
+
+class SampleSource(SourceInfo):
+    """Where a sample came from that was just read: a `SourceInfo` that is not worked out yet.
+
+    Every cooked sample has one, and hardly any program looks at it.
+    """
+
+    __slots__ = ("_known",)
+    _known: tuple[str, Any, Any, str | None, tuple[str, ...]]
+
+    def __init__(
+        self,
+        dataset_path: str,
+        index: int | str,
+        shard_name: str | None,
+        file_names: tuple[str, ...],
+    ) -> None:
+        object.__setattr__(self, "_known", (dataset_path, None, (index,), shard_name, file_names))
+
+    @property
+    def dataset_path(self) -> str:
+        """The dataset."""
+        return self._known[0]
+
+    @property
+    def index(self) -> int | str:
+        """Number of the sample in the split."""
+        return self._known[2][-1]  # type: ignore[no-any-return]
+
+    @property
+    def shard_name(self) -> str | None:
+        """The shard."""
+        return self._known[3]
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The files of the sample."""
+        _, key, _, _, names = self._known
+        if key is None:
+            return names
+        return tuple(f"{key}.{name}" for name in names if not name.startswith("__"))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) not in (SourceInfo, SampleSource):
+            return NotImplemented
+        return astuple(self) == astuple(cast("SourceInfo", other))
+
+    def __hash__(self) -> int:
+        return hash(astuple(self))
+
+    def __repr__(self) -> str:
+        return repr(SourceInfo(*astuple(self)))
+
+    def __reduce__(self) -> tuple[type[SourceInfo], tuple[Any, ...]]:
+        return SourceInfo, astuple(self)
+
+
+_know = SampleSource._known.__set__  # type: ignore[attr-defined]
+
+
+def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, ...]:
+    """Return where the parts of a sample come from that was just read.
+
+    Args:
+        dataset_path: The dataset.
+        raw: The sample, with its key, shard and restore key.
+    """
+    source = SampleSource.__new__(SampleSource)
+    key, restore_key = raw["__key__"], raw["__restore_key__"]
+    _know(source, (dataset_path, key, restore_key, raw["__shard__"], tuple(raw)))
+    return (source,)
 
 
 def add_source_info(sample: T, *sources: SourceInfo) -> T:

@@ -6,9 +6,10 @@ input, the number of outputs already given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from types import GeneratorType
 from typing import Any, ClassVar
 
 from energon.errors import StateError
@@ -18,7 +19,6 @@ from energon.stages.base import DatasetIterator, Kind, Place, State, unpack, unp
 from energon.stages.hook import SKIPPED, Hook, HookRunner, reraise_exception
 from energon.stages.lane import Address, Lane
 
-_GENERATOR = type(_ for _ in ())
 _OUTPUTS = {"given": int, "batch": int | None}
 
 
@@ -33,14 +33,13 @@ class ApplyIterator(DatasetIterator[Any]):
     def __init__(self, inner: DatasetIterator[Any], lane: Lane) -> None:
         self.inner = inner
         self.lane = lane
-        self.hooks_of = HookTable(lane)
         self.outputs: Iterator[Any] | None = None
         self.before: State = {}
         self.given = 0
         # The batch for which the present input was drawn, and that of the next, if they differ
         # from the one that the lane works for.
         self.batch: int | None = None
-        self.entered: tuple[int | None, Address] = (None, ())
+        self.entered: tuple[int | None, RestoreKey] = (None, ())
         self.next_batch: int | None = None
 
     def __next__(self) -> Any:
@@ -129,52 +128,69 @@ class ApplyIterator(DatasetIterator[Any]):
     def _apply(
         self,
         argument: Any,
-        hooks: tuple[Hook, ...],
+        runners: tuple[HookRunner, ...],
         address: Address,
         key: Callable[[], RestoreKey | None],
     ) -> Any:
-        """Return the output of `hooks` for `argument`, or the first, or SKIPPED.
+        """Return the output of hooks for `argument`, or the first, or SKIPPED.
 
         Args:
             argument: What the first hook gets.
-            hooks: Applied one after the other.
+            runners: Run the hooks, one after the other.
             address: Seeds their random numbers.
             key: Returns the restore key of `argument`, when a hook is a generator: its outputs
                 get it with a number.
         """
-        for done, hook in enumerate(hooks, start=1):
-            argument = self.hooks_of[hook](argument, address)
+        for done, runner in enumerate(runners, start=1):
+            argument = runner(argument, address)
             if argument is SKIPPED:
                 return SKIPPED
-            if type(argument) is _GENERATOR:
-                present = self.lane.present
-                self.entered = present.row, present.address
-                self.outputs = self._expand(argument, hooks[done:], address, key())
-                self.given = 1
-                return next(self.outputs, SKIPPED)
+            if type(argument) is GeneratorType:
+                return self._begin_outputs(argument, runners[done:], address, key())
         return argument
 
-    def _expand(
+    def _begin_outputs(
         self,
         items: Iterator[Any],
-        hooks: tuple[Hook, ...],
+        runners: tuple[HookRunner, ...],
         address: Address,
         key: RestoreKey | None,
-    ) -> Iterator[Any]:
-        for sub, item in enumerate(items):
-            sub_key = None if key is None else (*key, sub)
-            if sub_key is not None:
-                stamp(item, sub_key)
-            outputs: Iterator[Any] = iter((item,))
-            for done, hook in enumerate(hooks, start=1):
-                item = self.hooks_of[hook](item, (*address, sub))
-                outputs = iter((item,))
-                if type(item) is _GENERATOR:
-                    outputs = self._expand(item, hooks[done:], (*address, sub), sub_key)
-                    break
-                if item is SKIPPED:
-                    break
-            yield from (output for output in outputs if output is not SKIPPED)
+    ) -> Any:
+        """Return the first output of hooks for what a hook yields, or SKIPPED.
+
+        Args:
+            items: What it yields.
+            runners: Run the hooks that come after it.
+            address: That of its argument.
+            key: The restore key of its argument.
+        """
+        present = self.lane.present
+        self.entered = present.row, present.address
+        self.outputs = _expand(items, runners, address, key)
+        self.given = 1
+        return next(self.outputs, SKIPPED)
+
+
+def _expand(
+    items: Iterator[Any],
+    runners: tuple[HookRunner, ...],
+    address: Address,
+    key: RestoreKey | None,
+) -> Iterator[Any]:
+    for sub, item in enumerate(items):
+        sub_key = None if key is None else (*key, sub)
+        if sub_key is not None:
+            stamp(item, sub_key)
+        outputs: Iterator[Any] = iter((item,))
+        for done, runner in enumerate(runners, start=1):
+            item = runner(item, (*address, sub))
+            outputs = iter((item,))
+            if type(item) is GeneratorType:
+                outputs = _expand(item, runners[done:], (*address, sub), sub_key)
+                break
+            if item is SKIPPED:
+                break
+        yield from (output for output in outputs if output is not SKIPPED)
 
 
 def again(outputs: Iterator[Any], count: int) -> Iterator[Any]:
@@ -192,19 +208,9 @@ def again(outputs: Iterator[Any], count: int) -> Iterator[Any]:
     return islice(outputs, max(0, count))
 
 
-class HookTable:
-    """The hooks of a lane, each with how often it failed in a row."""
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        # Hooks are known by identity: they hold functions of the user, equal to who knows what.
-        self._runners: dict[int, HookRunner] = {}
-
-    def __getitem__(self, hook: Hook) -> HookRunner:
-        runner = self._runners.get(id(hook))
-        if runner is None:
-            runner = self._runners[id(hook)] = HookRunner(hook, self._lane)
-        return runner
+def runners_of(hooks: Sequence[Hook], lane: Lane) -> tuple[HookRunner, ...]:
+    """Return what runs `hooks` in a lane."""
+    return tuple(HookRunner(hook, lane) for hook in hooks)
 
 
 def apply_again(
@@ -237,7 +243,7 @@ def apply_again(
         # Whoever asks for a certain sample wants to see why it fails.
         strict = replace(hook, tolerance=0, rate=None, handler=reraise_exception)
         output = HookRunner(strict, lane)(argument, address)
-        if type(output) is _GENERATOR:
+        if type(output) is GeneratorType:
             if not subs:
                 raise StateError(f"{hook.name} yields several outputs, {key} does not say which")
             sub, *rest = subs

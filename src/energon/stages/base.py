@@ -118,6 +118,25 @@ class DatasetIterator(Iterator[T_co]):
         """Return the next `count` items; fewer only at the end."""
         return list(islice(self, count))
 
+    def take_placed(self, count: int) -> tuple[list[T_co], list[Place]]:
+        """Return up to `count` items, at least one before the end, and the place of each."""
+        items, places = [], []
+        for item in islice(self, count):
+            items.append(item)
+            places.append(self.place)
+        return items, places
+
+    def peek(self, count: int) -> list[T_co]:
+        """Return up to `count` items, each a row behind the one before, without moving on.
+
+        None at the end of the data, and where the next item cannot be told before it is taken.
+        """
+        return []
+
+    def advance(self, count: int) -> None:
+        """Move on behind as many of the items that `peek` returned."""
+        raise NotImplementedError
+
     def state_dict(self) -> State:
         """Return the state in which the next item is the one `__next__` would return."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from energon.samples.restore_key import (
     split_key,
     stamp,
 )
-from energon.stages.apply import ApplyIterator, apply_again
+from energon.stages.apply import ApplyIterator, apply_again, runners_of
 from energon.stages.base import Dataset, DatasetIterator
 from energon.stages.hook import Hook
 from energon.stages.lane import Address, Lane
@@ -63,16 +63,20 @@ class BatchIterator(ApplyIterator):
 
     yields_batches = True
 
-    def _apply_to_batch(self, items: list[Any], hooks: tuple[Hook, ...], row: int) -> Any:
+    def __init__(self, inner: DatasetIterator[Any], lane: Lane, hooks: tuple[Hook, ...]) -> None:
+        super().__init__(inner, lane)
+        self.runners = runners_of(hooks, lane)
+
+    def _apply_to_batch(self, items: list[Any], row: int) -> Any:
         """Return what the hooks of batches make of `items`."""
         address = batch_address(items, self.lane, row)
         key = partial(batch_key, items, self.lane.batch_number(address))
-        return with_key(self._apply(items, hooks, address, key), items, key)
+        return with_key(self._apply(items, self.runners, address, key), items, key)
 
 
 class _BatchIterator(BatchIterator):
     def __init__(self, stage: BatchDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset.open(lane), lane)
+        super().__init__(stage.dataset.open(lane), lane, stage.hooks)
         self.stage = stage
 
     def _produce(self) -> Any:
@@ -83,7 +87,7 @@ class _BatchIterator(BatchIterator):
             raise StopIteration
         lane.counts[stage.unit] += len(items)
         lane.enter(row, several=True)
-        return self._apply_to_batch(items, stage.hooks, row)
+        return self._apply_to_batch(items, row)
 
 
 def batch_address(items: list[Any], lane: Lane, row: int) -> Address:

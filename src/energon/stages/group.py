@@ -75,7 +75,7 @@ class _GroupIterator(BatchIterator):
     saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "waiting": list}
 
     def __init__(self, stage: GroupDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset.open(lane), lane)
+        super().__init__(stage.dataset.open(lane), lane, stage.hooks)
         self.stage = stage
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
@@ -102,7 +102,7 @@ class _GroupIterator(BatchIterator):
         items = self._next_full()
         self.lane.counts[self.stage.unit] += len(items)
         self.lane.enter(row, several=True)
-        return self._apply_to_batch(items, self.stage.hooks, row)
+        return self._apply_to_batch(items, row)
 
     def _next_full(self) -> list[Any]:
         """Return the items of the next bucket that is full, or of any at the end."""

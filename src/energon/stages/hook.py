@@ -23,7 +23,8 @@ from energon.errors import (
     SkipSample,
 )
 from energon.plan.seeds import derive_seed
-from energon.stages.lane import Address, Lane, active
+from energon.samples.restore_key import RestoreKey, flat
+from energon.stages.lane import Address, Lane, Tally, active
 from energon.stages.random_state import is_worker_process, seeded
 
 logger = logging.getLogger("energon")
@@ -48,6 +49,23 @@ class _Skipped:
 
 SKIPPED: Final = _Skipped()
 """What a hook that skipped or failed gives, instead of an output."""
+
+
+class Compiled:
+    """A function that is compiled where it runs: it looks up once what is the same every time."""
+
+    def compile(self) -> Callable[[Any], Any]:
+        """Return the function."""
+        raise NotImplementedError
+
+    def __call__(self, argument: Any) -> Any:
+        """Call the function."""
+        return self.compile()(argument)
+
+
+def compiled(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what is called instead of `function` where it runs."""
+    return function.compile() if isinstance(function, Compiled) else function
 
 
 @dataclass(eq=False)
@@ -102,48 +120,74 @@ class Hook:
 
 
 class HookRunner:
-    """A hook in one lane: knows how often it failed in a row, and in the worker at all."""
+    """A hook in one lane: knows how often it failed in a row, and in the worker at all.
+
+    Whoever has many arguments calls `function` itself where there is one, counts in `tally` what
+    succeeds, and hands on what does not: to `settle`, `fail` and `exit`.
+    """
 
     def __init__(self, hook: Hook, lane: Lane) -> None:
         self.hook = hook
         self.lane = lane
-        self.function = hook.function
-        self.record = hook.record
-        self.failed_in_a_row = 0
+        self.name = hook.name
+        self.function = compiled(hook.function)
+        self.seeds_calls = hook.restore_seeds
+        self.tally = Tally()
         # Hooks are known by identity: they hold functions of the user, equal to who knows what.
-        self.tally = lane.host.tallies[id(hook)]
+        self._tallies = lane.host.tallies[id(hook)]
+        self._tallies.append(self.tally)
 
-    def __call__(self, argument: Any, address: Address) -> Any:
+    def __call__(self, argument: Any, address: RestoreKey) -> Any:
         """Return the output, an iterator of outputs, or SKIPPED.
 
         Raises:
             FatalSampleError: If the failure is one that ends the run.
         """
-        active.lane, active.call = self.lane, (self.hook.name, address)
+        before, active.lane = active.lane, self.lane
+        self.lane.present.call = (self.name, address)
         try:
-            if self.hook.restore_seeds:
-                with seeded(self._seed(address)):
-                    output = self.function(argument)
-            else:
-                output = self.function(argument)
+            output = self.call(argument, address)
         except Exception as error:
-            return self._failed(error, argument)
+            return self.fail(error, argument)
         except BaseException as error:
-            self._exited(error, argument)
+            self.exit(error, argument)
             raise
-        if type(output) is GeneratorType:
-            if not self.hook.may_yield:
-                raise FatalSampleError(
-                    f"{self.hook.name} returns a generator, but is no generator function; write "
-                    "`yield from` instead of `return` there"
-                )
-            return self._outputs(output, argument, address)
-        if output is None and self.hook.title is not None:
-            raise self._nothing("returned", argument)
-        self.failed_in_a_row = 0
-        self.tally.succeeded += 1
-        self.record.succeeded = True
+        finally:
+            active.lane = before
+        if output is None or type(output) is GeneratorType:
+            return self.settle(output, argument, address)
+        self.succeed()
         return output
+
+    def call(self, argument: Any, address: RestoreKey) -> Any:
+        """Return what the function returns, seeded if that is what the hook wants."""
+        if not self.seeds_calls:
+            return self.function(argument)
+        with seeded(self._seed(flat(address))):
+            return self.function(argument)
+
+    def settle(self, output: Any, argument: Any, address: RestoreKey) -> Any:
+        """Return None or the outputs of a generator, whatever the function returned.
+
+        Raises:
+            FatalSampleError: If it may not return that.
+        """
+        if output is None:
+            if self.hook.title is not None:
+                raise self._nothing("returned", argument)
+            self.succeed()
+            return None
+        if not self.hook.may_yield:
+            raise FatalSampleError(
+                f"{self.name} returns a generator, but is no generator function; write "
+                "`yield from` instead of `return` there"
+            )
+        return self._outputs(output, argument, flat(address))
+
+    def succeed(self) -> None:
+        """Account for an output. After the first one, counting it in `tally` is enough."""
+        self.tally.succeeded += 1
+        self.hook.record.succeeded = True
 
     def _nothing(self, what: str, argument: Any) -> FatalSampleError:
         return FatalSampleError(
@@ -156,29 +200,30 @@ class HookRunner:
         # Always seeded: a batch may begin between two outputs, and to resume there means to
         # run the generator up to that point, outside of the batches that have its first ones.
         for sub in count():
-            active.lane, active.call = self.lane, (self.hook.name, (*address, sub))
+            before, active.lane = active.lane, self.lane
+            self.lane.present.call = (self.name, (*address, sub))
             try:
                 with seeded(self._seed((*address, sub))):
                     output = next(outputs, SKIPPED)
             except Exception as error:
-                self._failed(error, argument)
+                self.fail(error, argument)
                 return
             except BaseException as error:
-                self._exited(error, argument)
+                self.exit(error, argument)
                 raise
+            finally:
+                active.lane = before
             if output is SKIPPED:
                 return
             if output is None and self.hook.title is not None:
                 raise self._nothing("yielded", argument)
-            self.failed_in_a_row = 0
-            self.tally.succeeded += 1
-            self.record.succeeded = True
+            self.succeed()
             yield output
 
     def _seed(self, address: Address) -> int:
         return derive_seed(self.lane.seed, self.hook.name, *address)
 
-    def _failed(self, error: Exception, argument: Any) -> _Skipped:
+    def fail(self, error: Exception, argument: Any) -> _Skipped:
         """Account for a failure. Never returns if the failure ends the run."""
         hook = self.hook
         if isinstance(error, SkipSample):
@@ -207,7 +252,7 @@ class HookRunner:
 
         A bug in a hook fails for sample after sample: one traceback says it all.
         """
-        cause, failures = _raised_at(error), self.record.failures
+        cause, failures = _raised_at(error), self.hook.record.failures
         failures[cause] += 1
         count = failures[cause]
         if count <= SHOWN_REPEATS or logger.isEnabledFor(logging.DEBUG):
@@ -222,7 +267,7 @@ class HookRunner:
                 describe_sources(sources),
             )
 
-    def _exited(self, error: BaseException, argument: Any) -> None:
+    def exit(self, error: BaseException, argument: Any) -> None:
         """Raise an error instead of what would end the program without saying why."""
         if not is_of_program(error):
             raise FatalSampleError(
@@ -242,28 +287,31 @@ class HookRunner:
 
     def _intolerable(self) -> str | None:
         """Account for a failure, and return why it is one too many; None if it is not."""
-        hook, tally = self.hook, self.tally
-        tally.failed += 1
-        self.failed_in_a_row += 1
+        hook, lane = self.hook, self.lane
+        self.tally.count_failure()
+        in_a_row = self.tally.failed_in_a_row
+        succeeded = sum(tally.succeeded for tally in self._tallies)
         # Behind the beginning of a run it has succeeded, be it before a restore.
-        lane = self.lane
-        untried = not (self.record.succeeded or lane.present.batch or lane.host.has_begun)
-        if untried and hook.untried_tolerance <= self.failed_in_a_row < hook.tolerance:
+        untried = not (
+            succeeded or hook.record.succeeded or lane.present.batch or lane.host.has_begun
+        )
+        if untried and hook.untried_tolerance <= in_a_row < hook.tolerance:
             return (
-                f"that makes {counted(self.failed_in_a_row, 'failure')}, and it has not succeeded "
+                f"that makes {counted(in_a_row, 'failure')}, and it has not succeeded "
                 "once. Correct the hook or the data; @stateless(failure_tolerance=...) sets how "
                 "many failures are tolerated"
             )
-        if hook.tolerance and self.failed_in_a_row >= hook.tolerance:
+        if hook.tolerance and in_a_row >= hook.tolerance:
             return (
-                f"that makes {self.failed_in_a_row} failures in a row, the tolerance. Correct the "
+                f"that makes {in_a_row} failures in a row, the tolerance. Correct the "
                 "data or the hook, or raise the tolerance with @stateless(failure_tolerance=...); "
                 "0 tolerates any number"
             )
-        calls = tally.failed + tally.succeeded
-        if hook.rate is not None and calls >= RATED_CALLS and tally.failed > hook.rate * calls:
+        failed = sum(tally.failed for tally in self._tallies)
+        calls = failed + succeeded
+        if hook.rate is not None and calls >= RATED_CALLS and failed > hook.rate * calls:
             return (
-                f"that makes {tally.failed} failures in {calls} calls, more than the tolerated "
+                f"that makes {failed} failures in {calls} calls, more than the tolerated "
                 f"share of {hook.rate:g}. Correct the data or the hook, or raise the share with "
                 "@stateless(failure_rate=...)"
             )

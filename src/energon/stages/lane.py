@@ -15,6 +15,7 @@ import numpy as np
 from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
+from energon.samples.restore_key import RestoreKey, flat
 from energon.worker import WorkerConfig
 
 Address = tuple[int | str, ...]
@@ -41,10 +42,26 @@ Find = Callable[[int, int, int], int | None]
 
 @dataclass(eq=False)
 class Tally:
-    """How often a hook has succeeded and failed in a worker."""
+    """How often a hook has succeeded and failed in a lane.
+
+    Args:
+        succeeded: How often it gave an output.
+        failed: How often it failed.
+        failed_in_a_row: How often when it failed last, without an output in between.
+        succeeded_before: How often it had succeeded then.
+    """
 
     succeeded: int = 0
     failed: int = 0
+    failed_in_a_row: int = 0
+    succeeded_before: int = 0
+
+    def count_failure(self) -> None:
+        """Note that the hook has failed."""
+        self.failed += 1
+        if self.succeeded != self.succeeded_before:
+            self.succeeded_before, self.failed_in_a_row = self.succeeded, 0
+        self.failed_in_a_row += 1
 
 
 @dataclass(eq=False)
@@ -54,12 +71,13 @@ class Host:
     Args:
         shared: What their stages share, by what only they know. Who uses it keeps it.
         has_begun: Whether any of them has given a batch before.
-        tallies: What became of the calls of each hook, by what only those who call it know.
+        tallies: What became of the calls of each hook, by what only those who call it know; one
+            for each that has run it.
     """
 
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
     has_begun: bool = False
-    tallies: defaultdict[Hashable, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(eq=False)
@@ -70,7 +88,9 @@ class Present:
         batch: Number of the batch of the lane; None if that is not known, because a sample is
             made again apart from its batch.
         row: Number of the sample that user code got last, within its lane; None before the first.
-        address: The address of that sample; () of several.
+        address: The address of that sample, or the key that makes it; () of several.
+        call: The hook that runs, and the address or key of its argument.
+        generator: What `active_generator` made, and for which call.
         finders: Each tells the number of a sample by leaf, epoch and ordinal, if it is one of
             those that some stage reads.
         batch_rows: How many rows a batch takes, if that is the same for each and none is
@@ -79,7 +99,9 @@ class Present:
 
     batch: int | None = 0
     row: int | None = None
-    address: Address = ()
+    address: RestoreKey = ()
+    call: tuple[str, RestoreKey] = ("", ())
+    generator: tuple[object, np.random.Generator] | None = None
     finders: dict[Hashable, Find] = field(default_factory=dict)
     batch_rows: int | None = None
 
@@ -135,17 +157,17 @@ class Lane:
     worker_config: WorkerConfig | None = None
     host: Host = field(default_factory=Host)
 
-    def enter(self, row: int, address: Address = (), *, several: bool = False) -> None:
+    def enter(self, row: int, address: RestoreKey = (), *, several: bool = False) -> None:
         """Note that user code gets the sample of this row, or several that begin with it.
 
         Args:
             row: The row.
-            address: What tells the sample from others; () for several.
+            address: What tells the sample from others, or the key that makes it; () for several.
             several: Whether there are several.
         """
         self.enter_known(row * self.stride + self.offset, address, several=several)
 
-    def enter_known(self, row: int, address: Address, *, several: bool = False) -> None:
+    def enter_known(self, row: int, address: RestoreKey, *, several: bool = False) -> None:
         """Do the same for a row by the number by which it is known outside."""
         present = self.present
         present.row, present.address = row, address
@@ -193,7 +215,7 @@ class Lane:
             _, lane, row, *_ = address
             return (int(row) * self.stride + self.offset) * self.lanes + int(lane)
         sample = tuple(part for part in address if isinstance(part, int))[:3]
-        if len(sample) == 3 and sample != present.address[:3]:
+        if len(sample) == 3 and sample != flat(present.address)[:3]:
             for find in present.finders.values():
                 number = find(*sample)
                 if number is not None:
@@ -227,11 +249,9 @@ class Lane:
 
 
 class _Active(threading.local):
-    """For what this thread runs user code: the lane, and the hook and what its argument is."""
+    """The lane for which this thread runs user code."""
 
     lane: Lane | None = None
-    call: tuple[str, Address] = ("", ())
-    generator: tuple[object, np.random.Generator] | None = None
 
 
 active = _Active()
@@ -254,7 +274,8 @@ def active_sample_number() -> int:
     Raises:
         ConfigError: If no hook is running, or the number cannot be told.
     """
-    return active_lane().sample_number(active.call[1])
+    lane = active_lane()
+    return lane.sample_number(flat(lane.present.call[1]))
 
 
 def active_batch_number() -> int:
@@ -263,7 +284,8 @@ def active_batch_number() -> int:
     Raises:
         ConfigError: If no hook is running, or the number cannot be told.
     """
-    return active_lane().batch_number(active.call[1])
+    lane = active_lane()
+    return lane.batch_number(flat(lane.present.call[1]))
 
 
 def active_generator() -> np.random.Generator:
@@ -272,9 +294,10 @@ def active_generator() -> np.random.Generator:
     Raises:
         ConfigError: If no hook is running.
     """
-    lane, call = active_lane(), active.call
-    if active.generator is None or active.generator[0] is not call:
-        name, address = call
-        seed = derive_seed(lane.seed, "generator", name, *address)
-        active.generator = call, np.random.default_rng(seed)
-    return active.generator[1]
+    lane = active_lane()
+    present = lane.present
+    if present.generator is None or present.generator[0] is not present.call:
+        name, address = present.call
+        seed = derive_seed(lane.seed, "generator", name, *flat(address))
+        present.generator = present.call, np.random.default_rng(seed)
+    return present.generator[1]

@@ -1,19 +1,25 @@
-"""Apply user hooks to each item."""
+"""Apply user hooks to each item.
+
+Items are taken from a reader a block at a time, and one flat loop runs their hooks. What follows
+from the number of a row (addresses, positions, places) is made when somebody asks for it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from operator import length_hint
+from types import GeneratorType
 from typing import Any
 
 from energon.errors import StateError
+from energon.samples.crude import CrudeSample
 from energon.samples.restore_key import RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, Place
-from energon.stages.hook import SKIPPED, Hook
-from energon.stages.lane import Address, Lane
+from energon.stages.hook import SKIPPED, Hook, HookRunner
+from energon.stages.lane import Address, Lane, active
 
 logger = logging.getLogger("energon")
 
@@ -24,12 +30,12 @@ class MapDataset(Dataset[Any]):
 
     Args:
         dataset: The items.
-        hooks: Returns the hooks for an item; they are known by identity, so it always returns
-            the same ones.
+        hooks: The hooks for the items of each leaf of the plan, by its number. A single entry is
+            for all items, wherever they come from.
     """
 
     dataset: Dataset[Any]
-    hooks: Callable[[Any], tuple[Hook, ...]]
+    hooks: tuple[tuple[Hook, ...], ...]
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _MapIterator(self, lane, self.dataset.open(lane))
@@ -56,17 +62,56 @@ class MapDataset(Dataset[Any]):
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         item, subs = self.dataset.restore(lane, key)
         own = key_of(item) or key
-        return apply_again(item, self.hooks(item), lane, address=flat(own), key=own, subs=subs)
+        hooks = self.hooks[own[0] if len(self.hooks) > 1 else 0]
+        return apply_again(item, hooks, lane, address=flat(own), key=own, subs=subs)
 
 
 _NOTHING: DatasetIterator[Any] = DatasetIterator()
 """For hooks that are run on items which are there already."""
 
 
+class _Runners(dict[int, tuple[HookRunner, ...]]):
+    """What runs the hooks of each leaf in a lane, made when its first item comes."""
+
+    def __init__(self, hooks: tuple[tuple[Hook, ...], ...], lane: Lane) -> None:
+        super().__init__()
+        self._hooks = hooks
+        self._lane = lane
+        # Leaves share hooks, which fail together. They are known by identity: they hold functions
+        # of the user, equal to who knows what.
+        self._known: dict[int, HookRunner] = {}
+
+    def __missing__(self, leaf: int) -> tuple[HookRunner, ...]:
+        for hook in self._hooks[leaf]:
+            if id(hook) not in self._known:
+                self._known[id(hook)] = HookRunner(hook, self._lane)
+        runners = self[leaf] = tuple(self._known[id(hook)] for hook in self._hooks[leaf])
+        return runners
+
+
 class _MapIterator(ApplyIterator):
     def __init__(self, stage: MapDataset, lane: Lane, inner: DatasetIterator[Any]) -> None:
         super().__init__(inner, lane)
-        self.hooks = stage.hooks
+        self.runners = _Runners(stage.hooks, lane)
+        self.is_by_leaf = len(stage.hooks) > 1
+
+    def __next__(self) -> Any:
+        for item in self.take(1):
+            return item
+        raise StopIteration
+
+    def take(self, count: int) -> list[Any]:
+        items: list[Any] = []
+        while len(items) < count and self._take_some(items, count - len(items)):
+            pass
+        return items
+
+    def take_placed(self, count: int) -> tuple[list[Any], list[Place]]:
+        items: list[Any] = []
+        places: list[Place] = []
+        while not items and self._take_some(items, count, places):
+            pass
+        return items, places
 
     @property
     def place(self) -> Place:
@@ -77,31 +122,147 @@ class _MapIterator(ApplyIterator):
         inner, sub, batch = place
         self.outputs = None
         with self.lane.present.working_for(batch):
-            output = self._run(item, row_of(inner))
+            outputs: list[Any] = []
+            self._run(iter((item,)), row_of(inner), outputs)
             if self.outputs is None or sub == 0:
-                return output
+                return outputs[0] if outputs else SKIPPED
             for _ in again(self.outputs, sub - 1):
                 pass
             return next(self.outputs, SKIPPED)
 
-    def _produce(self) -> Any:
-        row = self.inner.row
-        return self._run(next(self.inner), row)
+    def _take_some(self, items: list[Any], count: int, places: list[Place] | None = None) -> bool:
+        """Append up to `count` of the next outputs, perhaps none; return False at the end."""
+        if self.outputs is not None:
+            output = self._next_output()
+            if output is SKIPPED:
+                self.outputs = None
+                self.given = 0
+                return True
+        elif self.next_batch is not None:
+            # Drawn for another batch: the one for which it was drawn the first time.
+            self.before = self._position()
+            try:
+                output = self._begin()
+            except StopIteration:
+                return False
+            if output is SKIPPED:
+                return True
+        else:
+            self.batch = self.lane.present.batch
+            return self._draw(items, count, places)
+        items.append(output)
+        if places is not None:
+            places.append(self.place)
+        return True
 
-    def _run(self, item: Any, row: int) -> Any:
-        lane = self.lane
-        address = item_address(item, lane, row)
-        lane.enter(row, address)
-        if row in lane.skip_rows:
-            lane.counts["skipped after killing workers"] += 1
-            logger.error(
-                "left out row %d of lane %d, sample %s: it killed workers again and again",
-                row,
-                lane.number,
-                address,
-            )
-            return SKIPPED
-        return self._apply(item, self.hooks(item), address, partial(key_of, item))
+    def _produce(self) -> Any:
+        outputs: list[Any] = []
+        if not self._draw(outputs, 1):
+            raise StopIteration
+        return outputs[0] if outputs else SKIPPED
+
+    def _draw(self, outputs: list[Any], count: int, places: list[Place] | None = None) -> bool:
+        """Append the outputs for up to `count` inputs, the first only if there are several.
+
+        Returns:
+            Whether there was any input.
+        """
+        inner = self.inner
+        row = inner.row
+        items = inner.peek(count)
+        if not items:
+            self.before = self._position()
+            item = next(inner, SKIPPED)
+            if item is SKIPPED:
+                return False
+            self._run(iter((item,)), row, outputs)
+            if places is not None and outputs:
+                places.append(self.place)
+            return True
+        rest = iter(items)
+        try:
+            self._run(rest, row, outputs, places)
+        finally:
+            done = len(items) - length_hint(rest)
+            if self.outputs is not None:
+                inner.advance(done - 1)
+                self.before, done = self._position(), 1
+            inner.advance(done)
+        return True
+
+    def _run(
+        self,
+        items: Iterator[Any],
+        start: int,
+        outputs: list[Any],
+        places: list[Place] | None = None,
+    ) -> None:
+        """Append the outputs for items of consecutive rows, up to the first that has several.
+
+        Args:
+            items: The items.
+            start: The row of the first.
+            outputs: Takes the outputs.
+            places: Takes their places, unless it is None.
+        """
+        lane, batch, all_runners, is_by_leaf = self.lane, self.batch, self.runners, self.is_by_leaf
+        present, progress, skip_rows = lane.present, lane.progress, lane.skip_rows
+        number = start * lane.stride + lane.offset
+        caller, active.lane = active.lane, lane
+        try:
+            for row, item in enumerate(items, start):
+                key: Any = item["__restore_key__"] if type(item) is CrudeSample else key_of(item)
+                address = key or ("lane", lane.number, row)
+                present.row, present.address = number, address
+                if progress is not None:
+                    progress(number, False)
+                number += lane.stride
+                if skip_rows and row in skip_rows:
+                    self._leave_out(row, address)
+                    continue
+                output = item
+                runners = all_runners[key[0] if is_by_leaf else 0]
+                for runner in runners:
+                    present.call = (runner.name, address)
+                    argument = output
+                    try:
+                        if runner.seeds_calls:
+                            output = runner.call(argument, address)
+                        else:
+                            output = runner.function(argument)
+                    except Exception as error:
+                        output = runner.fail(error, argument)
+                        break
+                    except BaseException as error:
+                        runner.exit(error, argument)
+                        raise
+                    if output is None or type(output) is GeneratorType:
+                        output = runner.settle(output, argument, address)
+                        if output is not None:
+                            following = runners[runners.index(runner) + 1 :]
+                            output = self._begin_outputs(output, following, flat(address), key)
+                            break
+                    elif runner.tally.succeeded:
+                        runner.tally.succeeded += 1
+                    else:
+                        runner.succeed()
+                if output is not SKIPPED:
+                    outputs.append(output)
+                    if places is not None:
+                        places.append([row, 0, batch])
+                if self.outputs is not None:
+                    return
+        finally:
+            active.lane = caller
+
+    def _leave_out(self, row: int, address: RestoreKey) -> None:
+        self.lane.counts["skipped after killing workers"] += 1
+        logger.error(
+            "left out row %d of lane %d, sample %s: it killed workers again and again",
+            row,
+            self.lane.number,
+            flat(address),
+        )
 
 
 def item_address(item: Any, lane: Lane, row: int) -> Address:

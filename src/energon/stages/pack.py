@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from energon.errors import ConfigError, FatalSampleError, StateError
 from energon.packing.selection import Selection
 from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
-from energon.stages.apply import ApplyIterator, apply_again
+from energon.stages.apply import ApplyIterator, apply_again, runners_of
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Address, Lane
@@ -193,6 +193,8 @@ class _PackIterator(ApplyIterator):
         super().__init__(stage.dataset.open(self.inner_lane), lane)
         self.stage = stage
         self.select = HookRunner(stage.select, self.inner_lane)
+        self.postencode = runners_of(stage.postencode, lane)
+        self.pack = runners_of(stage.pack, lane)
         self.start = Start(self.inner.state_dict())
         self.start_row = self.inner.row
         self.window: Window | None = None
@@ -250,7 +252,7 @@ class _PackIterator(ApplyIterator):
         self._enter(group[0], several=True)
         key, first = joint_key("pack", members), key_of(members[0])
         address = self._lane_address() if first is None else pack_address(first)
-        pack = self._apply(samples, self.stage.pack, address, lambda: key)
+        pack = self._apply(samples, self.pack, address, lambda: key)
         if pack is not SKIPPED and self.outputs is None and key is not None:
             stamp(pack, key)
         return pack
@@ -264,16 +266,16 @@ class _PackIterator(ApplyIterator):
     def _postencode(self, entry: Entry) -> Any:
         sample = entry.sample
         self._enter(entry)
-        for hook in self.stage.postencode:
+        for runner in self.postencode:
             key = key_of(sample)
             address = self._lane_address() if key is None else flat(key)
-            sample = self.hooks_of[hook](sample, address)
+            sample = runner(sample, address)
             if sample is SKIPPED:
                 break
             if isinstance(sample, Iterator):
                 raise FatalSampleError(
-                    f"{hook.name} yields several samples for one that was selected; in a pipeline "
-                    "that packs it has to return one. Yield them in preencode_sample"
+                    f"{runner.name} yields several samples for one that was selected; in a "
+                    "pipeline that packs it has to return one. Yield them in preencode_sample"
                 )
         return sample
 

@@ -215,6 +215,28 @@ class _ReadIterator(DatasetIterator[Any]):
         self.reading.row = max(self.reading.row, self._row)
         return samples
 
+    def take_placed(self, count: int) -> tuple[list[Any], list[Place]]:
+        start = self._row
+        samples = self.peek(count)
+        if not samples:
+            return super().take_placed(count)
+        self.advance(len(samples))
+        return samples, list(range(start, self._row))
+
+    def peek(self, count: int) -> list[Any]:
+        at = self._row - self._block_start
+        if at == len(self._block):
+            try:
+                self._read(count)
+            except StopIteration:
+                return []
+            at = 0
+        return [] if self._has_gaps else self._block[at : at + count]
+
+    def advance(self, count: int) -> None:
+        self._row += count
+        self.reading.row = max(self.reading.row, self._row)
+
     def state_dict(self) -> State:
         return {"row": self._row}
 

@@ -32,7 +32,7 @@ class _UnitBatchIterator(BatchIterator):
     saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "drawn_for": int | None}
 
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset.open(lane), lane)
+        super().__init__(stage.dataset.open(lane), lane, stage.hooks)
         self.stage = stage
         # The first item of the next batch, if it had to be drawn to know that it is one, where
         # it was drawn, and for which batch.
@@ -57,7 +57,7 @@ class _UnitBatchIterator(BatchIterator):
         row = row_of(self.inner.place)
         lane.counts[stage.unit] += len(items)
         lane.enter(row)
-        return self._apply_to_batch(items, stage.hooks, row)
+        return self._apply_to_batch(items, row)
 
     def _next_unit(self) -> tuple[list[Any], bool]:
         """Return the items of the next unit that has any, and whether the data end with it."""

@@ -36,6 +36,9 @@ class CookerArguments:
     primary: FileStore[Any] | None = None
     need_cache: bool = False
 
+    def __bool__(self) -> bool:
+        return bool(self.stores) or self.primary is not None or self.need_cache
+
     def __call__(self, key: str) -> dict[str, Any]:
         """Return the arguments for the sample of this key."""
         arguments: dict[str, Any] = dict(self.stores)

@@ -11,18 +11,18 @@ from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample
 from energon.samples.restore_key import stamp
 from energon.sources.join import JOINED
-from energon.stages.hook import Hook
+from energon.stages.hook import Compiled, Hook, compiled
 from energon.task_encoder.aux import CookerArguments, cooker_arguments
 from energon.task_encoder.cooker import Cooker, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.load import (
+    LoadCrude,
     LoadFunction,
     LoadSample,
     OpenJoin,
     OpenLeaf,
     decoder_for,
     load_hooks,
-    sources_of,
 )
 from energon.task_encoder.open_join import find_joiner
 
@@ -46,7 +46,7 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
 
 
 @dataclass(frozen=True)
-class JoinSample:
+class JoinSample(Compiled):
     """Makes a sample of those of the datasets of a join.
 
     Args:
@@ -55,39 +55,30 @@ class JoinSample:
         joiner: Gets None for what is missing.
     """
 
-    loaders: tuple[Callable[[CrudeSample], Any], ...]
+    loaders: tuple[LoadFunction, ...]
     names: tuple[str | None, ...]
     joiner: Callable[..., Any]
 
-    def __call__(self, raw: CrudeSample) -> Any:
-        """Return what the joiner makes of the samples in `raw`."""
-        ordered: list[Any] = []
-        named: dict[str, Any] = {}
-        for load, name, part in zip(self.loaders, self.names, raw[JOINED], strict=True):
-            sample = None if part is None else load(part)
-            if name is None:
-                ordered.append(sample)
-            else:
-                named[name] = sample
-        joined = self.joiner(*ordered, **named)
-        # Joiners hand on the key of one of the datasets, which has numbers of its own.
-        stamp(joined, raw["__restore_key__"])
-        return joined
+    def compile(self) -> Callable[[CrudeSample], Any]:
+        """Return what joins the samples of the datasets that were read for one key."""
+        joiner = self.joiner
+        loaders = [compiled(load) for load in self.loaders]
 
+        def join(raw: CrudeSample) -> Any:
+            ordered: list[Any] = []
+            named: dict[str, Any] = {}
+            for load, name, part in zip(loaders, self.names, raw[JOINED], strict=True):
+                sample = None if part is None else load(part)
+                if name is None:
+                    ordered.append(sample)
+                else:
+                    named[name] = sample
+            joined = joiner(*ordered, **named)
+            # Joiners hand on the key of one of the datasets, which has numbers of its own.
+            stamp(joined, raw["__restore_key__"])
+            return joined
 
-@dataclass(frozen=True)
-class LoadCrude:
-    """Decodes a sample of a crude dataset for the joiner."""
-
-    dataset_path: str
-    decoder: LoadFunction | None
-
-    def __call__(self, raw: CrudeSample) -> CrudeSample:
-        """Return the parts of `raw`, decoded if there is a decoder."""
-        sources = sources_of(self.dataset_path, raw)
-        sample = self.decoder(raw) if self.decoder is not None else raw
-        sample["__sources__"] = sources
-        return sample
+        return join
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.samples.source_info import SourceInfo
+from energon.samples.source_info import sources_of
 from energon.sources.files.store import FileStore
-from energon.stages.hook import Hook
+from energon.stages.hook import Compiled, Hook
 from energon.stages.lane import active_generator
 from energon.task_encoder.aux import CookerArguments, cooker_arguments, note_sources
 from energon.task_encoder.cooker import Cooker, find_cooker
@@ -140,17 +140,6 @@ class OpenJoin:
     allow: Collection[str] = ()
 
 
-@dataclass(frozen=True)
-class SampleHooks:
-    """The hooks that a sample passes one after the other, for each leaf."""
-
-    leaves: tuple[tuple[Hook, ...], ...]
-
-    def __call__(self, sample: Mapping[str, Any]) -> tuple[Hook, ...]:
-        """Return the hooks for a sample that was just read."""
-        return self.leaves[sample["__restore_key__"][0]]
-
-
 def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
     encoder = hooks.encoder
@@ -166,7 +155,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     arguments = cooker_arguments(
         cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
     )
-    cook = CookSample(leaf.dataset_path, encoder, cooker, decoder, arguments)
+    cook = CookSample(LoadCrude(leaf.dataset_path, decoder), encoder, cooker, arguments)
     marked = encoder._hook_method("cook_crude_sample").marked
     if hasattr(cooker.cook, "__stateless__"):
         marked = cooker.cook
@@ -174,7 +163,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
 
 
 @dataclass(frozen=True)
-class LoadSample:
+class LoadSample(Compiled):
     """Makes a typed sample of the bytes of its parts."""
 
     dataset_path: str
@@ -182,46 +171,68 @@ class LoadSample:
     field_map: FieldMap | CodeFields
     decoder: LoadFunction | None
 
-    def __call__(self, raw: CrudeSample) -> Any:
-        """Return the sample of `raw`, decoded."""
-        parts = self.decoder(raw) if self.decoder is not None else raw
-        fields = {
-            "__key__": raw["__key__"],
-            "__restore_key__": raw["__restore_key__"],
-            "__subflavors__": raw["__subflavors__"],
-            "__sources__": sources_of(self.dataset_path, raw),
-        }
-        return self.sample_type(**fields | self.field_map.apply(parts))
+    def compile(self) -> Callable[[CrudeSample], Any]:
+        """Return what makes a sample of the parts of one, decoded."""
+        path, decoder = self.dataset_path, self.decoder
+        make = self.field_map.maker(self.sample_type)
+
+        def load(raw: CrudeSample) -> Any:
+            return make(
+                raw if decoder is None else decoder(raw),
+                raw["__key__"],
+                raw["__restore_key__"],
+                raw["__subflavors__"],
+                sources_of(path, raw),
+            )
+
+        return load
 
 
 @dataclass(frozen=True)
-class CookSample:
-    """Makes a sample of a crude one, with the cooker of its leaf."""
+class LoadCrude(Compiled):
+    """Decodes the parts of a crude sample."""
 
     dataset_path: str
+    decoder: LoadFunction | None
+
+    def compile(self) -> Callable[[CrudeSample], CrudeSample]:
+        """Return what decodes a sample, if there is a decoder, and notes where it comes from."""
+        path, decoder = self.dataset_path, self.decoder
+
+        def load(raw: CrudeSample) -> CrudeSample:
+            sources = sources_of(path, raw)
+            sample: CrudeSample = raw if decoder is None else decoder(raw)
+            sample["__sources__"] = sources
+            return sample
+
+        return load
+
+
+@dataclass(frozen=True)
+class CookSample(Compiled):
+    """Makes a sample of a crude one, with the cooker of its leaf."""
+
+    load: LoadCrude
     encoder: AnyTaskEncoder
     cooker: Cooker
-    decoder: LoadFunction | None
     arguments: CookerArguments
 
-    def __call__(self, raw: CrudeSample) -> Any:
-        """Return what the cooker makes of `raw`, decoded if there is a decoder."""
-        sources = sources_of(self.dataset_path, raw)
-        sample = self.decoder(raw) if self.decoder is not None else raw
-        sample["__sources__"] = sources
-        arguments = self.arguments(raw["__key__"])
-        cooked = self.encoder.cook_crude_sample(sample, self.cooker, arguments)
-        return note_sources(cooked, sample) if arguments else cooked
+    def compile(self) -> Callable[[CrudeSample], Any]:
+        """Return what cooks a sample, decoded if there is a decoder."""
+        load, encoder, cooker, arguments_of = (
+            self.load.compile(),
+            self.encoder,
+            self.cooker,
+            self.arguments,
+        )
+        cook = cooker.cook
+        if arguments_of or encoder._hook_method("cook_crude_sample").overridden:
 
+            def cook_with(raw: CrudeSample) -> Any:
+                sample = load(raw)
+                arguments = arguments_of(raw["__key__"])
+                cooked = encoder.cook_crude_sample(sample, cooker, arguments)
+                return note_sources(cooked, sample) if arguments else cooked
 
-def sources_of(dataset_path: str, raw: CrudeSample) -> tuple[SourceInfo, ...]:
-    """Return where the parts of a sample that was just read come from."""
-    key = raw["__key__"]
-    return (
-        SourceInfo(
-            dataset_path=dataset_path,
-            index=raw["__restore_key__"][2],
-            shard_name=raw["__shard__"],
-            file_names=tuple(f"{key}.{part}" for part in raw if not part.startswith("__")),
-        ),
-    )
+            return cook_with
+        return lambda raw: cook(load(raw))

@@ -29,7 +29,7 @@ from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf, SampleHooks, load_hooks
+from energon.task_encoder.load import OpenLeaf, load_hooks
 from energon.task_encoder.settings import BatchSettings, TrainSettings, ValidationSettings
 from energon.task_encoder.train_plan import streams, train_plan
 from energon.worker import WorkerConfig
@@ -130,7 +130,7 @@ class Recipe:
     def samples(self) -> Dataset[Any]:
         """Return the samples in the order of the plan: read, decoded, cooked."""
         hooks = self._hooks
-        per_leaf = SampleHooks(tuple(_leaf_hooks(hooks, leaf.leaf) for leaf in self.opened))
+        per_leaf = tuple(_leaf_hooks(hooks, leaf.leaf) for leaf in self.opened)
         return then(ReadDataset(self.plan, self.reader), per_leaf)
 
     def encoded(self, samples: Dataset[Any]) -> Dataset[Any]:
@@ -142,7 +142,7 @@ class Recipe:
         if not self.settings.packing_buffer_size:
             names.append("postencode_sample")
         per_sample = self._hooks.overridden(*names)
-        return then(samples, SampleHooks((per_sample,) * len(self.opened)))
+        return then(samples, (per_sample,) * len(self.opened))
 
     def batches(self, samples: Dataset[Any]) -> Dataset[Any]:
         """Return encoded `samples` packed, grouped and batched as the hooks and settings say."""
@@ -242,13 +242,18 @@ def make_reader(opened: Sequence[OpenedLeaf], window_rows: int = 0) -> LeafReade
     return LeafReader(sources, tuple(leaf.leaf.subflavors for leaf in opened), window_rows)
 
 
-def then(stage: Dataset[Any], hooks: SampleHooks) -> Dataset[Any]:
-    """Return `stage` with more hooks for single samples, in the same stage as those before."""
-    if not any(hooks.leaves):
+def then(stage: Dataset[Any], hooks: tuple[tuple[Hook, ...], ...]) -> Dataset[Any]:
+    """Return `stage` with more hooks for single samples, in the same stage as those before.
+
+    Args:
+        stage: The samples.
+        hooks: For the samples of each leaf.
+    """
+    if not any(hooks):
         return stage
-    if isinstance(stage, MapDataset) and isinstance(stage.hooks, SampleHooks):
-        earlier = zip(stage.hooks.leaves, hooks.leaves, strict=True)
-        return replace(stage, hooks=SampleHooks(tuple(first + then for first, then in earlier)))
+    if isinstance(stage, MapDataset) and len(stage.hooks) == len(hooks):
+        together = zip(stage.hooks, hooks, strict=True)
+        return replace(stage, hooks=tuple(first + then for first, then in together))
     return MapDataset(stage, hooks)
 
 

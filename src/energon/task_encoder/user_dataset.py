@@ -20,6 +20,7 @@ from energon.errors import ConfigError, SampleError
 from energon.io.address import join_address, redact
 from energon.io.files import read_text
 from energon.metadataset.dataset_config import DatasetConfig
+from energon.samples.field_map import SampleMaker, maker_of
 from energon.sources.part_filter import PartFilter
 
 
@@ -66,6 +67,10 @@ class CodeFields:
     loader: Callable[[Any], Any]
     sample_type: type
     parts: Collection[str] | PartFilter
+
+    def maker(self, sample_type: type) -> SampleMaker:
+        """Return a function that makes a `sample_type` of parts and of what is known of them."""
+        return maker_of(self.apply, sample_type)
 
     def apply(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the fields.

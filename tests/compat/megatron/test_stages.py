@@ -28,7 +28,7 @@ from tests.stages.numbers import NumberPlan, NumberReader, numbers
 
 def named(dataset, name):
     hooks = (Hook("name", lambda sample: {**sample, "from": name}),)
-    return MapDataset(dataset, lambda _: hooks)
+    return MapDataset(dataset, (hooks,))
 
 
 def passes(num_samples):

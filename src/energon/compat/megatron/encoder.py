@@ -39,7 +39,6 @@ from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import HookMethod
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import SampleHooks
 from energon.task_encoder.recipe import Recipe, then, train_recipe, validation_recipe
 from energon.task_encoder.settings import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
@@ -498,7 +497,7 @@ def _planned(recipe: Recipe, hooks: Sequence[tuple[Hook, ...]]) -> Any:
     """
     token = _recipe.set(recipe)
     try:
-        stage = then(recipe.samples(), SampleHooks(tuple(hooks)))
+        stage = then(recipe.samples(), tuple(hooks))
         samples = replace(recipe.savable(stage), stage=stage)
         pipeline = _batched(recipe.encoder, samples, recipe)
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.compat.megatron.stages.read_pass import ReadPass
-from energon.compat.megatron.wrappers.base import Always, WrapperDataset
+from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.io.epath import AnyPath, EPath
 from energon.plan.build import blend_plan, concat_plan
@@ -153,7 +153,7 @@ class LeafDataset(DatasetClass):
             seed_each=True,
         )
         loading = leaf_hooks(hooks, self.opened.leaf)
-        return MapStage(stage, Always(loading)) if loading else stage
+        return MapStage(stage, (loading,)) if loading else stage
 
     def as_file_store(self) -> FileStore[Any]:
         """Return the files of the dataset by name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError, StateError
@@ -143,17 +142,6 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
             present=Present(batch=None),
         )
         return SeedDataset(self.stage).restore(lane, to_tuple(restore_key))[0]
-
-
-@dataclass(frozen=True)
-class Always:
-    """The hooks of a stage that treats all items alike."""
-
-    hooks: tuple[Hook, ...]
-
-    def __call__(self, item: Any) -> tuple[Hook, ...]:
-        """Return the hooks for an item."""
-        return self.hooks
 
 
 def make_hook(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.compat.megatron.stages.iter_map import IterMap
-from energon.compat.megatron.wrappers.base import Always, WrapperDataset, describe, make_hook
+from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
 from energon.errors import SkipSample
 from energon.stages.base import Dataset
 from energon.stages.hook import DEFAULT_TOLERANCE
@@ -40,7 +40,7 @@ class MapDataset(WrapperDataset):
     ) -> None:
         hook = make_hook(_name(map_fn), map_fn, worker_config, tolerance=failure_tolerance)
         super().__init__(
-            MapStage(dataset, Always((hook,))),
+            MapStage(dataset, ((hook,),)),
             [dataset],
             worker_config=worker_config,
             map_fn_config=describe(map_fn_config),
@@ -68,7 +68,7 @@ class FilterDataset(WrapperDataset):
     ) -> None:
         hook = make_hook(_name(filter_fn), _Keep(filter_fn), worker_config)
         super().__init__(
-            MapStage(dataset, Always((hook,))),
+            MapStage(dataset, ((hook,),)),
             [dataset],
             worker_config=worker_config,
             filter_fn_config=describe(filter_fn_config),
