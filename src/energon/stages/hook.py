@@ -25,7 +25,7 @@ from energon.errors import (
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
 from energon.stages.lane import Address, Lane, Tally, active
-from energon.stages.random_state import is_worker_process, seeded
+from energon.stages.random_state import begin_seeding, is_worker_process, seeded, seeds_calls
 
 logger = logging.getLogger("energon")
 
@@ -161,7 +161,7 @@ class HookRunner:
 
     def call(self, argument: Any, address: RestoreKey) -> Any:
         """Return what the function returns, seeded if that is what the hook wants."""
-        if not self.seeds_calls:
+        if not (self.seeds_calls and seeds_calls()):
             return self.function(argument)
         with seeded(self._seed(flat(address))):
             return self.function(argument)
@@ -203,7 +203,10 @@ class HookRunner:
             before, active.lane = active.lane, self.lane
             self.lane.present.call = (self.name, (*address, sub))
             try:
-                with seeded(self._seed((*address, sub))):
+                if seeds_calls():
+                    with seeded(self._seed((*address, sub))):
+                        output = next(outputs, SKIPPED)
+                else:
                     output = next(outputs, SKIPPED)
             except Exception as error:
                 self.fail(error, argument)
@@ -229,6 +232,7 @@ class HookRunner:
         if isinstance(error, SkipSample):
             self._count("skipped", argument)
             return SKIPPED
+        begin_seeding()  # Failures are accounted for once.
         sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
         cause = f"{type(error).__name__}: {error}"

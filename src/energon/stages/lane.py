@@ -71,12 +71,14 @@ class Host:
     Args:
         shared: What their stages share, by what only they know. Who uses it keeps it.
         has_begun: Whether any of them has given a batch before.
+        draws: Whether their hooks draw random numbers; None while that is not known.
         tallies: What became of the calls of each hook, by what only those who call it know; one
             for each that has run it.
     """
 
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
     has_begun: bool = False
+    draws: bool | None = None
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
-from energon.stages.base import Dataset, DatasetIterator
-from energon.stages.lane import Lane, active
+from energon.stages.base import Dataset, DatasetIterator, State
+from energon.stages.lane import Address, Lane
 from energon.stages.passthrough import ThroughDataset, ThroughIterator
-from energon.stages.random_state import seeded
+from energon.stages.random_state import (
+    Watch,
+    numpy_keeps_a_number,
+    seeded,
+    watched,
+)
 
 
 @dataclass(frozen=True)
@@ -18,27 +24,76 @@ class SeedDataset(ThroughDataset):
     """Yield the items of `dataset`, each made with seeded global generators.
 
     Outermost in a pipeline with user hooks: whatever they draw is then the same on every
-    topology and after every restore, although they know nothing of it. About 60 µs an item.
+    topology and after every restore, although they know nothing of it.
+
+    The first item shows whether they draw anything. If not, the next ones are made without
+    seeding, and should one draw after all, it is made again.
     """
 
     dataset: Dataset[Any]
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
-        return _SeedIterator(self.dataset.open(lane), lane)
+        return _SeedIterator(self, lane)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        with seeded(derive_seed(lane.seed, "restore", *flat(key))):
+        with watched(None), seeded(derive_seed(lane.seed, "restore", *flat(key))):
             return self.dataset.restore(lane, key)
 
 
 class _SeedIterator(ThroughIterator):
-    def __init__(self, inner: DatasetIterator[Any], lane: Lane) -> None:
-        self.inner = inner
+    def __init__(self, stage: SeedDataset, lane: Lane) -> None:
+        self.dataset = stage.dataset
+        self.inner = self.dataset.open(lane)
         self.lane = lane
+        self.saved: State | None = None
 
     def __next__(self) -> Any:
-        with seeded(derive_seed(self.lane.seed, "lane", self.lane.number, *self.inner.address)):
-            try:
+        if self.lane.host.draws is False and not numpy_keeps_a_number():
+            return self._next_watched()
+        return self._next_seeded()
+
+    def state_dict(self) -> State:
+        self.saved = self.inner.state_dict()
+        return self.saved
+
+    def load_state_dict(self, state: State) -> None:
+        self.saved = None
+        self.inner.load_state_dict(state)
+
+    def _next_seeded(self) -> Any:
+        """Return the next item, made with seeded generators, and note whether any is drawn from."""
+        host = self.lane.host
+        self.saved = None
+        with watched(None), seeded(self._seed(self.inner.address)):
+            if host.draws:
                 return next(self.inner)
-            finally:
-                active.lane = None
+            watch = Watch()
+            with watched(watch):
+                item = next(self.inner)
+                host.draws = watch.check()
+            return item
+
+    def _next_watched(self) -> Any:
+        """Return the next item, made without seeding, unless something draws after all."""
+        lane, before = self.lane, self.saved or self.inner.state_dict()
+        counts = dict(lane.counts)
+        self.saved = None
+        watch = Watch(partial(self._seed, self.inner.address))
+        try:
+            with watched(watch):
+                item = next(self.inner)
+            if not watch.check():
+                return item
+        except Exception:
+            if not watch.check():
+                raise
+        finally:
+            watch.put_back()
+        lane.counts.clear()
+        lane.counts.update(counts)
+        self.inner = self.dataset.open(lane, before)
+        lane.host.draws = None
+        return self._next_seeded()
+
+    def _seed(self, address: Address) -> int:
+        return derive_seed(self.lane.seed, "lane", self.lane.number, *address)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from energon.errors import SkipSample
+from energon.stages.batch import BatchDataset
+from energon.stages.hook import Hook
+from energon.stages.lane import Lane
+from energon.stages.map import MapDataset
+from energon.stages.seed import SeedDataset
+from tests.stages.hooks import ids
+from tests.stages.numbers import numbers
+
+DRAWS = {
+    "random": random.random,
+    "random, a normal number": lambda: random.gauss(0, 1),
+    "numpy": np.random.rand,
+    "numpy, a normal number": np.random.randn,
+    "torch": lambda: float(torch.rand(1)),
+}
+LATE = 23
+"""The first sample for which something is drawn: long after it seemed that nothing ever is."""
+
+
+@pytest.fixture(params=DRAWS)
+def draw(request):
+    return DRAWS[request.param]
+
+
+def states():
+    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+def drawing(draw, *, start=0, batched=False, **settings):
+    """Batches of four samples, of which those from `start` on have random numbers."""
+
+    def jitter(sample):
+        return {**sample, "x": draw() if sample["n"] >= start else None}
+
+    def jitter_batch(samples):
+        return [*samples, draw() if samples[0]["n"] >= start else None]
+
+    per_sample = (Hook("jitter", jitter, **settings),)
+    per_batch = (Hook("jitter_batch", jitter_batch, **settings),) if batched else ()
+    return SeedDataset(BatchDataset(MapDataset(numbers(60), (per_sample,)), 4, per_batch))
+
+
+def made(dataset, *, draws=None):
+    """All batches, as a worker makes them that knows whether something draws."""
+    lane = Lane(0, 1, seed=5)
+    lane.host.draws = draws
+    return list(dataset.open(lane))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("restore_seeds", [False, True])
+@pytest.mark.parametrize("start", [0, LATE])
+def test_what_is_drawn_is_the_same_whether_or_not_drawing_was_expected(
+    draw, start, restore_seeds, batched
+):
+    dataset = drawing(draw, start=start, batched=batched, restore_seeds=restore_seeds)
+    expected = made(dataset, draws=True)
+    assert made(dataset) == expected
+    assert made(dataset, draws=False) == expected
+    before = states()
+    assert made(dataset) == expected
+    assert states() == before
+
+
+def test_what_is_drawn_late_is_the_same_after_any_restore(draw):
+    dataset = drawing(draw, start=LATE, batched=True)
+    expected = made(dataset, draws=True)
+    for taken in range(len(expected)):
+        batches = dataset.open(Lane(0, 1, seed=5))
+        for _ in range(taken):
+            next(batches)
+        state = json.loads(json.dumps(batches.state_dict()))
+        assert list(dataset.open(Lane(0, 1, seed=5), state)) == expected[taken:]
+
+
+def test_the_program_goes_on_with_its_own_numbers(draw):
+    expected = [draw() for _ in range(3)]
+    for start in (0, LATE, 100):
+        batches = drawing(lambda: random.random() + np.random.randn(), start=start).open(Lane(0, 1))
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        expected = [draw() for _ in range(15)]
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        found = []
+        for _ in range(15):
+            next(batches)
+            found.append(draw())
+        assert found == expected
+
+
+def test_hooks_that_draw_nothing_are_called_once_and_leave_all_as_it_is():
+    calls = []
+    lane = Lane(0, 1)
+    hook = Hook("note", lambda sample: calls.append(sample["n"]) or sample, restore_seeds=True)
+    dataset = SeedDataset(BatchDataset(MapDataset(numbers(40), ((hook,),)), 4))
+    before = states()
+    assert [n for batch in dataset.open(lane) for n in ids(batch)] == list(range(40))
+    assert calls == list(range(40))
+    assert states() == before
+    assert lane.host.draws is False
+
+
+def test_a_batch_that_is_made_again_counts_its_samples_and_failures_once():
+    failures = []
+
+    def fail_and_draw(sample):
+        if sample["n"] % 7 == 0:
+            raise ValueError(sample["n"])
+        if sample["n"] % 5 == 0:
+            raise SkipSample
+        return {**sample, "x": random.random() if sample["n"] in (LATE, LATE + 6) else None}
+
+    def dataset():
+        hook = Hook(
+            "fail_and_draw",
+            fail_and_draw,
+            handler=lambda error, sample, sources: failures.append(sample["n"]),
+        )
+        return SeedDataset(BatchDataset(MapDataset(numbers(60), ((hook,),)), 4))
+
+    lanes = [Lane(0, 1, seed=5), Lane(0, 1, seed=5)]
+    lanes[0].host.draws = True
+    expected, found = (list(dataset().open(lane)) for lane in lanes)
+    assert found == expected
+    assert lanes[0].counts == lanes[1].counts
+    assert failures == list(range(0, 60, 7)) * 2
+
+
+def test_what_a_seeded_failure_depends_on_is_drawn_first():
+    def fail_by_chance(sample):
+        if sample["n"] >= LATE and random.random() < 0.5:
+            raise ValueError("by chance")
+        return sample
+
+    failures = []
+    hook = Hook(
+        "fail_by_chance",
+        fail_by_chance,
+        handler=lambda error, sample, sources: failures.append(sample["n"]),
+    )
+    dataset = SeedDataset(BatchDataset(MapDataset(numbers(60), ((hook,),)), 4))
+    expected = made(dataset, draws=True)
+    first, failures[:] = list(failures), []
+    assert made(dataset) == expected
+    assert failures == first
+    assert first
+
+
+def test_nothing_is_taken_for_the_same_while_numpy_keeps_a_normal_number():
+    """It would be given without a change of the state that shows it."""
+    dataset = drawing(np.random.randn, start=LATE)
+    expected = made(dataset, draws=True)
+    lane = Lane(0, 1, seed=5)
+    found = []
+    for batch in dataset.open(lane):
+        found.append(batch)
+        np.random.seed(3)
+        np.random.randn()
+    assert found == expected
