@@ -253,17 +253,18 @@ def _find_python_memory() -> Any:
 def _numpy_words() -> bytes:
     """Return 624 words and an index; nothing of a generator that is no Mersenne Twister."""
     global _numpy_generator, _numpy_memory
-    generator = np.random.get_bit_generator()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if generator is not _numpy_generator:
         if not isinstance(generator, np.random.MT19937):
             return b""
         address = generator.ctypes.state_address
         _numpy_memory = (ctypes.c_char * (4 * _WORDS)).from_address(address)
         _numpy_generator = generator
-    return _numpy_memory.raw
+    words: bytes = _numpy_memory.raw
+    return words
 
 
 _numpy_generator: Any = None
 _numpy_memory: Any = None
-_python = random.random.__self__
+_python: Any = random.random.__self__  # type: ignore[attr-defined]
 _python_memory = _find_python_memory()
