@@ -26,12 +26,13 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Subset
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
+from energon.samples.source_info import sources_of
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset_class import Opening, SampleLoading
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf, seeded_if_random, sources_of
+from energon.task_encoder.load import OpenLeaf, seeded_if_random
 from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
 
