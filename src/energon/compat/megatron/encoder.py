@@ -480,7 +480,7 @@ def _item_hooks(loaded: Sequence[Any]) -> list[tuple[Hook, ...]] | None:
     for dataset in loaded:
         hooks: tuple[Hook, ...] = ()
         while type(dataset) in (MapDataset, FilterDataset):
-            hooks = (*dataset.stage.hooks.hooks, *hooks)
+            hooks = (*dataset.stage.hooks[0], *hooks)
             (dataset,) = dataset.datasets
         if type(dataset) is not SampleDataset:
             return None
