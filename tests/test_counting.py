@@ -1,4 +1,4 @@
-from energon.counting import counted
+from energon.messages import counted
 
 
 def test_one_of_a_thing_is_not_called_like_several():

@@ -139,7 +139,7 @@ REASONS = {
         "pickle.loads(read_shared(opening.descriptors[0]))": PROCESSES,
         "pickle.loads(self._pipeline_bytes)": PROCESSES,
     },
-    "energon/metadataset/grammar_v1.py": {
+    "energon/metadataset/grammar.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/metadataset/resolve.py": {

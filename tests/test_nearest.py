@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from energon.nearest import nearest
+from energon.messages import nearest
 from tests.bounded import run_bounded
 
 
@@ -34,7 +34,7 @@ def test_the_same_name_among_many_with_its_letters_is_found():
 
 HOSTILE = {
     "names": """
-from energon.nearest import nearest
+from energon.messages import nearest
 word = "ab" * 500_000
 assert nearest(word, ("".join(sorted(word[:n % 900])) for n in range(100_000)), 0.1)
 """,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from energon.errors import DatasetNotFoundError, EnergonError, FormatError, NoSuchFileError
-from energon.printable import escape_line, escape_text
+from energon.messages import escape_line, escape_text
 
 EVIL = "a\x1b[31m\x9b\x07\u202eb\udcff\r"
 SAFE = "a\\x1b[31m\\x9b\\x07\\u202eb\\xff\\r"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection
 
 from energon.errors import ConfigError, SecurityError
-from energon.nearest import nearest
+from energon.messages import nearest
 
 VARIABLE = "ENERGON_ALLOW"
 CAPABILITIES = {

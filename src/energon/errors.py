@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from energon.printable import escape_text
+from energon.messages import escape_text
 
 
 class EnergonError(Exception):

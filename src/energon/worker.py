@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
-from energon.counting import counted
 from energon.errors import ConfigError
+from energon.messages import counted
 
 logger = logging.getLogger("energon")
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from energon.cache import contents
+from energon.cache.contents import PREFIX
 from energon.cache.file_pool import FileStoreCachePool
-from energon.cache.folder import PREFIX
 from energon.cache.lazy import DirectLazy, MockLazy
 from energon.cache.pool import NoCachePool
 from energon.cache.prefetch import Step

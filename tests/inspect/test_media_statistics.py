@@ -10,7 +10,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.media.prepare import prepare_media
 from energon.prepare.media.probe import MediaFilter
-from energon.sources.media_statistics import media_statistics
+from energon.sources.part_statistics import media_statistics
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.decode.videos import KINDS, encode_video
 

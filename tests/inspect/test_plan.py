@@ -16,9 +16,8 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon.inspect.plan_find import find_key, list_step
 from energon.inspect.plan_report import describe_run, shared_samples
-from energon.inspect.planned_run import open_run
+from energon.inspect.planned_run import find_key, list_step, open_run
 from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.settings import TrainSettings
 from tests.commands import run

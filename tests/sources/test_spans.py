@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.io.local import OpenFile
-from energon.sources.spans import MAX_GAP_BYTES, MAX_SPAN_BYTES, read_spans
+from energon.sources.extents import MAX_GAP_BYTES, MAX_SPAN_BYTES, read_spans
 
 PATTERN = np.random.default_rng(0).bytes(2 * MAX_SPAN_BYTES)
 

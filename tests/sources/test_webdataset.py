@@ -23,8 +23,8 @@ from energon.errors import (
 )
 from energon.formats.meta import yaml
 from energon.prepare.dataset import prepare_dataset
+from energon.sources.extents import MAX_SPAN_BYTES
 from energon.sources.shard_samples import LARGE_PART_BYTES
-from energon.sources.spans import MAX_SPAN_BYTES
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import make_crude, write_shard
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from energon import ConfigError
 from energon.transforms import CustomTransform, MergeTransform
-from energon.transforms.mappers import (
+from energon.transforms.merge import (
     CenterCropMapper,
     RandomCropMapper,
     RandomPerspectiveMapper,

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from energon.cache.catalog import CacheLimits
-from energon.cache.codec import decode, encode
+from energon.cache.codec import DecodedForm, Form, RawForm, decode, encode
 from energon.cache.contents import SharedContents
-from energon.cache.form import DecodedForm, Form, RawForm
 from energon.cache.lazy import Lazy, ValueLazy
 from energon.cache.pool import CachePool
 from energon.cache.prefetch import Prefetcher, Ticket

@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 from uuid import uuid4
 
+from energon.cache.codec import CachedContent, Form
 from energon.cache.contents import SharedContents
-from energon.cache.form import CachedContent, Form
 from energon.errors import NoSuchFileError
 from energon.samples.source_info import SourceInfo
 from energon.sources.files.store import FileStore

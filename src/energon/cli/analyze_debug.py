@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from energon.cli.echo import echo, echo_json
-from energon.counting import counted
+from energon.cli.verbosity import echo, echo_json
 from energon.errors import FormatError
 from energon.formats.json_text import parse_json
+from energon.messages import counted
 
 
 @click.command("analyze-debug")

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS
-from energon.cli.echo import echo, echo_lines
-from energon.counting import counted
+from energon.cli.verbosity import echo, echo_lines
 from energon.io.epath import AnyPath
+from energon.messages import counted
 
 _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 

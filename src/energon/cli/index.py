@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
-from energon.cli.allow_option import allow_option
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
+from energon.cli.options import allow_option
 from energon.cli.prepare_file import prepare_file
 from energon.io.epath import AnyPath
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from energon.cli.echo import echo, echo_json
-from energon.cli.verbosity import is_quiet, is_verbose
-from energon.counting import counted
+from energon.cli.verbosity import echo, echo_json, is_quiet, is_verbose
 from energon.io.address import redact
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

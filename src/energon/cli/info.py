@@ -6,8 +6,8 @@ import json
 
 import click
 
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo
+from energon.cli.options import allow_option
+from energon.cli.verbosity import echo
 
 
 @click.command("info")
@@ -28,8 +28,7 @@ def command(path: str, split_config: str, dataset_config: str, parts: bool, as_j
       energon info ./coco --json | jq .splits.train.samples
       energon info s3://bucket/blend.yaml --no-parts
     """
-    from energon.inspect.info import describe
-    from energon.inspect.info_text import info_lines
+    from energon.inspect.info import describe, info_lines
 
     about = describe(path, split_config=split_config, dataset_config=dataset_config, parts=parts)
     if as_json:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import open_indexing, reading_options
-from energon.counting import counted
+from energon.cli.options import allow_option
+from energon.cli.verbosity import echo
 from energon.errors import EnergonError
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.inspect.lint import LintReport

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from energon.cli.echo import echo
-from energon.counting import counted
+from energon.cli.verbosity import echo
 from energon.errors import ConfigError
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.formats.tables.media_table import Strategy

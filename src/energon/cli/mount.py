@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo_lines
 from energon.cli.exit_codes import RefusedCommandError
 from energon.cli.indexing_options import logging_to_terminal
+from energon.cli.options import allow_option
+from energon.cli.verbosity import echo_lines
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:

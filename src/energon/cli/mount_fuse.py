@@ -15,8 +15,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from energon.errors import EnergonError, MissingExtraError
-from energon.sources.browse.names import MAX_BYTES
-from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry, find_path
+from energon.sources.browse.tree import MAX_BYTES, BrowsedFile, BrowsedFolder, TreeEntry, find_path
 
 try:
     import mfusepy

@@ -1,16 +1,73 @@
-"""Give a command what its options say as one object, and refuse those that cannot count."""
+"""Options of several commands; those that cannot count are refused."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from energon.allow import CAPABILITIES, VARIABLE, allowed_by_environment
 from energon.errors import ConfigError
+
+
+def parse_field_map(text: str | None) -> dict[str, str] | None:
+    """Return what the option says; None if it is not given.
+
+    Raises:
+        ConfigError: If it is no JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        mapping = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--field-map {text}: {error}; expected JSON") from error
+    if not isinstance(mapping, dict):
+        raise ConfigError(f'--field-map {text}: expected {{"FIELD": "PART"}}')
+    return mapping
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def allow_option(function: F, *, expose_value: bool = False) -> F:
+    """Let a command take `--allow NAME`, which holds for all that it does, in its workers too.
+
+    Args:
+        function: The command.
+        expose_value: Whether it gets the names as `allow`.
+    """
+    return click.option(
+        "--allow",
+        metavar="NAME",
+        multiple=True,
+        type=click.Choice(list(CAPABILITIES)),
+        callback=_allow,
+        expose_value=expose_value,
+        help=f"Let data do what they may not do by themselves: {', '.join(CAPABILITIES)}. Repeat.",
+    )(function)
+
+
+def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    before = os.environ.get(VARIABLE)
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+    if names:
+        os.environ[VARIABLE] = ",".join(sorted({*names, *allowed_by_environment()}))
+        context.call_on_close(restore)
+    return names
+
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

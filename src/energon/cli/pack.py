@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS
-from energon.cli.echo import echo
-from energon.cli.field_map import parse_field_map
 from energon.cli.indexing_options import logging_to_terminal, show_size
-from energon.cli.options import options_object
-from energon.cli.verbosity import is_quiet
+from energon.cli.options import options_object, parse_field_map
+from energon.cli.verbosity import echo, is_quiet
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath

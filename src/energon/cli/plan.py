@@ -10,14 +10,12 @@ import click
 from click.core import ParameterSource
 
 from energon.cli.address import ADDRESS
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo, echo_lines
-from energon.cli.options import refuse_options
-from energon.counting import counted
+from energon.cli.options import allow_option, refuse_options
+from energon.cli.verbosity import echo, echo_lines
+from energon.messages import counted
 
 if TYPE_CHECKING:
-    from energon.inspect.plan_find import Sighting
-    from energon.inspect.planned_run import PlannedRun
+    from energon.inspect.planned_run import PlannedRun, Sighting
     from energon.io.epath import AnyPath
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -174,8 +172,8 @@ def _show(
     plot: str | None,
     as_json: bool,
 ) -> None:
-    from energon.inspect.plan_find import find_key, list_step
     from energon.inspect.plan_report import describe_run
+    from energon.inspect.planned_run import find_key, list_step
 
     if batches is None:
         samples = sum(len(leaf.source) for leaf in run.leaves)
@@ -187,7 +185,7 @@ def _show(
     else:
         about = describe_run(run, batches=batches)
         if plot is not None:
-            from energon.inspect.plan_plot import draw_run
+            from energon.inspect.plan_report import draw_run
 
             draw_run(run, about, plot)
         if as_json:

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo, echo_json
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.media_options import media_filter, media_options, report_json, show_report
-from energon.cli.options import refuse_options
+from energon.cli.options import allow_option, refuse_options
 from energon.cli.prepare_choices import PrepareOptions, choice_options, decide
 from energon.cli.prepare_file import prepare_file
-from energon.cli.verbosity import is_quiet
-from energon.counting import counted
+from energon.cli.verbosity import echo, echo_json, is_quiet
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo

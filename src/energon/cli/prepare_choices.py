@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.field_map import parse_field_map
+from energon.cli.options import parse_field_map
 from energon.errors import ConfigError
 from energon.io.epath import AnyPath
 

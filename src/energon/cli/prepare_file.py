@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.echo import echo, echo_json
 from energon.cli.options import refuse_options
-from energon.cli.verbosity import is_quiet
-from energon.counting import counted
+from energon.cli.verbosity import echo, echo_json, is_quiet
 from energon.io.address import redact
 from energon.io.epath import AnyPath
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.prepare.upkeep import Upkeep

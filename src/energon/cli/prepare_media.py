@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from energon.cli.address import ADDRESS
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo_json
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.cli.media_options import media_filter, media_options, report_json, show_report
+from energon.cli.options import allow_option
+from energon.cli.verbosity import echo_json
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo_json, echo_lines
-from energon.counting import counted
+from energon.cli.options import allow_option
+from energon.cli.verbosity import echo_json, echo_lines
 from energon.errors import ConfigError
 from energon.io.address import redact
+from energon.messages import counted
 
 
 @click.command("preview")

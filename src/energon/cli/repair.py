@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.address import ADDRESS, check_engine
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo
 from energon.cli.exit_codes import NotCheckedError
 from energon.cli.indexing_options import indexing_options, open_indexing
+from energon.cli.options import allow_option
+from energon.cli.verbosity import echo
 from energon.cli.verify import show_report
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath

@@ -1,13 +1,33 @@
-"""The options `--quiet` and `--verbose`, which every command has."""
+"""What commands print, and the options `--quiet` and `--verbose`, which every command has."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
+
+from energon.messages import escape_line
+
+
+def echo(line: str, *, err: bool = False) -> None:
+    """Print one line; what would begin another one or steer the terminal is escaped."""
+    click.echo(escape_line(line), err=err)
+
+
+def echo_lines(lines: Iterable[str], *, err: bool = False) -> None:
+    """Print lines, each as `echo` does."""
+    for line in lines:
+        echo(line, err=err)
+
+
+def echo_json(about: Any) -> None:
+    """Print plain data as JSON, whose escapes make names safe."""
+    click.echo(json.dumps(about, indent=2))
+
 
 _KEY = "energon.verbosity"
 

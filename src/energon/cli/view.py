@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from energon.cli.address import ADDRESS
-from energon.cli.allow_option import allow_option
-from energon.cli.echo import echo
 from energon.cli.indexing_options import logging_to_terminal
+from energon.cli.options import allow_option
+from energon.cli.verbosity import echo
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:

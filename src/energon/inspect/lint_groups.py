@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.counting import counted
 from energon.inspect.lint_batch import Finding
+from energon.messages import counted
 
 MAX_PLACES = 3
 """How many samples of a group are named."""

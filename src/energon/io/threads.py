@@ -1,16 +1,43 @@
-"""Threads that wait for answers, and that no program has to wait for.
+"""Threads that wait for answers, that no program has to wait for, and what forked processes lack.
 
 Those of the standard library are joined at exit, so that a program could not end while a store
 does not answer. These are daemons: what they still do at exit is given up.
+
+The library that talks to object stores has threads of its own, which a forked child does not
+inherit; a request there would wait for them for ever.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from energon.errors import StorageError
+
+_used_in: int | None = None
+
+
+def check_process(origin: str) -> None:
+    """Note that this process talks to `origin`, through threads that no child inherits.
+
+    Raises:
+        StorageError: If this process was forked from one that had done so before.
+    """
+    global _used_in
+    pid = os.getpid()
+    if _used_in is None:
+        _used_in = pid
+    elif _used_in != pid:
+        raise StorageError(
+            f"{origin}: process {pid} was forked from {_used_in}, which had read from an object "
+            "store before; its connections cannot be used in a fork. Start workers with "
+            "start_method='forkserver' (the default) or 'spawn'"
+        )
+
 
 T = TypeVar("T")
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]

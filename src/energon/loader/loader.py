@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import Any, Protocol
 
-from energon.counting import counted
 from energon.errors import ConfigError, StateError, WorkerError
 from energon.loader.heap import keep_heap
 from energon.loader.hosting import DeliveryOrder, Event
@@ -18,6 +17,7 @@ from energon.loader.options import LoaderOptions
 from energon.loader.pinning import pin_batches
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
+from energon.messages import counted
 from energon.warn_once import warn_once
 from energon.worker import WorkerConfig
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from energon.counting import counted
 from energon.errors import WorkerError
 from energon.loader.crash_isolation import Address, DeathRecord, Verdict
 from energon.loader.hosting import Event
@@ -20,6 +19,7 @@ from energon.loader.process_start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline
 from energon.loader.worker_main import Opening, Setup
+from energon.messages import counted
 from energon.plan.seeds import derive_seed
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon.counting import counted
 from energon.errors import ConfigError
 from energon.loader.state import COVERS, LanePosition, read_positions
+from energon.messages import counted
 from energon.plan.era import end_era
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon.counting import counted
 from energon.errors import ConfigError, StateError
 from energon.loader.loader import BasicDataLoader
 from energon.loader.log import log
@@ -25,6 +24,7 @@ from energon.loader.state import (
     merge_states,
     read_positions,
 )
+from energon.messages import counted
 from energon.stages.base import State
 from energon.warn_once import warn_once
 from energon.worker import WorkerConfig

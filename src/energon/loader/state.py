@@ -21,10 +21,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon.counting import counted
 from energon.errors import StateError
 from energon.formats.json_text import parse_json
 from energon.limits import DOCUMENT_DEPTH
+from energon.messages import counted
 from energon.plan.seeds import ORDER_VERSION
 from energon.stages.base import State
 

@@ -11,8 +11,8 @@ from energon.errors import ConfigError
 from energon.formats.meta.yaml import MarkedMap, Seq, load, plain, where
 from energon.io.address import join_address, redact
 from energon.io.files import read_document
+from energon.messages import nearest
 from energon.metadataset.leaf import Subset
-from energon.nearest import nearest
 
 CRUDE_CLASS = "CrudeWebdataset"
 STANDARD_CLASS = "StandardWebdatasetFactory"

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from energon.metadataset.grammar_nodes import Node, SubsetNode
-from energon.metadataset.grammar_values import Multiplier
+from energon.metadataset.grammar_values import Multiplier, Node, SubsetNode
 
 Count = Annotated[int, Field(ge=1)]
 

@@ -14,8 +14,7 @@ from energon.io.files import read_document
 from energon.metadataset.variables import substitute
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Document
-    from energon.metadataset.grammar_v1 import DocumentV1
+    from energon.metadataset.grammar import Document, DocumentV1
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,7 @@ def json_schema() -> dict[str, Any]:
     """
     from pydantic import TypeAdapter
 
-    from energon.metadataset.grammar import Document
-    from energon.metadataset.grammar_v1 import DocumentV1
+    from energon.metadataset.grammar import Document, DocumentV1
 
     schema = TypeAdapter(Document | DocumentV1).json_schema(by_alias=True)
     models = schema["$defs"]
@@ -186,8 +184,7 @@ def _description(raw: Any) -> str:
 
 def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
     """Return the version that a document is written in: `__class__` decides, or `datasets`."""
-    from energon.metadataset.grammar import Document
-    from energon.metadataset.grammar_v1 import DocumentV1
+    from energon.metadataset.grammar import Document, DocumentV1
 
     name = raw.get("__class__")
     if name is not None:

@@ -1,4 +1,4 @@
-"""What may be written in a metadataset.
+"""What may be written in a metadataset, of version 1 and 2.
 
     document  = splits: {part: node}, vars?               with __class__: MetadatasetV2
     node      = reference | blend | blend_epochized | concat | join
@@ -8,9 +8,11 @@
     concat    = concat: [node …]
     join      = join: [reference …] or {name: reference …}, joiner
 
-    document  = splits: {part: {datasets: [reference + weight …]}}     version 1, grammar_v1.py
+    document  = splits: {part: {datasets: [reference + weight …]}}     version 1
 
 Blends may be nested in place, which says the same as a reference to a document of its own.
+
+Of the two versions, `__class__` decides; where it is absent, the word `datasets` does.
 """
 
 from __future__ import annotations
@@ -21,16 +23,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from energon.metadataset.grammar_nodes import (
+from energon.messages import nearest
+from energon.metadataset.grammar_values import (
     Inner,
     Joiner,
     JoinReference,
+    Multiplier,
     Node,
+    Path,
+    Positive,
     Reference,
+    Temperature,
     Weighted,
 )
-from energon.metadataset.grammar_values import Positive, Temperature
-from energon.nearest import nearest
 
 _OF_THE_JOIN = ("shuffle_over_epochs_multiplier",)
 
@@ -242,3 +247,40 @@ for _model in (
     *(Concat, WeightedConcat, RepeatedConcat),
 ):
     _model.model_rebuild()  # their entries are declared below them
+
+
+class ReferenceV1(Node):
+    """An entry of a metadataset of version 1."""
+
+    path: Path
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    split_part: str | None = None
+    subflavor: str | None = None
+    subflavors: dict[str, Any] = Field(default_factory=dict)
+    shuffle_over_epochs_multiplier: Multiplier | None = 1
+    dataset_config: str | None = None
+    split_config: str | None = None
+
+    def as_reference(self) -> WeightedReference:
+        """Return the same in the words of version 2."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set - {"subflavor"}}
+        if self.subflavor is not None:
+            fields["subflavors"] = {**self.subflavors, "__subflavor__": self.subflavor}
+        reference = WeightedReference.model_construct(**fields)
+        reference._raw = self._raw
+        return reference
+
+
+class SplitV1(Node):
+    """A split of a metadataset of version 1: a blend."""
+
+    datasets: list[ReferenceV1]
+
+
+class DocumentV1(Node):
+    """A metadataset of version 1."""
+
+    module: Literal["megatron.energon", "energon"] | None = Field(None, alias="__module__")
+    class_: Literal["Metadataset"] | None = Field(None, alias="__class__")
+    splits: dict[str, SplitV1 | None]
+    vars: dict[str, Any] = Field(default_factory=dict)

@@ -14,7 +14,7 @@ from energon.metadataset.leaf import Leaf, Subset
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Join
-    from energon.metadataset.grammar_nodes import Inner, Reference
+    from energon.metadataset.grammar_values import Inner, Reference
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import address_name, is_remote, join_address, redact, split_address
 from energon.io.files import is_file
 from energon.io.registry import open_store
-from energon.nearest import nearest
+from energon.messages import nearest
 
 
 class KindEntry(NamedTuple):

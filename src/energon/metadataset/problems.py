@@ -14,10 +14,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from energon.formats.meta.yaml import where
+from energon.messages import nearest
 from energon.metadataset.grammar import NODE_KINDS
-from energon.metadataset.grammar_nodes import Misfit
+from energon.metadataset.grammar_values import Misfit
 from energon.metadataset.variables import Unresolved
-from energon.nearest import nearest
 
 Model = type[BaseModel]
 DocumentPath = tuple[int | str, ...]

@@ -30,6 +30,7 @@ from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.meta.split import find_split
 from energon.formats.meta.yaml import plain
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
+from energon.messages import nearest
 from energon.metadataset.collected import Problems
 from energon.metadataset.document import (
     BrokenMetadataset,
@@ -65,11 +66,10 @@ from energon.metadataset.tree import (
     map_leaves,
     weight_curve,
 )
-from energon.nearest import nearest
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join
-    from energon.metadataset.grammar_nodes import Node, Reference, Weighted
+    from energon.metadataset.grammar_values import Node, Reference, Weighted
 
 
 def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
@@ -282,7 +282,9 @@ class _Walk:
 
     def sound_node(self, node: Any, context: NodeContext) -> _Branch:
         self.count(METADATASET_NODES, node)
-        from energon.metadataset import grammar, grammar_nodes, grammar_v1
+        from energon.metadataset import grammar
+        from energon.metadataset import grammar as grammar_v1
+        from energon.metadataset import grammar_values as grammar_nodes
 
         match node:
             case grammar_v1.SplitV1():

@@ -15,7 +15,7 @@ from energon.plan.curve import Clock, Curve, CurveUnit
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend
-    from energon.metadataset.grammar_nodes import Weighted
+    from energon.metadataset.grammar_values import Weighted
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal

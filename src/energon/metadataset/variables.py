@@ -27,10 +27,9 @@ from typing import Any
 
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, SecurityError
-from energon.formats.meta.yaml import MarkedMap, Seq, marked_like, where
-from energon.formats.meta.yaml_scalars import scalar
+from energon.formats.meta.yaml import MarkedMap, Seq, marked_like, scalar, where
 from energon.limits import DOCUMENT_DEPTH, EXPANDED_CHARACTERS, EXPANDED_VALUES
-from energon.nearest import nearest
+from energon.messages import nearest
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^{}:]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_-]+)*")

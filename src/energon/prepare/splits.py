@@ -12,11 +12,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from energon.counting import counted
 from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.braces import escape_braces, expand_braces
 from energon.formats.meta.info import DatasetInfo, load_info
 from energon.formats.meta.split import Split, describe_unmatched, excludes_any, load_split
+from energon.messages import counted
 from energon.prepare.verify.quarantine import load_quarantine
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from keyword import iskeyword
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.nearest import nearest
+from energon.messages import nearest
 from energon.samples.crude import find_part
 
 _ACCESS = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")

@@ -21,7 +21,7 @@ from typing import Any
 
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, EnergonError
-from energon.nearest import nearest
+from energon.messages import nearest
 from energon.samples.sample import Sample
 
 _OURS = ("energon", "megatron.energon")

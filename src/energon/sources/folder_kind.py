@@ -16,8 +16,7 @@ from energon.io.files import list_files
 from energon.sources.files.folder import SystemFileStore
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind
-from energon.sources.media_statistics import media_statistics
-from energon.sources.part_statistics import PartStatistics, SizeStatistics
+from energon.sources.part_statistics import PartStatistics, SizeStatistics, media_statistics
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:

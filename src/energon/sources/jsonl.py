@@ -40,7 +40,7 @@ from energon.samples.crude import CrudeSample
 from energon.samples.source_info import SourceInfo
 from energon.sources.browse.contents import Contents
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
-from energon.sources.extents import Extents
+from energon.sources.extents import Extents, read_spans
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore
 from energon.sources.fingerprint import content_fingerprint
@@ -48,7 +48,6 @@ from energon.sources.kinds import DatasetKind, Location, Source
 from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
-from energon.sources.spans import read_spans
 from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once

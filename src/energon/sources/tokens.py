@@ -31,14 +31,13 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.samples.crude import CrudeSample
-from energon.sources.extents import Extents
+from energon.sources.extents import Extents, read_spans
 from energon.sources.files.locate import local_copy
 from energon.sources.fingerprint import content_fingerprint
 from energon.sources.kinds import DatasetKind, Location, Source
 from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
-from energon.sources.spans import read_spans
 from energon.sources.webdataset import included
 
 Ints = NDArray[np.int64]

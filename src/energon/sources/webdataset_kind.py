@@ -104,7 +104,7 @@ class WebdatasetKind(DatasetKind):
         dataset_config: str = "dataset.yaml",
         parts: bool = True,
     ) -> dict[str, Any]:
-        from energon.sources.media_statistics import media_statistics
+        from energon.sources.part_statistics import media_statistics
 
         root = any_path(address)
         info = load_info(root)

@@ -14,7 +14,6 @@ from itertools import count
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any, Final
 
-from energon.counting import counted
 from energon.errors import (
     SYSTEM_EXCEPTIONS,
     EnergonError,
@@ -22,6 +21,7 @@ from energon.errors import (
     SampleError,
     SkipSample,
 )
+from energon.messages import counted
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
 from energon.stages.lane import Address, Lane, Tally, active

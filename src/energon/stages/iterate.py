@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from energon.counting import counted
 from energon.errors import ConfigError
+from energon.messages import counted
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Host, Lane
 from energon.worker import WorkerConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from energon.counting import counted
 from energon.errors import ConfigError, StateError
+from energon.messages import counted
 from energon.plan.mix import Mix
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan

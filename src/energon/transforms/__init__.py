@@ -1,8 +1,9 @@
 """Geometric transforms of torchvision, merged so that an image is resampled once."""
 
-from energon.transforms.mappers import (
+from energon.transforms.merge import (
     CenterCropMapper,
     CustomTransform,
+    MergeTransform,
     RandomCropMapper,
     RandomHorizontalFlipMapper,
     RandomPerspectiveMapper,
@@ -12,7 +13,6 @@ from energon.transforms.mappers import (
     ResizeMapper,
     TransformMapper,
 )
-from energon.transforms.merge import MergeTransform
 
 __all__ = [
     "CenterCropMapper",

@@ -24,8 +24,8 @@ from urllib.parse import parse_qsl, urlencode
 
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.extra import needs_extra
-from energon.inspect.plan_find import Sighting
-from energon.printable import escape_text
+from energon.inspect.planned_run import Sighting
+from energon.messages import escape_text
 from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
 
 with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):

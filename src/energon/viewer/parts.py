@@ -16,7 +16,7 @@ from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
 from energon.formats.signature import SIGNATURE_BYTES, guess_extension
-from energon.printable import escape_text
+from energon.messages import escape_text
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map
 

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.inspect.plan_find import Sighting, list_step
 from energon.inspect.plan_report import describe_run
-from energon.inspect.planned_run import PlannedRun, SavedRun, open_run
+from energon.inspect.planned_run import PlannedRun, SavedRun, Sighting, list_step, open_run
 from energon.metadataset.resolve import resolve
 from energon.task_encoder.leaves import open_leaves
 from energon.task_encoder.settings import TrainSettings

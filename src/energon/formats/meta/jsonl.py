@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split
-from energon.nearest import nearest
+from energon.messages import nearest
 
 COMPRESSED = (".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz")
 PART = "json"

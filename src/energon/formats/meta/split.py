@@ -13,7 +13,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
 from energon.formats.meta.braces import collapse_braces, expand_all
 from energon.formats.meta.info import META, as_path, check_inside, read_if_present
-from energon.nearest import nearest
+from energon.messages import nearest
 
 VALIDATION = ("val", "validation", "valid", "dev")
 """Names of splits that mean the same."""

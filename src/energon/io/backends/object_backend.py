@@ -17,7 +17,7 @@ from energon.errors import EnergonError
 from energon.extra import needs_extra
 from energon.io.backends.base import ObjectInfo, seconds_left
 from energon.io.backends.object_errors import changed, translate
-from energon.io.forking import check_process
+from energon.io.threads import check_process
 from energon.version import __version__
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from energon.counting import counted
 from energon.errors import ConfigError
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META, DatasetInfo
 from energon.io.epath import AnyPath
+from energon.messages import counted
 from energon.prepare.assistant.fields import (
     check_field,
     check_field_map,

@@ -15,7 +15,6 @@ from dataclasses import replace
 from itertools import groupby, islice
 from typing import Any
 
-from energon.counting import counted
 from energon.decode.sample_decoder import is_decoded, is_media
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.json_text import parse_json
@@ -23,6 +22,7 @@ from energon.formats.meta.split_names import splits_by_name
 from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
+from energon.messages import counted
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
 from energon.prepare.importers.selection import FileSelection, is_about_data

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 
-from energon.counting import counted
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.messages import counted
 from energon.metadataset.kind import advice
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import file_state, list_files

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.counting import counted
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_bytes import has_other_version
@@ -20,6 +19,7 @@ from energon.formats.tar.scan import scan_archive, scan_tar
 from energon.formats.tar.scan_builder import TarScan
 from energon.io.range_file import RemoteFile
 from energon.io.readers import SkippingReader
+from energon.messages import counted
 from energon.prepare.files import FileState, file_state, reporting
 from energon.prepare.index.checksums import RangeSums, content_crc32
 from energon.prepare.index.index import IndexedShard, summarize

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from energon.counting import counted
 from energon.errors import (
     ConfigError,
     DuplicateSampleKeyError,
@@ -23,6 +22,7 @@ from energon.formats.tables.sqlite_file import SqliteReader
 from energon.formats.tables.sqlite_index import ShardState, indexed_shards
 from energon.formats.tar.scan import scan_tar
 from energon.io.address import local_path
+from energon.messages import counted
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_files

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from energon.counting import counted
 from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
@@ -22,6 +21,7 @@ from energon.formats.tar.scan_builder import ScanBuilder
 from energon.formats.tar.writer import ArchiveWriter, encode_header
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesOrAborts, atomic_path, write_atomic
+from energon.messages import counted
 from energon.prepare.index.index import index_files, index_shard
 from energon.prepare.lock import remove_leftovers
 from energon.prepare.writers.encode import Content, encode_part

@@ -6,9 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from energon.sources.browse.names import MARK, escape_name, mark_name, unescape_name
 from energon.sources.browse.samples import BrowsedSamples, SamplePlace
-from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
+from energon.sources.browse.tree import (
+    MARK,
+    BrowsedFile,
+    BrowsedFolder,
+    TreeEntry,
+    escape_name,
+    mark_name,
+    unescape_name,
+)
 
 BrowsedEntry = BrowsedFolder | BrowsedFile
 

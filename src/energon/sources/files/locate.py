@@ -24,8 +24,7 @@ from energon.io.epath import AnyPath, EPath
 from energon.io.local import FilePool
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.samples.crude import find_part
-from energon.sources.files.key_index import KeyIndex
-from energon.sources.files.shared_index import shared_index
+from energon.sources.files.key_index import KeyIndex, shared_index
 from energon.sources.shards import OpenShard, ShardPool
 
 

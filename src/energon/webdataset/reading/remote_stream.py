@@ -13,8 +13,8 @@ from typing import Any
 from energon.errors import StorageError
 from energon.io.address import redact
 from energon.io.atomic import ClosesOrAborts
-from energon.io.forking import check_process
 from energon.io.registry import open_store
+from energon.io.threads import check_process
 
 _CHUNK_BYTES = 1 << 20
 

@@ -1,0 +1,143 @@
+"""Words for messages: what may be printed, how many there are, and what was probably meant.
+
+Control characters, marks that turn the direction of text, and bytes that are no text are written
+as escapes, in messages of errors, in log records and in what commands print.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+from heapq import nlargest
+from itertools import islice
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def escape_text(text: str) -> str:
+    r"""Return text of several lines without characters that terminals obey.
+
+    Example:
+        >>> print(escape_text("one\ntwo\x1b[2J\udcff"))
+        one
+        two\x1b[2J\xff
+    """
+    return text if text.isprintable() else _UNSAFE.sub(lambda found: _escape(found[0]), text)
+
+
+def escape_line(text: str) -> str:
+    r"""Return text that is to stay on one line, see `escape_text`.
+
+    Example:
+        >>> print(escape_line("a\n1.txt"))
+        a\n1.txt
+    """
+    return escape_text(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def escape_record(record: logging.LogRecord) -> bool:
+    """Escape what a log record says; a filter that lets every record pass."""
+    arguments = record.args
+    if isinstance(arguments, tuple):
+        record.args = tuple(map(_safe_argument, arguments))
+    try:
+        text = record.getMessage()
+    except (TypeError, ValueError, KeyError):
+        return True  # whoever handles the record reports that its arguments do not fit
+    if not text.isprintable():
+        record.msg, record.args = escape_text(text), ()
+    return True
+
+
+def _safe_argument(argument: object) -> object:
+    if not isinstance(argument, str | os.PathLike) or str(argument).isprintable():
+        return argument
+    return escape_line(str(argument))
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:
+        return f"\\x{number - 0xDC00:02x}"  # a byte that is no text
+    if character in _SHORT:
+        return _SHORT[character]
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+# Here, so that it is done before anything that logs has been imported.
+logging.getLogger("energon").addFilter(escape_record)
+
+
+_HISSING = ("s", "x", "ch", "sh")
+
+
+def counted(number: int, one: str, many: str | None = None, *, grouped: bool = False) -> str:
+    """Return a number of things in words.
+
+    Args:
+        number: How many.
+        one: What one of them is called.
+        many: What several are called, if that is not `one` with an s.
+        grouped: Whether thousands are set apart by commas.
+
+    Example:
+        >>> counted(1, "shard"), counted(2, "batch"), counted(0, "shard is", "shards are")
+        ('1 shard', '2 batches', '0 shards are')
+        >>> counted(1234567, "sample", grouped=True)
+        '1,234,567 samples'
+    """
+    if many is None:
+        many = one + ("es" if one.endswith(_HISSING) else "s")
+    return f"{number:{',' if grouped else ''}} {one if number == 1 else many}"
+
+
+MAX_CHARACTERS = 100
+"""Of a name that are compared: documents of strangers may have names of megabytes."""
+MAX_COMPARED = 10_000
+"""Names that are looked at."""
+MAX_CANDIDATES = 10
+"""Names that are compared letter by letter, which takes the cube of their length."""
+
+
+def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:
+    """Return which of the known names is closest to one that is not known; None if none is close.
+
+    Takes a second at most, whatever the names are.
+
+    Args:
+        name: What was found.
+        known: What could have been meant.
+        cutoff: How close it has to be, from 0 to 1, which is the same.
+
+    Example:
+        >>> nearest("wieght", ["path", "weight", "subset"]), nearest("x", ["path"])
+        ('weight', None)
+    """
+    from difflib import SequenceMatcher
+
+    wanted = str(name)[:MAX_CHARACTERS]
+    matcher: SequenceMatcher[str] = SequenceMatcher(None, "", wanted)
+    scored = []
+    for each in islice(known, MAX_COMPARED):
+        candidate = str(each)
+        matcher.set_seq1(candidate[:MAX_CHARACTERS])
+        # These two look at lengths and at how often each letter is there.
+        if matcher.real_quick_ratio() >= cutoff and (score := matcher.quick_ratio()) >= cutoff:
+            same = _same(wanted, candidate) + _same(wanted[::-1], candidate[::-1])
+            scored.append((score, same, candidate))
+    found = []
+    for *_, candidate in nlargest(MAX_CANDIDATES, scored):
+        matcher.set_seq1(candidate[:MAX_CHARACTERS])
+        found.append((matcher.ratio(), candidate))
+    ratio, closest = max(found, default=(0.0, ""))
+    return closest if ratio >= cutoff else None
+
+
+def _same(a: str, b: str) -> int:
+    """Return how many letters two names have in common at their beginning."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
