@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections import Counter
@@ -11,8 +10,10 @@ from multiprocessing import forkserver
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from energon import testing
 from energon.loader import process_start as start
 from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
+from tests.effort import IN_CI
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names
     azurite_port,
     ceph_port,
@@ -26,11 +27,14 @@ from tests.servers.places import (  # noqa: F401  # fixtures, found by their nam
 settings.register_profile(
     "patient",
     deadline=None,
-    derandomize="CI" in os.environ,
+    derandomize=IN_CI,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
 
+
+if not IN_CI:
+    testing.check_resume.__kwdefaults__["ahead"] = 6
 
 # Whoever runs the tests in the background of a shell has them ignore Ctrl-C, and with them the
 # commands that they start.
@@ -66,8 +70,8 @@ def store(request):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Outside CI, try a quarter of the examples that a property asks for, but 10 at least."""
-    if "CI" in os.environ:
+    """Outside CI, try a sixth of the examples that a property asks for, but 8 at least."""
+    if IN_CI:
         return
     scaled = set()
     for item in items:
@@ -75,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_hypothesis_test(function) and function not in scaled:
             scaled.add(function)
             asked = function._hypothesis_internal_use_settings
-            few = min(asked.max_examples, max(10, asked.max_examples // 4))
+            few = min(asked.max_examples, max(8, asked.max_examples // 6))
             function._hypothesis_internal_use_settings = settings(asked, max_examples=few)
 
 

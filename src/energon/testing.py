@@ -9,7 +9,9 @@ from energon.stages.base import Dataset
 from energon.stages.lane import Lane
 
 
-def check_resume(dataset: Dataset[Any], *, limit: int = 50, lanes: int = 2) -> list[Any]:
+def check_resume(
+    dataset: Dataset[Any], *, limit: int = 50, lanes: int = 2, ahead: int | None = None
+) -> list[Any]:
     """Save before every item, resume at each position, and compare what follows.
 
     The states pass through JSON. Each lane is checked; items are compared with `==`.
@@ -18,6 +20,7 @@ def check_resume(dataset: Dataset[Any], *, limit: int = 50, lanes: int = 2) -> l
         dataset: What to check.
         limit: Most items to look at in each lane.
         lanes: How many lanes the run has.
+        ahead: Most items to compare after each position; None for all that follow.
 
     Returns:
         The items of lane 0.
@@ -40,8 +43,9 @@ def check_resume(dataset: Dataset[Any], *, limit: int = 50, lanes: int = 2) -> l
             again = json.dumps(resumed.state_dict())
             if again != state:
                 raise AssertionError(f"saved again before the first item: {again}, was {state}")
-            rest = [item for item, _ in zip(resumed, items[position:], strict=False)]
-            if rest != items[position:]:
+            expected = items[position:][:ahead]
+            rest = [item for item, _ in zip(resumed, expected, strict=False)]
+            if rest != expected:
                 raise AssertionError(f"lane {number} resumed at {position}: {rest}")
         if number == 0:
             first = items

@@ -12,6 +12,7 @@ from energon.decode.av_uniform import get_clips_uniform, get_single_frames_unifo
 from energon.errors import DecodeError
 from energon.webdataset.autodecode import torch_audio, torch_video
 from tests.decode.videos import KINDS, encode_video
+from tests.effort import some
 
 QUESTIONS = {
     "get_video": lambda av: av.get_video(),
@@ -83,7 +84,7 @@ def test_damaged_files_give_a_result_or_a_decode_error(kind):
     failed = 0
     for _ in range(15):
         data = mutated(video, rng)
-        for question in QUESTIONS.values():
+        for question in some([*QUESTIONS.values()]):
             failed += isinstance(ask(question, data), DecodeError)
         for handler, part in ((torch_video, "mp4"), (torch_audio, "wav")):
             with contextlib.suppress(DecodeError):

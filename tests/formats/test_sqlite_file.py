@@ -83,6 +83,7 @@ def test_pages_that_lead_round_in_circles_end():
 
 CIRCLES = """
 import os, sqlite3, struct, tempfile
+os.environ["ENERGON_LIMIT_SQLITE_STEPS"] = "8"  # of 200, which take a minute
 from pathlib import Path
 from energon.errors import FormatError
 from energon.formats.tables.sqlite_file import SqliteReader

@@ -18,6 +18,7 @@ from energon import (
 )
 from energon.packing import Selection
 from tests.datasets import make_crude
+from tests.effort import some
 from tests.task_encoder.runs import config, train, val
 
 LANES = 4
@@ -164,14 +165,14 @@ def test_numbers_are_the_same_after_every_restore_on_any_topology(folder, kind):
             states.append(json.dumps(loader.save_state_rank()))
             expected += told(islice(loader, 1))
     dataset = open_dataset(folder, kind)
-    for at, state in enumerate(states):
+    for at in some(range(total)):
         with get_savable_loader(dataset) as loader:
-            loader.restore_state_rank(json.loads(state))
+            loader.restore_state_rank(json.loads(states[at]))
             assert told(islice(loader, total - at)) == expected[at:]
     for rank in range(2):
         topology = {"rank": rank, "world_size": 2, "num_workers": rank}
         dataset = open_dataset(folder, kind, lanes=LANES, **topology)
-        for at in (0, 5, 6):
+        for at in some((0, 5, 6)):
             with get_savable_loader(dataset, workers="thread") as loader:
                 loader.restore_state_global(json.loads(states[at]))
                 wanted = [g for g in range(at, total) if g % 2 == rank]
