@@ -84,6 +84,8 @@ def test_defaults_are_shown_by_the_parser_and_by_nothing_else(path):
 
 NOWHERE = {
     "analyze-debug": ("{}",),
+    "checkpoint diff": ("{}", "{}"),
+    "checkpoint edit": ("{}", "{}_new", "--world-size", "2", "--skip-steps", "1"),
     "checkpoint info": ("{}",),
     "checkpoint redist": ("{}", "{}_new", "--new-world-size", "2"),
     "index": ("{}",),

@@ -77,6 +77,61 @@ def redist(
     echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
 
 
+@command.command("diff")
+@click.argument("first", type=ADDRESS)
+@click.argument("second", type=ADDRESS)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
+    """Tell what differs between two states, each a file or a folder of files of ranks."""
+    from energon.inspect.saved_state import compare_states
+    from energon.loader.state_files import read_states
+
+    lines = list(compare_states(read_states([first]), read_states([second])))
+    if as_json:
+        click.echo(json.dumps({"differences": lines}, indent=2))
+        return
+    echo_lines(lines or ["the states are of the same position of the same run"])
+
+
+@command.command("edit")
+@_FILES
+@click.argument("folder", type=ADDRESS)
+@click.option("--world-size", type=click.IntRange(1), required=True, help="Ranks of the run.")
+@click.option(
+    "--skip-steps", type=click.IntRange(1), required=True, help="Leave out the next so many steps."
+)
+def edit(files: tuple[AnyPath, ...], folder: AnyPath, world_size: int, skip_steps: int) -> None:
+    """Write states into FOLDER that go on from FILES some steps later.
+
+    The samples of these steps are left out; all later ones come in the steps in which they would
+    have come. Prints what changes, and refuses what would not be exact.
+
+    \b
+    Example:
+      energon checkpoint edit --world-size 8 --skip-steps 20 checkpoints/data edited
+    """
+    from energon.inspect.saved_state import skip_steps as skip
+    from energon.loader.state_files import read_states, redistribute, write_states
+
+    state = read_states(files)
+    edited = skip(state, skip_steps, world_size=world_size)
+    echo_lines(edited.about)
+    paths = write_states(redistribute(edited.state, world_size), folder, like=files)
+    echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
+
+
+def _positions(state: dict[str, Any]) -> Iterator[str]:
+    """Yield lines that tell where in each dataset the run is, as far as the state tells."""
+    from energon.errors import StateError
+    from energon.inspect.saved_state import describe_position
+
+    try:
+        yield from list(describe_position(state))
+    except StateError:  # of a pipeline of another kind
+        for name, leaf in state["fingerprint"].get("leaves", {}).items():
+            yield f"{name}: {counted(leaf.get('samples', 0), 'sample')}"
+
+
 def _report(state: dict[str, Any]) -> Iterator[str]:
     saved, about = state["positions"], state["fingerprint"]
     batches = [position["batches"] for position in saved.values()]
@@ -88,8 +143,7 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     yield f"seed {about.get('seed')}, batch size {about.get('batch_size')}"
     possible = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
     yield f"world sizes: {', '.join(possible)}"
-    for name, leaf in about.get("leaves", {}).items():
-        yield f"{name}: {counted(leaf.get('samples', 0), 'sample')}"
+    yield from _positions(state)
     skipped = sum(len(position.get("skip_rows", ())) for position in saved.values())
     if skipped:
         yield f"{skipped} rows left out because they killed workers"

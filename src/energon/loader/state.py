@@ -285,7 +285,7 @@ def check_fingerprint(
     refused: list[str] = []
     names: list[str] = []
     names_apart = _taken_over(saved, current)
-    for path, text in _differences(_without(saved, names_apart), _without(current, names_apart)):
+    for path, text in differences(_without(saved, names_apart), _without(current, names_apart)):
         if _may_differ(path, strict):
             waived.append(text)
         else:
@@ -399,7 +399,7 @@ def _is_lane(name: Any, lanes: int) -> bool:
 def _check_same_run(first: State, other: State, number: int) -> None:
     for name in ("lanes", "fingerprint"):
         if first[name] != other[name]:
-            pairs = _differences({name: first[name]}, {name: other[name]})
+            pairs = differences({name: first[name]}, {name: other[name]})
             raise StateError(
                 f"states 0 and {number} are of different runs: "
                 + "; ".join(text for _, text in pairs)
@@ -419,13 +419,13 @@ def _check_duplicates(states: Sequence[State]) -> None:
             seen[lane] = number
 
 
-def _differences(saved: Any, current: Any, path: str = "") -> list[tuple[str, str]]:
+def differences(saved: Any, current: Any, path: str = "") -> list[tuple[str, str]]:
     """List (dotted path, text) of every leaf in which two JSON values differ."""
     if isinstance(saved, Mapping) and isinstance(current, Mapping):
         return [
             difference
             for key in sorted({*saved, *current}, key=str)
-            for difference in _differences(
+            for difference in differences(
                 saved.get(key, _ABSENT), current.get(key, _ABSENT), f"{path}.{key}" if path else key
             )
         ]
