@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from energon.counting import counted
 from energon.errors import StateError
 from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, differences, read_positions
+from energon.messages import counted
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
 from energon.task_encoder.dataset import mix_report
@@ -35,7 +35,7 @@ def describe_position(state: State) -> Iterator[str]:
         samples = about["leaves"][name]["samples"]
         epoch, done = divmod(leaf, samples)
         of = counted(samples, "sample", grouped=True)
-        epochs = counted(int(epoch), "epoch", grouped=True)
+        epochs = counted(int(epoch), "epoch", "epochs", grouped=True)
         yield f"{name}: {epochs} and {done:,.0f} of {of}; {leaf:,.0f} in all"
 
 
