@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,16 +15,6 @@ from energon.io.epath import AnyPath, EPath, any_path
 
 if TYPE_CHECKING:
     from energon.prepare.engines import Engine
-
-_MEDIA_OPTIONS = ("by_extension", "by_header", "by_glob")
-_INDEXING_OPTIONS = (
-    *("num_workers", "engine", "address", "progress"),
-    *("checksum", "reindex", "wait"),
-)
-
-
-STANDS_FOR = "energon.stands_for"
-"""In `context.meta`: the address for which the path of a command stands."""
 
 
 class AddressType(click.ParamType):  # type: ignore[type-arg]
@@ -52,26 +43,28 @@ def check_engine(path: EPath, engine: Engine) -> None:
         )
 
 
-def run_on_stand_in(context: click.Context, path: EPath, exclude: Sequence[str] = ()) -> Any:
-    """Run the command of `context` again, on a local folder that stands for a remote dataset.
+@contextmanager
+def folder_of(path: AnyPath, *, exclude: Sequence[str] = (), **indexing: Any) -> Iterator[Path]:
+    """Give the folder of a dataset: its own, or one on this machine that stands for a remote one.
 
-    What it changes there is uploaded if it succeeds. Media are not looked at. Returns what the
-    command returns.
+    What is changed in the latter is uploaded at the end, unless there was an error. Its shards
+    are indexed already, and have no content.
+
+    Args:
+        path: Where the dataset is.
+        exclude: Regular expressions; shards with one of them in their path are left out.
+        indexing: What `open_indexing` takes.
     """
+    if isinstance(path, Path):
+        yield path
+        return
     from energon.prepare.index.index import IndexOptions
     from energon.prepare.remote import standing_in
 
-    given = {**context.params, **{name: None for name in _MEDIA_OPTIONS if name in context.params}}
     with ExitStack() as stack:
-        with open_indexing(**{name: given[name] for name in _INDEXING_OPTIONS}) as how:
+        with open_indexing(**indexing) as how:
+            options = IndexOptions(how.checksum, how.force)
             folder = stack.enter_context(
-                standing_in(
-                    path.url,
-                    exclude=exclude,
-                    options=IndexOptions(how.checksum, how.force),
-                    progress=how.progress,
-                )
+                standing_in(path.url, exclude=exclude, options=options, progress=how.progress)
             )
-        # Every shard is indexed by now; the shards of the folder have no content.
-        context.meta[STANDS_FOR] = path
-        return context.invoke(context.command, **{**given, "path": folder, "reindex": False})
+        yield folder

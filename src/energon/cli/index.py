@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
+from energon.cli.address import ADDRESS, folder_of
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.options import allow_option
 from energon.cli.prepare_file import prepare_file
@@ -39,13 +38,13 @@ def command(
     from energon.prepare.index.reindex import reindex_dataset
     from energon.prepare.upkeep import upkeep_of
 
-    if not isinstance(path, Path):
-        run_on_stand_in(context, path)
-        return
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:
         prepare_file(context, path, upkeep, as_json=as_json)
         return
-    with open_indexing(sqlite=not no_sqlite, **indexing) as how:
-        info = reindex_dataset(path, how)
-    show_size(info, context.meta.get(STANDS_FOR, path), as_json=as_json)
+    with folder_of(path, **indexing) as folder:
+        if folder != path:
+            indexing["reindex"] = False  # all has been read anew, to fill the folder
+        with open_indexing(sqlite=not no_sqlite, **indexing) as how:
+            info = reindex_dataset(folder, how)
+    show_size(info, path, as_json=as_json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import ADDRESS, STANDS_FOR, run_on_stand_in
+from energon.cli.address import ADDRESS, folder_of
 from energon.cli.indexing_options import indexing_options, open_indexing, show_size
 from energon.cli.media_options import media_filter, media_options, report_json, show_report
 from energon.cli.options import allow_option, refuse_options
@@ -73,7 +73,7 @@ def command(
     by_header: bool,
     by_glob: str | None,
     **indexing: Any,
-) -> DatasetInfo | None:
+) -> None:
     """Make a folder of tar shards a dataset.
 
     Finds all .tar files below PATH, indexes their samples, splits them into train, val and
@@ -93,7 +93,7 @@ def command(
     """
     if path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(context, path, as_json)
-        return None
+        return
     from energon.prepare.upkeep import upkeep_of
 
     upkeep = upkeep_of(path, compressed=True)
@@ -106,7 +106,7 @@ def command(
             exclude_from=options.exclude_from,
             as_json=as_json,
         )
-        return None
+        return
     kind = _kind(path)
     if kind is not None and kind.prepares:
         refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
@@ -115,49 +115,34 @@ def command(
             echo_json({"path": redact(path), "samples": num_samples})
         elif not is_quiet():
             echo(counted(num_samples, "sample"), err=True)
-        return None
+        return
     if tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
     media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
-    if not isinstance(path, Path):
-        info = run_on_stand_in(context, path, exclude)
-        report = None if media is None else _prepare_remote_media(path, media, **indexing)
-        _show(path, info, report, as_json)
-        return None
-    if tar_index_only:
-        info = _index_only(path, sqlite=not no_sqlite, **indexing)
-        return _shown(context, path, info, None, as_json)
-    arguments = _choose(
-        path,
-        options,
-        exclude,
-        ask=not (non_interactive or as_json) and sys.stdin.isatty(),
-        overwrite=force_overwrite,
-        source=context.meta.get(STANDS_FOR, path),
-    )
     from energon.prepare.dataset import prepare_dataset
+    from energon.prepare.media.prepare import prepare_media
 
-    with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
-        info = prepare_dataset(path, exclude=exclude, indexing=how, **arguments)
-        report = None
-        if media is not None:
-            from energon.prepare.media.prepare import prepare_media
+    def prepare(folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
+        if tar_index_only:
+            return _index_only(folder, sqlite=not no_sqlite, **indexing), None
+        asks = not (non_interactive or as_json) and sys.stdin.isatty()
+        arguments = _choose(
+            folder, options, exclude, ask=asks, overwrite=force_overwrite, source=path
+        )
+        with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
+            info = prepare_dataset(folder, exclude=exclude, indexing=how, **arguments)
+            if media is None or folder != path:
+                return info, None
+            return info, prepare_media(folder, media, engine=how.engine, progress=how.progress)
 
-            report = prepare_media(path, media, engine=how.engine, progress=how.progress)
-    return _shown(context, path, info, report, as_json)
-
-
-def _shown(
-    context: click.Context,
-    path: AnyPath,
-    info: DatasetInfo,
-    report: MediaReport | None,
-    as_json: bool,
-) -> DatasetInfo:
-    """Say what was done, unless a folder stands for what is prepared: then there is more to do."""
-    if STANDS_FOR not in context.meta:
-        _show(path, info, report, as_json)
-    return info
+    if isinstance(path, Path):
+        info, report = prepare(path, **indexing)
+    else:
+        with folder_of(path, exclude=exclude, **indexing) as folder:
+            # All shards have been read, to fill the folder.
+            info, _ = prepare(folder, **{**indexing, "reindex": False})
+        report = None if media is None else _prepare_remote_media(path, media, **indexing)
+    _show(path, info, report, as_json)
 
 
 def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json: bool) -> None:

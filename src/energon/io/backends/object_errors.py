@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from energon.errors import (
     ConfigError,
@@ -49,6 +51,7 @@ TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
 """What a server may answer differently the next time."""
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 _ACCESS_CODES = frozenset(
     {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"}
 )
@@ -106,6 +109,130 @@ _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
 """What the library says of answers that it does not accept, and what that means."""
 
 
+def changed(place: str) -> ObjectChangedError:
+    """Return the error for an object that is no longer the one that was opened."""
+    return ObjectChangedError(
+        f"{place}: is no longer the version that was opened; it was replaced meanwhile"
+    )
+
+
+class _Said(NamedTuple):
+    """What is known of an error of the library."""
+
+    place: str
+    text: str
+    name: str
+    """Its class."""
+    status: str
+    """Status of the answer with its reason, or nothing."""
+    code: str
+    """What the store calls it, or nothing."""
+    error: Exception
+
+    @classmethod
+    def of(cls, error: Exception, place: str) -> _Said:
+        text = str(error)
+        status, code = _STATUS.search(text), _CODE.search(text)
+        answered = (status[1] + status[2]).strip() if status else ""
+        return cls(place, text, type(error).__name__, answered, code[1] if code else "", error)
+
+    @property
+    def is_transient(self) -> bool:
+        status = self.status[:3]
+        return bool(status) and (int(status) in TRANSIENT_STATUS or self.code in _TRANSIENT_CODES)
+
+    @property
+    def answer(self) -> str:
+        """Status and code."""
+        return " ".join(filter(None, (self.status, self.code and f"({self.code})")))
+
+    @property
+    def credentials(self) -> str:
+        """Where the store takes credentials from."""
+        return _CREDENTIALS.get(self.place.partition(":")[0], "set those of your store")
+
+
+def _bad_answer(said: _Said) -> EnergonError | None:
+    for sign, kind, words, transient in _BAD_ANSWERS:
+        if sign in said.text:
+            numbers = _RANGES.search(said.text)
+            found = f" ({numbers[0]})" if numbers else ""
+            return kind(f"{said.place}: {words}{found}", transient=transient)
+    return None
+
+
+def _connection_error(said: _Said) -> StorageError:
+    kind = _KIND.search(said.text)
+    causes = [words for sign, words in _CAUSES.items() if sign in said.text]
+    cause = causes[0] if causes else (kind[1] if kind else said.name)
+    transient = kind is not None and "InvalidCertificate" not in said.text
+    transient = transient or _BAD_LISTING in said.text
+    return StorageError(f"{said.place}: {cause}", transient=transient)
+
+
+_MEANINGS: tuple[tuple[Callable[[_Said], Any], Callable[[_Said], EnergonError | None]], ...] = (
+    (
+        lambda said: said.status.startswith("405"),
+        lambda said: StorageError(f"{said.place}: the server answered {said.status}"),
+    ),
+    (
+        lambda said: said.code in _NO_BUCKET,
+        lambda said: DatasetNotFoundError(f"{said.place}: there is no such bucket; check its name"),
+    ),
+    (
+        lambda said: isinstance(said.error, FileNotFoundError) or said.name == "NotFoundError",
+        lambda said: DatasetNotFoundError(f"{said.place}: there is no such object"),
+    ),
+    (lambda said: said.name == "PreconditionError", lambda said: changed(said.place)),
+    (lambda said: True, _bad_answer),
+    (
+        lambda said: said.name == "NotSupportedError" and "RangeNotSupported" in said.text,
+        lambda said: RangesNotSupportedError(
+            f"{said.place}: the server gives whole files only, no ranges"
+        ),
+    ),
+    (
+        lambda said: isinstance(said.error, ValueError),
+        lambda said: ConfigError(
+            f"{said.place}: not a name that object stores have; {said.text.partition(chr(10))[0]}"
+        ),
+    ),
+    (
+        lambda said: (
+            _METADATA.search(said.text) and int(said.status[:3] or 0) not in TRANSIENT_STATUS
+        ),
+        lambda said: StorageAccessError(
+            f"{said.place}: no credentials in the environment or a profile, and this machine has "
+            f"no role that gives some; {said.credentials}"
+        ),
+    ),
+    (
+        lambda said: (
+            said.name in _DENIED or said.code in _ACCESS_CODES or said.status[:3] in ("401", "403")
+        ),
+        lambda said: StorageAccessError(
+            f"{said.place}: access denied, {said.answer or said.name}; check the credentials and "
+            f"their rights: {said.credentials}"
+        ),
+    ),
+    (
+        lambda said: said.status.startswith("3"),
+        lambda said: StorageError(
+            f"{said.place}: the server answered {said.status}; redirects are followed, but not "
+            "for names with [ or ]: rename the file"
+        ),
+    ),
+    (
+        lambda said: said.status,
+        lambda said: StorageError(
+            f"{said.place}: the server answered {said.answer}", transient=said.is_transient
+        ),
+    ),
+    (lambda said: True, _connection_error),
+)
+"""How errors are told apart, and what each becomes. The first that fits and is something counts."""
+
+
 def translate(error: Exception, place: str) -> EnergonError:
     """Return our error for one of the library's.
 
@@ -115,60 +242,9 @@ def translate(error: Exception, place: str) -> EnergonError:
     """
     if isinstance(error, EnergonError):
         return error
-    text = str(error)
-    name = type(error).__name__
-    if _status(text)[0].startswith("405"):
-        return StorageError(f"{place}: the server answered {_status(text)[0]}")
-    if isinstance(error, FileNotFoundError) or name == "NotFoundError":
-        what = "bucket; check its name" if _status(text)[1] in _NO_BUCKET else "object"
-        return DatasetNotFoundError(f"{place}: there is no such {what}")
-    if name == "PreconditionError":
-        return changed(place)
-    for sign, kind, words, transient in _BAD_ANSWERS:
-        if sign in text:
-            numbers = _RANGES.search(text)
-            said = f" ({numbers[0]})" if numbers else ""
-            return kind(f"{place}: {words}{said}", transient=transient)
-    if name == "NotSupportedError" and "RangeNotSupported" in text:
-        return RangesNotSupportedError(f"{place}: the server gives whole files only, no ranges")
-    if isinstance(error, ValueError):
-        return ConfigError(f"{place}: not a name that object stores have; {_first_line(text)}")
-    status, code = _status(text)
-    if _METADATA.search(text) and not (status and int(status[:3]) in TRANSIENT_STATUS):
-        return StorageAccessError(
-            f"{place}: no credentials in the environment or a profile, and this machine has no "
-            f"role that gives some; {_credentials(place)}"
-        )
-    if code in _NO_BUCKET:
-        return DatasetNotFoundError(f"{place}: there is no such bucket; check its name")
-    said = " ".join(filter(None, (status, code and f"({code})")))
-    denied = name in ("PermissionDeniedError", "UnauthenticatedError")
-    if denied or code in _ACCESS_CODES or status[:3] in ("401", "403"):
-        return StorageAccessError(
-            f"{place}: access denied, {said or name}; check the credentials and their rights: "
-            f"{_credentials(place)}"
-        )
-    if status.startswith("3"):
-        return StorageError(
-            f"{place}: the server answered {status}; redirects are followed, but not for names "
-            "with [ or ]: rename the file"
-        )
-    if status:
-        transient = int(status[:3]) in TRANSIENT_STATUS or code in _TRANSIENT_CODES
-        return StorageError(f"{place}: the server answered {said}", transient=transient)
-    return _connection_error(text, name, place)
-
-
-def _credentials(place: str) -> str:
-    scheme = place.partition(":")[0]
-    return _CREDENTIALS.get(scheme, "set those of your store")
-
-
-def changed(place: str) -> ObjectChangedError:
-    """Return the error for an object that is no longer the one that was opened."""
-    return ObjectChangedError(
-        f"{place}: is no longer the version that was opened; it was replaced meanwhile"
-    )
+    said = _Said.of(error, place)
+    meanings = (means(said) for fits, means in _MEANINGS if fits(said))
+    return next(found for found in meanings if found is not None)
 
 
 def cause_of(error: BaseException) -> str:
@@ -184,24 +260,3 @@ def cause_of(error: BaseException) -> str:
         reason = getattr(seen, "reason", None)
         seen = reason if isinstance(reason, BaseException) else seen.__cause__ or seen.__context__
     return type(error).__name__
-
-
-def _status(text: str) -> tuple[str, str]:
-    status, code = _STATUS.search(text), _CODE.search(text)
-    return (
-        (status[1] + status[2]).strip() if status else "",
-        code[1] if code else "",
-    )
-
-
-def _connection_error(text: str, name: str, place: str) -> StorageError:
-    kind = _KIND.search(text)
-    causes = [words for sign, words in _CAUSES.items() if sign in text]
-    cause = causes[0] if causes else (kind[1] if kind else name)
-    transient = kind is not None and "InvalidCertificate" not in text
-    transient = transient or _BAD_LISTING in text
-    return StorageError(f"{place}: {cause}", transient=transient)
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
