@@ -15,7 +15,6 @@ from energon.formats.json_text import parse_json
 @click.option("--base", help="What relative addresses in that list start from.")
 @click.option("--info", metavar="FILE", help="JSON to keep in that list.")
 @click.option("--checksum", is_flag=True, help="Read all of the shards, for checksums.")
-@click.option("--dali", is_flag=True, help="Write indexes for NVIDIA DALI, too.")
 @options.allow
 @options.progress
 def command(
@@ -25,7 +24,6 @@ def command(
     base: str | None,
     info: str | None,
     checksum: bool,
-    dali: bool,
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
@@ -42,9 +40,7 @@ def command(
       energon tar index 'train-*.tar' --wids train.json --name train
     """
     from energon.errors import ConfigError
-    from energon.io.address import is_remote, local_path
     from energon.io.files import read_document
-    from energon.webdataset.tools.dali import write_dali_index
     from energon.webdataset.tools.index import can_have_index, check_plain, index_anywhere
     from energon.webdataset.tools.streams import expand_inputs
     from energon.webdataset.wids import create_descriptor, save_descriptor
@@ -56,8 +52,6 @@ def command(
                 f"{url}: there is no writing beside files of a web server; list them with "
                 "--wids FILE"
             )
-        if dali and is_remote(url):
-            raise ConfigError(f"{url}: DALI reads indexes on this machine; copy the shard first")
     samples = 0
     with options.progress_bar(progress, "indexing", "shards") as advance:
         for number, url in enumerate(urls, 1):
@@ -65,8 +59,6 @@ def command(
                 samples += index_anywhere(url)
             else:
                 check_plain(url)
-            if dali:
-                write_dali_index(local_path(url))
             advance(number, len(urls))
     if wids is not None:
         about = None if info is None else parse_json(read_document(info), origin=info)
