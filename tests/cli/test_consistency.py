@@ -168,7 +168,7 @@ def test_quiet_commands_say_nothing_and_verbose_ones_all(tmp_path):
     ("files", "command"),
     [
         (["a.jpg", "b.png"], "energon pack {root} {root}_packed"),
-        (["a.parquet", "b.parquet"], "energon pack {root} {root}_packed"),
+        (["a.csv", "b.csv"], "energon pack {root} {root}_packed"),
         (["a.tar"], "energon prepare {root}"),
         (["a.tar.gz"], "energon pack {root} {root}_packed"),
     ],
@@ -193,7 +193,7 @@ def test_what_is_no_dataset_yet_is_said_to_become_one_by_a_command(tmp_path, fil
             batch_size=1,
         )
     assert wanted in str(caught.value)
-    if files == ["a.parquet", "b.parquet"]:
+    if files == ["a.csv", "b.csv"]:
         assert "a .jsonl file" in str(caught.value)
 
 

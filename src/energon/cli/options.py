@@ -94,6 +94,11 @@ def options_object(kind: type[Any], options: Sequence[Decorator]) -> Decorator:
     return add
 
 
+def is_given(context: click.Context, name: str) -> bool:
+    """Return whether a parameter stands on the command line."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def refuse_options(context: click.Context, what: str, honoured: Collection[str]) -> None:
     """Refuse the options of a command that do not count for what it is given.
 
@@ -111,7 +116,7 @@ def refuse_options(context: click.Context, what: str, honoured: Collection[str])
         if isinstance(each, click.Option)
         and each.expose_value
         and each.name not in honoured
-        and context.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
+        and is_given(context, str(each.name))
     ]
     if given:
         raise ConfigError(f"{what}, for which {', '.join(given)} cannot count; leave that out")

@@ -15,8 +15,9 @@ import click
 
 from energon.cli.address import ADDRESS
 from energon.cli.indexing_options import logging_to_terminal, show_size
-from energon.cli.options import options_object, parse_field_map
-from energon.cli.verbosity import echo, is_quiet
+from energon.cli.options import is_given, options_object, parse_field_map, refuse_options
+from energon.cli.verbosity import echo, echo_json, is_quiet
+from energon.counting import counted
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath
@@ -28,6 +29,26 @@ if TYPE_CHECKING:
 MAX_SHOWN = 10
 _ORDER = re.compile(r"shuffle(?:[:(](?P<seed>\d+)\)?)?")
 
+_TOKENIZING = (
+    click.option(
+        *("--workers", "--num-workers", "num_workers"),
+        type=click.IntRange(1),
+        default=16,
+        help="With --to tokens: processes that tokenize.",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "dask", "ray"]),
+        default="local",
+        show_default=True,
+        help="With --to tokens: processes of this machine, or a cluster that sees the files.",
+    ),
+    click.option(
+        "--address", metavar="ADDRESS", help="Scheduler or head of the cluster; none starts one."
+    ),
+)
+_OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engine", "address")
+_WITH_TOKENS = {*_OF_TOKENS, "to", "text_column", "overwrite", "progress", "as_json"}
 _OPTIONS = (
     click.option(
         "--kind",
@@ -109,6 +130,36 @@ _OPTIONS = (
     click.option(
         "--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later."
     ),
+    click.option(
+        "--to",
+        type=click.Choice(["shards", "tokens"]),
+        default="shards",
+        show_default=True,
+        help="What to write: shards, or token files (.bin, .idx) of the texts of .jsonl and "
+        ".parquet files.",
+    ),
+    click.option(
+        "--tokenizer",
+        metavar="MODULE:FUNCTION",
+        help="With --to tokens: the function that makes tokens of a text.",
+    ),
+    click.option(
+        "--text-column",
+        metavar="COLUMN",
+        default="text",
+        show_default=True,
+        help="With --to tokens: the column with the texts.",
+    ),
+    click.option(
+        "--end-token", type=int, metavar="TOKEN", help="With --to tokens: ends each document."
+    ),
+    click.option(
+        "--vocabulary-size",
+        type=click.IntRange(1),
+        metavar="NUMBER",
+        help="With --to tokens: how many there are; fewer than 65,500 take two bytes each.",
+    ),
+    *_TOKENIZING,
     click.option("--wait", is_flag=True, help="Wait for another process that packs to TARGET."),
     click.option("--progress/--no-progress", default=True, help="Show how far it is."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts."),
@@ -142,6 +193,14 @@ class PackChoices:
     wait: bool
     progress: bool
     as_json: bool
+    to: str
+    tokenizer: str | None
+    text_column: str
+    end_token: int | None
+    vocabulary_size: int | None
+    num_workers: int
+    engine: Any
+    address: str | None
 
     def rules(self) -> RowRules:
         """Return how rows become samples."""
@@ -178,7 +237,10 @@ class PackChoices:
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.argument("target", type=ADDRESS)
 @options_object(PackChoices, _OPTIONS)
-def command(sources: tuple[str, ...], target: AnyPath, options: PackChoices) -> None:
+@click.pass_context
+def command(
+    context: click.Context, sources: tuple[str, ...], target: AnyPath, options: PackChoices
+) -> None:
     """Make SOURCE a prepared dataset in the folder TARGET. Both may be URLs.
 
     SOURCE is a folder of files, of which those with equal names up to the first dot are a
@@ -200,8 +262,16 @@ def command(sources: tuple[str, ...], target: AnyPath, options: PackChoices) -> 
       energon pack ./photos ./photos_packed --split-ratio 8,1,1
       energon pack ./captions.csv ./coco --part caption:txt
       energon pack './data/*.parquet' ./packed --order shuffle
+      energon pack corpus.jsonl corpus.idx --to tokens --tokenizer my_tokens:encode
       energon pack s3://bucket/old_shards s3://bucket/new_shards --maxcount 10000
     """
+    if options.to == "tokens":
+        refuse_options(context, "--to tokens writes no shards", _WITH_TOKENS)
+        _pack_tokens(sources, target, options)
+        return
+    given = {name for name in (*_OF_TOKENS, "text_column") if is_given(context, name)}
+    if given:
+        raise ConfigError(f"--{min(given).replace('_', '-')} is for --to tokens")
     from energon.prepare.dataset import Indexing
     from energon.prepare.writers.pack import pack_dataset
     from energon.prepare.writers.pack_remote import pack_remote
@@ -227,6 +297,31 @@ def command(sources: tuple[str, ...], target: AnyPath, options: PackChoices) -> 
     if len(left_out) > MAX_SHOWN:
         echo(f"left out: {len(left_out)} in all", err=True)
     show_size(info, target, as_json=False)
+
+
+def _pack_tokens(sources: Sequence[str], target: AnyPath, options: PackChoices) -> None:
+    from energon.prepare.engines import Engine
+    from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
+
+    if not isinstance(target, Path):
+        raise ConfigError(f"{target}: token files are written on this machine; upload them then")
+    if options.tokenizer is None:
+        raise ConfigError("--to tokens needs a --tokenizer, like my_tokens:encode")
+    how = TokenizeOptions(
+        options.tokenizer, options.text_column, options.end_token, options.vocabulary_size
+    )
+    engine = Engine(options.engine, options.address, options.num_workers)
+    with logging_to_terminal(logging.WARNING), _counting(options.progress) as advance:
+        written = pack_tokens(
+            sources, target, how, engine=engine, overwrite=options.overwrite, progress=advance
+        )
+    if options.as_json:
+        echo_json({"path": str(target), **written._asdict()})
+    elif not is_quiet():
+        echo(
+            f"{counted(written.num_documents, 'document')}, {counted(written.num_tokens, 'token')}",
+            err=True,
+        )
 
 
 def _open(

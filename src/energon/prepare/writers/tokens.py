@@ -1,0 +1,364 @@
+"""Tokenize the texts of JSONL and Parquet files, and write them as token files.
+
+The files are cut into ranges: runs of lines of about 32 MiB, or of row groups. Each range is
+tokenized by itself, in any process, and its tokens go to a file of their own in
+`x.tokens-partial`, so what an interrupted run has done is not done again. At the end they are
+laid behind one another, in the order of the data, whoever was done first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon.errors import ConfigError, DatasetBusyError, EnergonError, FormatError
+from energon.extra import needs_extra
+from energon.formats.json_text import parse_json
+from energon.formats.tokens import DATA, INDEX, token_dtype, token_index_bytes, token_prefix
+from energon.io.atomic import atomic_path, write_atomic
+from energon.io.file_lock import hold_lock
+from energon.prepare.engines import Engine, run_batches
+from energon.prepare.files import reporting
+from energon.prepare.importers.row import RowRules
+from energon.prepare.importers.selection import select
+from energon.prepare.importers.table import Table, read_rows, table_suffix
+
+RANGE_BYTES = 32 << 20
+LINES = (".jsonl", ".ndjson")
+PARTIAL = ".tokens-partial"
+COPIED_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class TokenizeOptions:
+    """How texts become tokens.
+
+    Args:
+        tokenizer: `module:function`: it takes a text and returns numbers, from 0.
+        text_column: The column or field with the texts.
+        end_token: Ends each document, if given.
+        vocabulary_size: Tokens are below it; below 65,500 they take two bytes, else four.
+
+    Raises:
+        ConfigError: If they make no sense.
+    """
+
+    tokenizer: str
+    text_column: str = "text"
+    end_token: int | None = None
+    vocabulary_size: int | None = None
+
+    def __post_init__(self) -> None:
+        module, _, function = self.tokenizer.partition(":")
+        if not module or not function:
+            raise ConfigError(f"--tokenizer {self.tokenizer}: expected MODULE:FUNCTION")
+        limit = self.limit
+        if self.end_token is not None and not 0 <= self.end_token < limit:
+            raise ConfigError(f"--end-token {self.end_token}: expected a number below {limit}")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the tokens in the file."""
+        return token_dtype(self.vocabulary_size)
+
+    @property
+    def limit(self) -> int:
+        """Tokens are below it."""
+        return self.vocabulary_size or int(np.iinfo(self.dtype).max) + 1
+
+
+class Written(NamedTuple):
+    """What was written."""
+
+    num_documents: int
+    num_tokens: int
+
+
+class _Range(NamedTuple):
+    """A part of a file that is tokenized by itself: bytes of lines, or row groups."""
+
+    path: str
+    start: int
+    stop: int
+
+
+def pack_tokens(
+    sources: Sequence[str],
+    target: str | os.PathLike[str],
+    options: TokenizeOptions,
+    *,
+    engine: Engine | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int], None] = lambda documents: None,
+) -> Written:
+    """Write the texts of files as a pair of token files.
+
+    A run that was interrupted goes on where it was when it is given the same again.
+
+    Args:
+        sources: JSONL files, compressed or not, or Parquet files of this machine; patterns, or a
+            folder of them.
+        target: The `.idx` or `.bin` file, or what the names of the two have in common.
+        options: How texts become tokens.
+        engine: Where texts are tokenized; None for processes of this machine.
+        overwrite: Whether to replace the files that are there, and what an interrupted run left.
+        progress: Called with the number of documents that are tokenized.
+
+    Raises:
+        ConfigError: If there are such files already, or the tokenizer makes no sense.
+        FormatError: If a file is damaged, or a row has no text.
+    """
+    prefix = Path(token_prefix(os.fspath(target)))
+    partial = prefix.with_name(prefix.name + PARTIAL)
+    _tokenizer(options.tokenizer)  # a misspelled name is an error at once
+    ranges = [each for path in _files(sources) for each in _ranges(path)]
+    about = {
+        "options": asdict(options),
+        "files": {each.path: [*_state(each.path)] for each in ranges},
+        "range_bytes": RANGE_BYTES,
+    }
+    with reporting(partial):
+        partial.mkdir(parents=True, exist_ok=True)
+        with open(partial / "lock", "wb") as lock:
+            if not hold_lock(lock.fileno(), wait=False):
+                raise DatasetBusyError(f"{partial}: another process writes to it")
+            _begin(prefix, partial, json.dumps(about, sort_keys=True), overwrite=overwrite)
+            done = sum(_num_documents(partial, number) or 0 for number in range(len(ranges)))
+            progress(done)
+            todo = [n for n in range(len(ranges)) if _num_documents(partial, n) is None]
+            batches = [(tuple(ranges[n]), n, os.fspath(partial), options) for n in todo]
+            for _, documents in run_batches(engine or Engine(), tokenize_range, batches):
+                done += documents
+                progress(done)
+            written = _join(prefix, partial, len(ranges), options)
+            shutil.rmtree(partial)
+    return written
+
+
+def tokenize_range(
+    place: tuple[str, int, int], number: int, folder: str, options: TokenizeOptions
+) -> int:
+    """Write the tokens of a part of a file; return how many documents it has.
+
+    Raises:
+        ConfigError: If the tokenizer makes no sense.
+        FormatError: If the file is damaged, or a row has no text.
+    """
+    tokenize = _tokenizer(options.tokenizer)
+    lengths = []
+    end = np.array([] if options.end_token is None else [options.end_token], np.int64)
+    data = _part(Path(folder), number, DATA)
+    with atomic_path(data) as temporary, open(temporary, "wb") as file:
+        for text, where in _texts(_Range(*place), options.text_column):
+            try:
+                found = tokenize(text)
+            except Exception as error:
+                raise FormatError(
+                    f"{where}: {options.tokenizer} failed on {text[:40]!r}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            tokens = np.concatenate((_checked(found, options, where), end))
+            file.write(tokens.astype(options.dtype).tobytes())
+            lengths.append(len(tokens))
+    # Written last: a part that has its lengths is complete.
+    write_atomic(_part(Path(folder), number, ".lengths"), np.array(lengths, "<i4").tobytes())
+    return len(lengths)
+
+
+def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
+    """Make sure that nothing is overwritten that is not meant to be."""
+    settings = partial / "settings.json"
+    files = [prefix.with_name(prefix.name + suffix) for suffix in (DATA, INDEX)]
+    if overwrite and not settings.exists():
+        for file in files:
+            file.unlink(missing_ok=True)
+    if files[1].exists():
+        if not settings.exists():
+            shutil.rmtree(partial)
+        raise ConfigError(f"{files[1]} exists; give another name, or pass --overwrite")
+    if settings.exists() and settings.read_text() != about:
+        done = any(part.stat().st_size for part in partial.glob("*.lengths"))
+        if done and not overwrite:
+            raise ConfigError(
+                f"{partial} was begun with other files or options; give the same again, or pass "
+                "--overwrite to begin anew"
+            )
+        for part in partial.glob("0*.*"):
+            part.unlink()
+    write_atomic(settings, about)
+
+
+def _join(prefix: Path, partial: Path, parts: int, options: TokenizeOptions) -> Written:
+    """Lay the tokens of all parts behind one another, and write their index."""
+    found = [np.fromfile(_part(partial, n, ".lengths"), "<i4") for n in range(parts)]
+    lengths = np.concatenate(found) if found else np.zeros(0, np.int32)
+    if not len(lengths):
+        raise ConfigError(f"{prefix}: there are no documents to write")
+    with atomic_path(f"{prefix}{DATA}") as temporary, open(temporary, "wb") as file:
+        for number in range(parts):
+            with open(_part(partial, number, DATA), "rb") as part:
+                shutil.copyfileobj(part, file, COPIED_BYTES)
+    with atomic_path(f"{prefix}{INDEX}") as temporary, open(temporary, "wb") as file:
+        file.writelines(token_index_bytes(options.dtype, lengths))
+    return Written(len(lengths), int(lengths.sum(dtype=np.int64)))
+
+
+def _files(sources: Sequence[str]) -> list[Path]:
+    chosen = select(sources)
+    paths = [chosen.folder / name for name in chosen.names]
+    tables = [path for path in paths if table_suffix(path.name) in (*LINES, ".parquet")]
+    if not tables or (len(tables) < len(paths) and not chosen.is_folder):
+        other = next((path for path in paths if path not in tables), chosen.folder)
+        raise ConfigError(f"{other}: expected .jsonl or .parquet files, whose texts are tokenized")
+    local = [path for path in tables if isinstance(path, Path)]
+    if len(local) < len(tables):
+        raise ConfigError(f"{tables[0]}: texts are read from this machine; copy the files first")
+    return local
+
+
+def _ranges(path: Path) -> Iterator[_Range]:
+    """Yield the parts of a file; a compressed one is a single part."""
+    if path.suffix == ".parquet":
+        yield from _group_ranges(path)
+    elif path.suffix not in LINES:
+        yield _Range(os.fspath(path), 0, -1)
+    else:
+        size = path.stat().st_size
+        for start in range(0, size, RANGE_BYTES):
+            yield _Range(os.fspath(path), start, min(start + RANGE_BYTES, size))
+
+
+def _group_ranges(path: Path) -> Iterator[_Range]:
+    with needs_extra("parquet", f"{path}: Parquet needs pyarrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    try:
+        metadata = pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path}: {error}") from error
+    start = size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= RANGE_BYTES:
+            yield _Range(os.fspath(path), start, group + 1)
+            start, size = group + 1, 0
+    if start < metadata.num_row_groups:
+        yield _Range(os.fspath(path), start, metadata.num_row_groups)
+
+
+def _texts(place: _Range, column: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a part of a file, and where they are."""
+    path = Path(place.path)
+    for row, where in _rows(path, place, column):
+        text = row.get(column) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            there = ", ".join(map(str, islice(row, 12))) if isinstance(row, dict) else repr(row)
+            found = "no" if text is None else f"a {type(text).__name__} as"
+            raise FormatError(
+                f"{where}: has {found} {column!r}, but {there[:200]}; name the column with the "
+                "texts as --text-column"
+            )
+        yield text, where
+
+
+def _rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any, str]]:
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path, place, column)
+    elif place.stop < 0:
+        for number, row in enumerate(read_rows(Table.at(path, RowRules()))):
+            yield row, f"{path}, row {number + 1}"
+    else:
+        with open(path, "rb") as file:
+            # A line belongs to the range that it begins in.
+            file.seek(max(0, place.start - 1))
+            if place.start:
+                file.readline()
+            while (at := file.tell()) < place.stop and (line := file.readline()):
+                if line.strip():
+                    where = f"{path}, byte {at}"
+                    yield parse_json(line, origin=where), where
+
+
+def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any, str]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        names = file.schema_arrow.names
+        if column not in names:
+            yield dict.fromkeys(names), f"{path}"
+        for group in range(place.start, place.stop):
+            texts = file.read_row_group(group, columns=[column], use_threads=False)
+            for number, text in enumerate(texts.column(0).to_pylist()):
+                yield {column: text}, f"{path}, row group {group}, row {number}"
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, EnergonError):
+            raise
+        raise FormatError(f"{path}: {error}") from error
+
+
+def _checked(found: Any, options: TokenizeOptions, where: str) -> np.ndarray[Any, Any]:
+    """Return what a tokenizer gave as an array, if these are tokens."""
+    tokens = np.asarray(found)
+    if tokens.ndim == 1 and not len(tokens):
+        return np.zeros(0, np.int64)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ConfigError(
+            f"{where}: {options.tokenizer} returned {found!r:.80}, expected whole numbers"
+        )
+    if tokens.min() < 0 or tokens.max() >= options.limit:
+        raise ConfigError(
+            f"{where}: {options.tokenizer} returned tokens from {tokens.min()} to {tokens.max()}, "
+            f"expected 0 to {options.limit - 1}; say how many there are with --vocabulary-size"
+        )
+    return tokens
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(name: str) -> Callable[[str], Any]:
+    """Return the function that `module:function` names; a module may lie in the working directory.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for step in function.split("."):
+            found = getattr(found, step)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--tokenizer {name}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"--tokenizer {name}: is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _part(folder: Path, number: int, suffix: str) -> Path:
+    return folder / f"{number:06}{suffix}"
+
+
+def _num_documents(folder: Path, number: int) -> int | None:
+    """Return how many documents a part has that is complete; None if it is not."""
+    try:
+        return os.stat(_part(folder, number, ".lengths")).st_size // 4
+    except FileNotFoundError:
+        return None
+
+
+def _state(path: str) -> tuple[int, int]:
+    about = os.stat(path)
+    return about.st_size, about.st_mtime_ns
