@@ -17,10 +17,10 @@ from energon.cli.address import ADDRESS
 from energon.cli.indexing_options import logging_to_terminal, show_size
 from energon.cli.options import is_given, options_object, parse_field_map, refuse_options
 from energon.cli.verbosity import echo, echo_json, is_quiet
-from energon.counting import counted
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.prepare.importers.row import PackSource, RowRules
