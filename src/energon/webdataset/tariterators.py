@@ -10,16 +10,14 @@ from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.stream import SampleParser, StreamReader
+from energon.formats.tar.stream import SampleDict, SampleParser, StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.archive_errors import as_read_error
 from energon.webdataset.reading.opening import Opening
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.reexport import reexport
-
-Shard = dict[str, Any]
-Sample = dict[str, Any]
+from energon.webdataset.shardlists import Shard
 
 meta_prefix = "__"
 meta_suffix = "__"
@@ -77,7 +75,7 @@ def tarfile_samples(
     handler: Handler = reraise_exception,
     select_files: Any = None,
     rename_files: Callable[[str], str] | None = None,
-) -> Iterator[Sample]:
+) -> Iterator[SampleDict]:
     """Yield the samples of tar files."""
     return tarfile_to_samples(handler, select_files, rename_files)(src)
 
@@ -115,7 +113,7 @@ def tar_file_iterator(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
-) -> Iterator[Sample]:
+) -> Iterator[SampleDict]:
     """Yield the regular files of an open archive, as dicts of `fname` and `data`.
 
     Args:
@@ -155,7 +153,7 @@ def tar_file_expander(
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
     eof_value: Any = {},  # noqa: B006 - given out as it is, as programs compare it
-) -> Iterator[Sample]:
+) -> Iterator[SampleDict]:
     """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
 
     Args:
@@ -188,12 +186,12 @@ def tar_file_expander(
 
 
 def group_by_keys(
-    data: Iterable[Sample],
+    data: Iterable[SampleDict],
     keys: Callable[[str], tuple[str | None, str | None]] = base_plus_ext,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     handler: Handler = reraise_exception,
-) -> Iterator[Sample]:
+) -> Iterator[SampleDict]:
     """Group files with the same key to samples.
 
     Args:
@@ -203,7 +201,7 @@ def group_by_keys(
         suffixes: Which fields are wanted; None wants all.
         handler: Decides about files that have no place in a sample.
     """
-    sample: Sample = {}
+    sample: SampleDict = {}
     for member in data:
         name = member.get("fname")
         key, field = keys(name) if name is not None else (None, None)

@@ -6,12 +6,13 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from energon.formats.tar.stream import SampleDict
 from energon.webdataset.autodecode import Decoder
 
-Sample = dict[str, Any]
 
-
-def decoding(images: str, allowed: frozenset[str] = frozenset()) -> Callable[[Sample], Sample]:
+def decoding(
+    images: str, allowed: frozenset[str] = frozenset()
+) -> Callable[[SampleDict], SampleDict]:
     """Return a function that decodes samples.
 
     Args:
@@ -25,7 +26,7 @@ class _Decoding:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: SampleDict) -> SampleDict:
         fields = {name[1:]: value.getvalue() for name, value in sample.items() if _is_stream(value)}
         about = {name: value for name, value in sample.items() if name.startswith("__")}
         decoded = self._decoder.decode({**about, **fields})
