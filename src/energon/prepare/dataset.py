@@ -16,7 +16,7 @@ from energon.formats.meta.info import DatasetInfo
 from energon.io.address import local_path
 from energon.prepare.describe import LOADER_FILE, describe_samples
 from energon.prepare.engines import Engine
-from energon.prepare.files import Progress, temporary_file
+from energon.prepare.files import temporary_file
 from energon.prepare.index.commit import commit_dataset
 from energon.prepare.index.index import IndexedShard, IndexOptions, index_files
 from energon.prepare.index.name_index import (
@@ -41,6 +41,8 @@ from energon.version import __version__
 
 log = logging.getLogger("energon")
 DEFAULT_WORKERS = 16
+Progress = Callable[[int, int], None]
+"""Called with the number of shards that are done, and of all."""
 
 
 def no_progress(done: int, total: int) -> None:

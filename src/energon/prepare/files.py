@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +25,6 @@ from energon.metadataset.kind import advice
 
 MIN_FLUSH_TOGETHER = 8
 """Fewer files are flushed one by one, so as not to wait for what others have written."""
-
-Progress = Callable[[int, int], None]
-"""`progress(done, total)` is called now and then."""
 
 
 class FileState(NamedTuple):

@@ -43,7 +43,6 @@ from energon.io.registry import open_store
 from energon.io.threads import WaitingThreads
 from energon.limits import read_document
 from energon.metadataset.kind import advice
-from energon.prepare.files import Progress
 from energon.prepare.index.index import IndexOptions, known_table
 from energon.prepare.index.remote_scan import index_remote
 from energon.prepare.index.shards import COMPRESSED
@@ -57,6 +56,8 @@ INDEX_FILES = (".tar.idx", ".tar.parts")
 INFO_FILES = (".info.yaml", ".info.json")
 FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
 """Files of `.nv-meta` in the order in which they replace the old ones; all others follow."""
+
+Progress = Callable[[int, int], None]
 
 
 def check_writable(address: str, instead: str) -> None:

@@ -363,7 +363,7 @@ class WebdatasetSource:
         return np.array(sorted(places), dtype=np.int64)
 
 
-class _NarrowedSource(Protocol):
+class _Numbered(Protocol):
     """A source that leaves samples of its split out, and is narrowed to a range of the rest."""
 
     start: int
@@ -372,7 +372,7 @@ class _NarrowedSource(Protocol):
     def __len__(self) -> int: ...
 
 
-def included(source: _NarrowedSource, place: int) -> list[int]:
+def included(source: _Numbered, place: int) -> list[int]:
     """Return the number of what has a place in the split, as a list of one, or of none."""
     if place in source.excluded:
         return []

@@ -43,12 +43,12 @@ Names = Annotated[
 ]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[float, Field(gt=0)]
-PositiveCount = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1)]
 
 OPTION_NAMES = ("scale", "scaleprob")
 
 
-class ShardGroup(Node):
+class Source(Node):
     """Shards that belong together, and what is special about them."""
 
     shards: Names
@@ -87,25 +87,25 @@ class ShardGroup(Node):
 class DatasetSpec(Node):
     """A document with `dataset`."""
 
-    dataset: Annotated[list[ShardGroup], Field(min_length=1)]
+    dataset: Annotated[list[Source], Field(min_length=1)]
 
 
-class ShardSelection(Node):
+class Selection(Node):
     """Shards of the older form, and how many of them make an epoch."""
 
     shards: Names
     name: str | None = None
     buckets: Names | None = None
-    resample: PositiveCount | None = None
+    resample: Count | None = None
     """Draw so many, with replacement."""
-    choose: PositiveCount | None = None
+    choose: Count | None = None
     """Draw so many, without replacement."""
 
 
 class SelectionSpec(Node):
     """A document with `datasets`."""
 
-    datasets: Annotated[list[ShardSelection], Field(min_length=1)]
+    datasets: Annotated[list[Selection], Field(min_length=1)]
     prefix: str = ""
     buckets: Names | None = None
 

@@ -34,6 +34,8 @@ class MockDataset(DataPipeline):
 
     def __init__(self, sample: Any, length: int) -> None:
         super().__init__(IterableStage(_Repeated(sample, length)))
+        self.sample = sample
+        self.length = length
 
 
 class with_epoch(TorchLookalike):

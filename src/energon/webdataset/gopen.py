@@ -154,13 +154,15 @@ def set_options(
 
     Args:
         obj: What `gopen` returned.
-        timeout: Accepted for compatibility: commands are never waited for when they are left.
+        timeout: Kept as an attribute: commands are never waited for when they are left.
         ignore_errors: Whether no exit status is a failure; None leaves that as it is.
         ignore_status: Exit statuses that are no failure, beside 0; None leaves them as they are.
         handler: Accepted for compatibility.
     """
     if not isinstance(obj, Pipe):
         return False
+    if timeout is not None:
+        obj.timeout = timeout
     if ignore_errors is not None:
         obj.ignore_errors = ignore_errors
     if ignore_status is not None:

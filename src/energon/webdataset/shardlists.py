@@ -22,6 +22,7 @@ from energon.webdataset.running.dataset import TorchLookalike
 from energon.webdataset.running.place import Place, current_place
 from energon.webdataset.stages.base import Context, Stage
 from energon.webdataset.stages.draws import default_seed, make_draws
+from energon.webdataset.utils import pytorch_worker_seed
 
 __all__ = [
     "DealShards",
@@ -119,10 +120,11 @@ class ResampledShards(ShardSource):
         self.nshards = nshards
         self.deterministic = deterministic
         self.seed = default_seed(seed)
-        self.worker_seed = worker_seed
+        self.worker_seed = worker_seed or pytorch_worker_seed
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
-        worker = () if self.worker_seed is None else (int(self.worker_seed()),)
+        is_own = self.worker_seed is not pytorch_worker_seed
+        worker = (int(self.worker_seed()),) if is_own else ()
         draws = make_draws(None, lambda block: context.seed_of(self.seed, *worker, block))
         shown = os.environ.get("WDS_SHOW_SEED", "0") not in ("", "0")
         seed = context.seed_of(self.seed, *worker)

@@ -10,14 +10,16 @@ from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.stream import SampleDict, SampleParser, StreamReader
+from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.archive_errors import as_read_error
 from energon.webdataset.reading.opening import Opening
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.reexport import reexport
-from energon.webdataset.shardlists import Shard
+
+Shard = dict[str, Any]
+Sample = dict[str, Any]
 
 meta_prefix = "__"
 meta_suffix = "__"
@@ -75,7 +77,7 @@ def tarfile_samples(
     handler: Handler = reraise_exception,
     select_files: Any = None,
     rename_files: Callable[[str], str] | None = None,
-) -> Iterator[SampleDict]:
+) -> Iterator[Sample]:
     """Yield the samples of tar files."""
     return tarfile_to_samples(handler, select_files, rename_files)(src)
 
@@ -99,7 +101,7 @@ def url_opener(
     for shard in data:
         try:
             opened = opening.open(shard)
-            stream = _Joined(opened.head, opened.stream)
+            stream = _whole(opened.head, opened.stream)
         except Exception as error:
             if handler(error):
                 continue
@@ -113,7 +115,7 @@ def tar_file_iterator(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
-) -> Iterator[SampleDict]:
+) -> Iterator[Sample]:
     """Yield the regular files of an open archive, as dicts of `fname` and `data`.
 
     Args:
@@ -153,7 +155,7 @@ def tar_file_expander(
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
     eof_value: Any = {},  # noqa: B006 - given out as it is, as programs compare it
-) -> Iterator[SampleDict]:
+) -> Iterator[Sample]:
     """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
 
     Args:
@@ -186,12 +188,12 @@ def tar_file_expander(
 
 
 def group_by_keys(
-    data: Iterable[SampleDict],
+    data: Iterable[Sample],
     keys: Callable[[str], tuple[str | None, str | None]] = base_plus_ext,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     handler: Handler = reraise_exception,
-) -> Iterator[SampleDict]:
+) -> Iterator[Sample]:
     """Group files with the same key to samples.
 
     Args:
@@ -201,7 +203,7 @@ def group_by_keys(
         suffixes: Which fields are wanted; None wants all.
         handler: Decides about files that have no place in a sample.
     """
-    sample: SampleDict = {}
+    sample: Sample = {}
     for member in data:
         name = member.get("fname")
         key, field = keys(name) if name is not None else (None, None)
@@ -231,6 +233,16 @@ def group_by_keys(
         yield sample
 
 
+def _whole(head: bytes, stream: Any) -> Any:
+    """Return a stream of which the beginning was looked at, from its beginning."""
+    if not head:
+        return stream
+    if hasattr(stream, "seekable") and stream.seekable():
+        stream.seek(-len(head), 1)
+        return stream
+    return _Joined(head, stream)
+
+
 class _Joined:
     """A stream after bytes that were read from it already."""
 
@@ -249,6 +261,12 @@ class _Joined:
 
     def close(self) -> None:
         self._stream.close()
+
+    def __enter__(self) -> _Joined:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 __getattr__ = reexport(__name__, {"filters": "filters:", "gopen": "gopen:"})

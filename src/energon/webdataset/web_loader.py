@@ -16,7 +16,7 @@ from energon.webdataset.running.loop import Loop
 from energon.webdataset.running.place import current_place
 from energon.webdataset.running.rank_states import merge_rank_states
 from energon.webdataset.running.tensors import convert, has_torch, torch_or_none
-from energon.webdataset.running.worker_process import StreamWorker
+from energon.webdataset.running.worker_process import WorkerProcess
 from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
 from energon.webdataset.stages.batching import Batched, default_collation_fn
 from energon.worker import WorkerConfig
@@ -81,7 +81,7 @@ class WebLoader(DataPipeline, FluidInterface):
             return
         _check_ignored(kw)
         place = current_place()
-        process = StreamWorker(dataset, worker_init_fn, dataset.seed) if num_workers else None
+        process = WorkerProcess(dataset, worker_init_fn, dataset.seed) if num_workers else None
         lanes = LanePipeline(
             dataset,
             WorkerConfig(rank=place.rank, world_size=place.world_size, num_workers=num_workers),

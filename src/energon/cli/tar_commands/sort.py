@@ -9,7 +9,7 @@ import click
 from energon.cli.tar_commands import options
 
 if TYPE_CHECKING:
-    from energon.webdataset.tools.sort import KeyType
+    from energon.webdataset.tools.sort import Kind
 
 
 @click.command("sort")
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def command(
     inputs: tuple[str, ...],
     by: str,
-    kind: KeyType,
+    kind: Kind,
     reverse: bool,
     seed: int,
     fields: str | None,

@@ -26,7 +26,7 @@ from energon.io.epath import EPath
 from energon.io.files import read_document
 from energon.samples.registry import resolve_class
 from energon.samples.sample import Sample
-from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, DatasetToOpen
+from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, Opening
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class GetterCall(DatasetCall):
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def open(self, opening: DatasetToOpen) -> DatasetClass | None:
+    def open(self, opening: Opening) -> DatasetClass | None:
         replaced, leaf = _replaced(), opening.leaf
         if replaced is None and not self.arguments:
             return super().open(opening)

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from energon.errors import DuplicateSampleKeyError
 from energon.formats.tables.part_table_bytes import (
-    Column,
     decode_part_table,
     encode_part_table,
     map_part_table,
 )
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.scan_builder import TarScan
+
+Column = NDArray[Any]
 
 
 def common_header(scan: TarScan) -> tuple[int, int] | None:

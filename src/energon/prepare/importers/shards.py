@@ -33,7 +33,7 @@ def is_archive(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-class ArchiveSource(PackSource):
+class ShardSource(PackSource):
     """The samples of archives, in the order of their paths.
 
     They have splits if the paths of all archives say which they are in.

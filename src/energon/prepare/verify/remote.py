@@ -18,9 +18,15 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.files import file_info, list_files, read_bytes
 from energon.io.registry import open_store
 from energon.prepare.dataset import Indexing
-from energon.prepare.files import Progress
 from energon.prepare.index.index import IndexOptions
-from energon.prepare.remote import INFO_FILES, MAX_PARALLEL, Mirror, check_writable, together
+from energon.prepare.remote import (
+    INFO_FILES,
+    MAX_PARALLEL,
+    Mirror,
+    Progress,
+    check_writable,
+    together,
+)
 from energon.prepare.upkeep import upkeep_of
 from energon.prepare.verify.repair import repair_at
 from energon.prepare.verify.report import Repair, Report

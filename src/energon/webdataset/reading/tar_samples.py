@@ -14,7 +14,7 @@ from typing import Any
 from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.names import split_name
-from energon.formats.tar.stream import SampleDict, SampleParser, StreamReader
+from energon.formats.tar.stream import Sample, SampleParser, StreamReader
 from energon.loader.heap import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
@@ -188,7 +188,7 @@ class _TarSamplesIterator(StageIterator):
         self._position = 0
         self._number = 0
         self._block_length = 0
-        self._rest: Iterator[SampleDict] = iter(())
+        self._rest: Iterator[Sample] = iter(())
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -215,7 +215,7 @@ class _TarSamplesIterator(StageIterator):
         finally:
             ahead.close()
 
-    def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[SampleDict]:
+    def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[Sample]:
         opened = ahead.open(shard, position=self._position)
         reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
@@ -242,7 +242,7 @@ class _TarSamplesIterator(StageIterator):
         finally:
             reader.close()
 
-    def _every(self, first: int, step: int) -> Iterator[SampleDict]:
+    def _every(self, first: int, step: int) -> Iterator[Sample]:
         """Yield those samples of the block that fall to a worker which shares the shard."""
         for sample in self._rest:
             number = self._number + self._block_length - length_hint(self._rest) - 1
@@ -253,7 +253,7 @@ class _TarSamplesIterator(StageIterator):
         stage = self._stage
         if stage.verbose:
             logger.info("reading %s from byte %d", opened.url, self._position)
-        about: SampleDict = {"__url__": opened.url}
+        about: Sample = {"__url__": opened.url}
         if stage.local_path and opened.local_path:
             about["__local_path__"] = opened.local_path
         select = stage.select_files

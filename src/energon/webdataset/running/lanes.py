@@ -19,7 +19,7 @@ from energon.formats.json_text import parse_json
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
 from energon.webdataset.running.place import Place, running_at
-from energon.webdataset.running.worker_process import StreamWorker
+from energon.webdataset.running.worker_process import WorkerProcess
 from energon.webdataset.stages.base import Context, State, load_state, state_of
 from energon.webdataset.stages.batching import Batched
 from energon.worker import WorkerConfig
@@ -43,7 +43,7 @@ class LanePipeline:
     dataset: Any
     worker_config: WorkerConfig
     batch: Batched | None = None
-    process: StreamWorker | None = None
+    process: WorkerProcess | None = None
     finish: Callable[[Any], Any] | None = None
 
     restart = False

@@ -11,7 +11,7 @@ from energon.webdataset import utils
 from energon.webdataset.running.place import Place
 
 
-class StreamWorker:
+class WorkerProcess:
     """What is done once in each worker process, and before each batch.
 
     Args:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError, SampleError
-from energon.formats.tar.stream import SampleDict
 
+Sample = dict[str, Any]
 _MISSING = object()
 
 
@@ -65,7 +65,7 @@ class ToTuple:
         strict = missing_is_error if none_is_error is None else none_is_error
         return cls(tuple(map(alternatives, specs)), missing_is_error, strict)
 
-    def __call__(self, sample: SampleDict) -> tuple[Any, ...]:
+    def __call__(self, sample: Sample) -> tuple[Any, ...]:
         values = []
         for names in self.groups:
             for name in names:
@@ -117,7 +117,7 @@ class MapDict:
 
     functions: Mapping[str, Callable[[Any], Any]]
 
-    def __call__(self, sample: SampleDict) -> SampleDict:
+    def __call__(self, sample: Sample) -> Sample:
         changed = dict(sample)
         for name, function in self.functions.items():
             if name not in sample:
@@ -133,7 +133,7 @@ class Rename:
     names: Mapping[str, tuple[str, ...]]
     keep: bool = True
 
-    def __call__(self, sample: SampleDict) -> SampleDict:
+    def __call__(self, sample: Sample) -> Sample:
         renamed = {new: getfirst(sample, old) for new, old in self.names.items()}
         if not self.keep:
             return renamed
@@ -150,8 +150,8 @@ class RenameKeys:
     must_match: bool = True
     duplicate_is_error: bool = True
 
-    def __call__(self, sample: SampleDict) -> SampleDict:
-        renamed: SampleDict = {}
+    def __call__(self, sample: Sample) -> Sample:
+        renamed: Sample = {}
         for old, new in _renaming(self, tuple(sample)):
             if new in renamed and self.duplicate_is_error:
                 raise FieldAccessError(
@@ -192,7 +192,7 @@ class ExtractKeys:
     duplicate_is_error: bool = True
     ignore_missing: bool = False
 
-    def __call__(self, sample: SampleDict) -> tuple[Any, ...]:
+    def __call__(self, sample: Sample) -> tuple[Any, ...]:
         return tuple(sample[name] for name in _extraction(self, tuple(sample)))
 
 
@@ -231,7 +231,7 @@ class Associate:
 
     associator: Any
 
-    def __call__(self, sample: SampleDict) -> SampleDict:
+    def __call__(self, sample: Sample) -> Sample:
         key = sample["__key__"]
         extra = self.associator(key) if callable(self.associator) else self.associator.get(key, {})
         return {**sample, **extra}
@@ -269,7 +269,7 @@ class XDecode:
         self.must_decode = must_decode
         self._plan: dict[str, Any] = {}
 
-    def __call__(self, sample: SampleDict) -> SampleDict:
+    def __call__(self, sample: Sample) -> Sample:
         decoded = {}
         for name, data in sample.items():
             if name not in self._plan:
@@ -283,7 +283,7 @@ class XDecode:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": {}}
 
-    def _function_for(self, name: str, sample: SampleDict) -> Any:
+    def _function_for(self, name: str, sample: Sample) -> Any:
         if name.startswith("__"):
             return False
         lowered = name.rpartition("/")[2].lower()

@@ -9,10 +9,11 @@ from itertools import islice
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.formats.tar.stream import SampleDict
 from energon.webdataset.running.place import Place
 from energon.webdataset.stages.base import Context
 from energon.webdataset.stages.shuffling import Shuffle
+
+Sample = dict[str, Any]
 
 
 def parse_slice(text: str | None) -> slice:
@@ -60,15 +61,15 @@ def parse_fields(text: str | None) -> list[tuple[str, tuple[str, ...]]] | None:
 
 
 def with_fields(
-    samples: Iterable[SampleDict], fields: Sequence[tuple[str, tuple[str, ...]]]
-) -> Iterator[SampleDict]:
+    samples: Iterable[Sample], fields: Sequence[tuple[str, tuple[str, ...]]]
+) -> Iterator[Sample]:
     """Yield samples with these fields only, under their new names.
 
     Raises:
         FieldAccessError: If a sample has none of the old ones.
     """
     for sample in samples:
-        chosen: SampleDict = {"__key__": sample["__key__"]}
+        chosen: Sample = {"__key__": sample["__key__"]}
         for new, names in fields:
             found = next((name for name in names if name in sample), None)
             if found is None:
@@ -80,7 +81,7 @@ def with_fields(
         yield chosen
 
 
-def with_keys(samples: Iterable[SampleDict], pattern: str) -> Iterator[SampleDict]:
+def with_keys(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
     """Yield samples with new keys: `%` formats their number, `{key}` is the old one.
 
     Raises:
@@ -109,7 +110,7 @@ def _check_number_pattern(pattern: str) -> None:
         raise ConfigError(f"key {pattern!r}: expected one place for a number, like %06d")
 
 
-def shuffled(samples: Iterable[SampleDict], size: int, seed: int) -> Iterator[SampleDict]:
+def shuffled(samples: Iterable[Sample], size: int, seed: int) -> Iterator[Sample]:
     """Yield samples shuffled through a buffer; 0 keeps their order."""
     if not size:
         return iter(samples)
@@ -123,7 +124,7 @@ def shuffled_list(items: Sequence[Any], seed: int) -> list[Any]:
     return copied
 
 
-def interleaved(sources: Sequence[Iterator[SampleDict]], parallel: int) -> Iterator[SampleDict]:
+def interleaved(sources: Sequence[Iterator[Sample]], parallel: int) -> Iterator[Sample]:
     """Yield samples of some sources in turn, so many of which are open at a time."""
     waiting = iter(sources)
     turn = deque(islice(waiting, max(1, parallel)))

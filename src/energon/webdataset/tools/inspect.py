@@ -9,10 +9,12 @@ from typing import Any
 
 from energon.errors import EnergonError
 from energon.formats.tar.names import split_name
-from energon.formats.tar.stream import SampleDict, SampleParser, StreamReader
+from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.reading.opening import Opening
 from energon.webdataset.tools.streams import read_samples
+
+Sample = dict[str, Any]
 
 MAX_EXAMPLES = 20
 """How many problems of a kind are told for a shard."""
@@ -55,7 +57,7 @@ class Statistics:
     layouts: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """How many samples have which fields."""
 
-    def add(self, sample: SampleDict) -> None:
+    def add(self, sample: Sample) -> None:
         """Count a sample whose fields are sizes."""
         self.samples += 1
         names = tuple(name for name in sample if not name.startswith("__"))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon.errors import ConfigError, SampleError
-from energon.formats.tar.stream import SampleDict
 from energon.webdataset.tools.choose import parse_fields, with_fields
 from energon.webdataset.tools.streams import Output, read_samples, write_all
 
+Sample = dict[str, Any]
 OnError = Literal["stop", "skip", "keep"]
 
 PREFIX = "sample"
@@ -59,14 +59,14 @@ class Change:
 
     def __call__(self, source: str, target: str) -> int:
         """Change the samples of a shard; return how many the new one has."""
-        samples: Iterator[SampleDict] = read_samples([source], allow=self.allow)
+        samples: Iterator[Sample] = read_samples([source], allow=self.allow)
         fields = parse_fields(self.fields)
         if fields is not None:
             samples = with_fields(samples, fields)
         output = Output(target, index=self.index, allow=self.allow)
         return write_all(self.changed(samples), output)
 
-    def changed(self, samples: Iterable[SampleDict]) -> Iterator[SampleDict]:
+    def changed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Yield the new samples, in the order of the old ones."""
         change = self._change()
         for old, result in _mapped(change, samples, self.threads):
@@ -78,7 +78,7 @@ class Change:
                 if self.on_error == "keep":
                     yield old
 
-    def _change(self) -> Callable[[SampleDict], list[SampleDict]]:
+    def _change(self) -> Callable[[Sample], list[Sample]]:
         if self.command is not None:
             command, many = self.command, self.many
             return lambda sample: run_command(command, sample, many=many)
@@ -86,7 +86,7 @@ class Change:
         return lambda sample: _as_list(function(dict(sample)), sample)
 
 
-def run_command(command: str, sample: SampleDict, *, many: bool = False) -> list[SampleDict]:
+def run_command(command: str, sample: Sample, *, many: bool = False) -> list[Sample]:
     """Run a command of the user in a folder with the fields of a sample; return what it makes.
 
     Raises:
@@ -121,8 +121,8 @@ def load_function(name: str) -> Callable[[Any], Any]:
 
 
 def _mapped(
-    change: Callable[[SampleDict], list[SampleDict]], samples: Iterable[SampleDict], threads: int
-) -> Iterator[tuple[SampleDict, Callable[[], list[SampleDict]]]]:
+    change: Callable[[Sample], list[Sample]], samples: Iterable[Sample], threads: int
+) -> Iterator[tuple[Sample, Callable[[], list[Sample]]]]:
     """Yield each sample and what gives its result, in order, some of them ahead of time."""
     if threads == 1:
         for sample in samples:
@@ -131,7 +131,7 @@ def _mapped(
     items = iter(samples)
     with ThreadPoolExecutor(threads, "energon-proc") as pool:
 
-        def begin(sample: SampleDict) -> tuple[SampleDict, Future[list[SampleDict]]]:
+        def begin(sample: Sample) -> tuple[Sample, Future[list[Sample]]]:
             return sample, pool.submit(change, sample)
 
         running = deque(map(begin, islice(items, 2 * threads)))
@@ -141,7 +141,7 @@ def _mapped(
             yield sample, future.result
 
 
-def _as_list(result: Any, old: SampleDict) -> list[SampleDict]:
+def _as_list(result: Any, old: Sample) -> list[Sample]:
     """Return the samples that a function has made."""
     if result is None:
         return []
@@ -153,7 +153,7 @@ def _as_list(result: Any, old: SampleDict) -> list[SampleDict]:
     return [{"__key__": f"{old['__key__']}/{n:06}", **each} for n, each in enumerate(found)]
 
 
-def _write_fields(folder: Path, sample: SampleDict) -> None:
+def _write_fields(folder: Path, sample: Sample) -> None:
     (folder / f"{PREFIX}.__key__").write_bytes(os.fsencode(sample["__key__"]))
     for name, content in sample.items():
         if not name.startswith("__"):
@@ -161,7 +161,7 @@ def _write_fields(folder: Path, sample: SampleDict) -> None:
             (folder / f"{PREFIX}.{name}").write_bytes(content)
 
 
-def _read_fields(folder: Path, prefix: str, old: SampleDict, key: str | None = None) -> SampleDict:
+def _read_fields(folder: Path, prefix: str, old: Sample, key: str | None = None) -> Sample:
     fields = {
         path.name[len(prefix) + 1 :]: path.read_bytes()
         for path in sorted(folder.glob(f"{prefix}.*"))
@@ -174,7 +174,7 @@ def _read_fields(folder: Path, prefix: str, old: SampleDict, key: str | None = N
     return {"__key__": key or old["__key__"], **fields}
 
 
-def _read_many(folder: Path, old: SampleDict) -> list[SampleDict]:
+def _read_many(folder: Path, old: Sample) -> list[Sample]:
     prefixes = sorted({path.name.partition(".")[0] for path in folder.glob(f"{PREFIX}-*.*")})
     return [
         _read_fields(folder, prefix, old, f"{old['__key__']}/{prefix[len(PREFIX) + 1 :]}")

@@ -12,11 +12,11 @@ from itertools import count
 from typing import IO, Any, Literal
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.formats.tar.stream import SampleDict
 from energon.plan.seeds import derive_seed
 
-KeyType = Literal["text", "int", "float"]
-Record = tuple[Any, int, SampleDict]
+Sample = dict[str, Any]
+Kind = Literal["text", "int", "float"]
+Record = tuple[Any, int, Sample]
 """Sort value, number in the input, sample."""
 
 MAX_RUNS = 64
@@ -24,7 +24,7 @@ MAX_RUNS = 64
 MEMORY_BYTES = 1 << 30
 
 
-def sort_value(field: str, kind: KeyType) -> Callable[[SampleDict], Any]:
+def sort_value(field: str, kind: Kind) -> Callable[[Sample], Any]:
     """Return a function that gives what a sample is sorted by.
 
     Args:
@@ -40,7 +40,7 @@ def sort_value(field: str, kind: KeyType) -> Callable[[SampleDict], Any]:
     if kind not in convert:
         raise ConfigError(f"sort by {kind!r}: expected one of {', '.join(convert)}")
 
-    def value(sample: SampleDict) -> Any:
+    def value(sample: Sample) -> Any:
         if field not in sample:
             raise FieldAccessError(f"sample {sample['__key__']!r} has no {field!r} to sort by")
         try:
@@ -53,20 +53,20 @@ def sort_value(field: str, kind: KeyType) -> Callable[[SampleDict], Any]:
     return value
 
 
-def random_value(seed: int) -> Callable[[SampleDict], int]:
+def random_value(seed: int) -> Callable[[Sample], int]:
     """Return a function that gives each call another random number."""
     numbers = count()
     return lambda sample: derive_seed(seed, "sort", next(numbers))
 
 
 def sorted_samples(
-    samples: Iterable[SampleDict],
-    value: Callable[[SampleDict], Any],
+    samples: Iterable[Sample],
+    value: Callable[[Sample], Any],
     *,
     reverse: bool = False,
     memory_bytes: int = MEMORY_BYTES,
     folder: str | None = None,
-) -> Iterator[SampleDict]:
+) -> Iterator[Sample]:
     """Yield all samples in order; those with equal values stay in the order they came in.
 
     Args:
@@ -141,5 +141,5 @@ def _records(file: IO[bytes]) -> Iterator[Record]:
             return
 
 
-def _size(sample: SampleDict) -> int:
+def _size(sample: Sample) -> int:
     return sum(map(sys.getsizeof, sample.values())) + 500

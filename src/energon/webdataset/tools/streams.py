@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.tar.stream import SampleDict
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.running.place import Place
@@ -16,6 +15,7 @@ from energon.webdataset.shardlists import SimpleShardList
 from energon.webdataset.stages.base import Context
 from energon.webdataset.writer import ShardWriter, TarWriter
 
+Sample = dict[str, Any]
 Writer = TarWriter | ShardWriter
 
 logger = logging.getLogger("energon")
@@ -98,7 +98,7 @@ def read_samples(
     allow: Collection[str] = (),
     handler: Handler = reraise_exception,
     sizes: bool = False,
-) -> Iterator[SampleDict]:
+) -> Iterator[Sample]:
     """Yield the samples of tar files, names as they are, in order; or `sizes` of their fields."""
     stage = TarSamples.configured(handler=handler, lowercase=False, allow=allow)
     stage = replace(stage, sizes=sizes)
@@ -120,7 +120,7 @@ def expand_inputs(patterns: Sequence[str]) -> list[str]:
     return urls
 
 
-def write_all(samples: Iterable[SampleDict], output: Output, post: Any = None) -> int:
+def write_all(samples: Iterable[Sample], output: Output, post: Any = None) -> int:
     """Write all samples; return how many there were."""
     count = 0
     with output.open(post) as writer:

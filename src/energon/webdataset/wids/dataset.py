@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.tar.stream import SampleDict
 from energon.io.address import parent_address
 from energon.io.epath import EPath
 from energon.sources.shards import OpenShard, ShardPool
@@ -20,7 +19,8 @@ from energon.webdataset import security
 from energon.webdataset.wids.descriptor import Descriptor, ShardInfo, load_descriptor
 from energon.webdataset.wids.transforms import decoding
 
-Transform = Callable[[SampleDict], SampleDict]
+Sample = dict[str, Any]
+Transform = Callable[[Sample], Sample]
 
 
 class ShardListDataset:
@@ -79,7 +79,7 @@ class ShardListDataset:
     def __len__(self) -> int:
         return self.total_length
 
-    def __getitem__(self, index: int) -> SampleDict:
+    def __getitem__(self, index: int) -> Sample:
         """Return one sample; negative numbers count from the end.
 
         Raises:
@@ -87,10 +87,10 @@ class ShardListDataset:
         """
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[SampleDict]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Return some samples, those of the same shard read together."""
         numbers = [self._checked(int(index)) for index in indices]
-        found: dict[int, SampleDict] = {}
+        found: dict[int, Sample] = {}
         by_shard: dict[int, list[int]] = {}
         for number in dict.fromkeys(numbers):
             by_shard.setdefault(bisect_right(self.cum_lengths, number) - 1, []).append(number)
@@ -126,7 +126,7 @@ class ShardListDataset:
             raise IndexError(f"there are the samples 0 to {self.total_length - 1}, but not {index}")
         return number
 
-    def _read(self, shard: int, numbers: list[int]) -> dict[int, SampleDict]:
+    def _read(self, shard: int, numbers: list[int]) -> dict[int, Sample]:
         info = self.shards[shard]
         opened = self._open(shard)
         start = self.cum_lengths[shard]
@@ -168,9 +168,9 @@ class ShardListDataset:
             info.url, num_samples=info.nsamples, dataset=EPath(parent_address(info.url))
         )
 
-    def _transformed(self, sample: SampleDict) -> SampleDict:
+    def _transformed(self, sample: Sample) -> Sample:
         # Each caller gets streams of its own, at their beginning.
-        changed: SampleDict = {
+        changed: Sample = {
             name: io.BytesIO(value) if name.startswith(".") else value
             for name, value in sample.items()
         }

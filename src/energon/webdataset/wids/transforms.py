@@ -6,13 +6,12 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from energon.formats.tar.stream import SampleDict
 from energon.webdataset.autodecode import Decoder
 
+Sample = dict[str, Any]
 
-def decoding(
-    images: str, allowed: frozenset[str] = frozenset()
-) -> Callable[[SampleDict], SampleDict]:
+
+def decoding(images: str, allowed: frozenset[str] = frozenset()) -> Callable[[Sample], Sample]:
     """Return a function that decodes samples.
 
     Args:
@@ -26,7 +25,7 @@ class _Decoding:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def __call__(self, sample: SampleDict) -> SampleDict:
+    def __call__(self, sample: Sample) -> Sample:
         fields = {name[1:]: value.getvalue() for name, value in sample.items() if _is_stream(value)}
         about = {name: value for name, value in sample.items() if name.startswith("__")}
         decoded = self._decoder.decode({**about, **fields})

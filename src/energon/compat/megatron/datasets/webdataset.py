@@ -30,13 +30,13 @@ from energon.samples.source_info import sources_of
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.dataset_class import DatasetToOpen, SampleLoading
+from energon.task_encoder.dataset_class import Opening, SampleLoading
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, seeded_if_random
 from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
 
-_opening: ContextVar[DatasetToOpen | None] = ContextVar("opening", default=None)
+_opening: ContextVar[Opening | None] = ContextVar("opening", default=None)
 """The dataset of a document that a factory opens; None where a program calls it."""
 
 
@@ -219,7 +219,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         return self.load_sample(raw)
 
     @classmethod
-    def open_dataset(cls, opening: DatasetToOpen) -> Self:
+    def open_dataset(cls, opening: Opening) -> Self:
         config = opening.config
         written = read_arguments(config.arguments, origin=config.origin, allow=opening.allow)
         with opening_for(opening):
@@ -354,7 +354,7 @@ class CrudeWebdataset(DecoderWebdatasetFactory):
 
 
 @contextmanager
-def opening_for(opening: DatasetToOpen) -> Iterator[None]:
+def opening_for(opening: Opening) -> Iterator[None]:
     """Tell the factories that are called within for which dataset of a document that is."""
     token = _opening.set(opening)
     try:
@@ -363,12 +363,12 @@ def opening_for(opening: DatasetToOpen) -> Iterator[None]:
         _opening.reset(token)
 
 
-def current_opening() -> DatasetToOpen | None:
+def current_opening() -> Opening | None:
     """Return the dataset of a document that is being opened; None where a program calls."""
     return _opening.get()
 
 
-def defaults_of(opening: DatasetToOpen) -> dict[str, Any]:
+def defaults_of(opening: Opening) -> dict[str, Any]:
     """Return what a factory gets beside what the document says."""
     leaf, call = opening.leaf, opening.call
     worker_config = call.worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -386,7 +386,7 @@ def defaults_of(opening: DatasetToOpen) -> dict[str, Any]:
     return defaults
 
 
-def check_written(written: Mapping[str, Any], opening: DatasetToOpen) -> dict[str, Any]:
+def check_written(written: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
     """Return what a document says to a factory.
 
     Raises:

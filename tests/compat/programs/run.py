@@ -1,0 +1,65 @@
+"""Run the checks of this folder with a package, and print what they found as JSON.
+
+    python tests/compat/programs/run.py webdataset          # the installed peer
+    python tests/compat/programs/run.py energon.webdataset  # ours
+    python tests/compat/programs/run.py webdataset shuffle  # those with this in their names
+
+It runs with any interpreter that has the package, and imports nothing of energon by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def results(package: str, folder: str, checks: Any, wanted: str = "") -> dict[str, Any]:
+    """Return what each check found, or that it failed; `folder` is used up."""
+    module = import_module(package)
+    checks.setup(folder)
+    found = {}
+    for name, check in list(vars(checks).items()):
+        if name.startswith("check_") and wanted in name:
+            try:
+                found[name] = as_json(check(module, folder), folder)
+            except Exception as error:
+                found[name] = f"failed: {type(error).__name__}: {error}"[:300]
+    return found
+
+
+def as_json(value: Any, folder: str) -> Any:
+    """Return a value as JSON has it, without what differs from run to run."""
+    if isinstance(value, bytes):
+        return as_json("b:" + value.decode("latin-1"), folder)
+    if isinstance(value, str):
+        return value.replace(folder, "FOLDER")
+    if isinstance(value, dict):
+        return {str(name): as_json(each, folder) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each, folder) for each in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return f"<{type(value).__name__}>"
+
+
+def main() -> None:
+    """Run and print."""
+    sys.path.insert(0, str(HERE))
+    os.environ.pop("WDS_CACHE", None)
+    # Where its result goes, and what a package prints.
+    output, sys.stdout = sys.stdout, sys.stderr
+    with tempfile.TemporaryDirectory() as folder:
+        checks = import_module("webdataset_checks")
+        found = results(sys.argv[1], folder, checks, "".join(sys.argv[2:]))
+    print(json.dumps(found, indent=1), file=output)
+
+
+if __name__ == "__main__":
+    main()
