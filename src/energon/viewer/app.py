@@ -5,6 +5,7 @@
 | `/` | splits and their datasets |
 | `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on, or those that `?key=PREFIX` finds |
 | `/s/SPLIT/LEAF/shards` | its shards |
+| `/s/SPLIT/LEAF/statistics` | plots of what its samples are like |
 | `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
 | `/s/SPLIT/LEAF/ORDINAL/note` | takes what somebody says about a sample |
 | `/run` | steps of a run, from `?step=NUMBER` on |
@@ -25,6 +26,7 @@ from urllib.parse import parse_qsl, urlencode
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.extra import needs_extra
 from energon.inspect.planned_run import Sighting
+from energon.inspect.where import Where
 from energon.messages import escape_text
 from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
 
@@ -46,6 +48,7 @@ from energon.viewer.parts import extension_of, part_kind, snippet, view_part
 from energon.viewer.plots import shares
 from energon.viewer.ranges import entity_tag, is_fresh, part_response
 from energon.viewer.run import MAX_SAMPLES, MAX_STEPS, RunSettings, ShownRun, plan_run
+from energon.viewer.statistics import statistics
 
 HERE = Path(__file__).parent
 PAGE_SAMPLES = 60
@@ -81,6 +84,7 @@ def make_app(
         Route("/", pages.index),
         Route(leaf, pages.gallery),
         Route(f"{leaf}/shards", pages.shards),
+        Route(f"{leaf}/statistics", pages.statistics),
         Route(sample, pages.sample),
         Route(f"{sample}/note", pages.note, methods=["POST"]),
         Route("/run", pages.run),
@@ -134,6 +138,8 @@ class _Pages:
     def gallery(self, request: Request) -> Response:
         leaf = self._leaf(request)
         key = request.query_params.get("key", "")
+        where = request.query_params.get("where", "").strip()
+        stop = None
         if key:
             found = leaf.search(key, PAGE_SAMPLES + 1)
             samples = [leaf.sample(ordinal) for ordinal in found[:PAGE_SAMPLES]]
@@ -141,13 +147,19 @@ class _Pages:
             start = 0
         else:
             start = min(max(0, _number(request, "from")), max(0, len(leaf) - 1))
-            samples, more = leaf.page(start, PAGE_SAMPLES), False
+            more = False
+            if where:
+                samples, stop = leaf.matching(Where(where), start, PAGE_SAMPLES)
+            else:
+                samples = leaf.page(start, PAGE_SAMPLES)
         return self._page(
             "gallery.html",
             **self._place(request, leaf),
             cards=[(sample, *_card(sample)) for sample in samples],
             start=start,
-            stop=start + len(samples),
+            stop=start + len(samples) if stop is None else stop,
+            where=where,
+            next_where=urlencode({"where": where, "from": stop}),
             step=PAGE_SAMPLES,
             total=len(leaf),
             key=key,
@@ -165,6 +177,17 @@ class _Pages:
             start=start,
             step=PAGE_SHARDS,
             total=len(leaf.shards),
+        )
+
+    def statistics(self, request: Request) -> Response:
+        leaf = self._leaf(request)
+        seen, plots = statistics(leaf)
+        return self._page(
+            "statistics.html",
+            **self._place(request, leaf),
+            seen=seen,
+            plots=plots,
+            total=len(leaf),
         )
 
     def sample(self, request: Request) -> Response:

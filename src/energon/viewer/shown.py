@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError
 from energon.inspect.leaves import find_leaves
+from energon.inspect.where import Where
 from energon.io.address import address_name, redact
 from energon.metadataset.leaf import Leaf
 from energon.sources.browse.contents import Contents, ShardOrdinals
@@ -18,6 +19,9 @@ from energon.sources.kinds import Location, Source, kind_named
 from energon.sources.shards import ShardPool
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
+
+MAX_LOOKED_AT = 5000
+"""How many samples a filter looks at for a page."""
 
 
 class ShownPart(NamedTuple):
@@ -95,6 +99,21 @@ class ShownLeaf:
     def page(self, start: int, count: int) -> list[ShownSample]:
         """Return samples from a number on, as many as there are."""
         return [self.sample(ordinal) for ordinal in range(start, min(start + count, len(self)))]
+
+    def matching(self, where: Where, start: int, count: int) -> tuple[list[ShownSample], int]:
+        """Return samples from a number on that match, and up to which number was looked.
+
+        Looks at so many samples at most that a page does not take long.
+        """
+        found: list[ShownSample] = []
+        stop = min(start + MAX_LOOKED_AT, len(self))
+        for ordinal in range(start, stop):
+            sample = self.sample(ordinal)
+            if where({part.name: part.file for part in sample.parts}):
+                found.append(sample)
+                if len(found) == count:
+                    return found, ordinal + 1
+        return found, stop
 
     def search(self, prefix: str, limit: int) -> list[int]:
         """Return the numbers of samples whose keys begin alike, `limit` at most."""

@@ -51,7 +51,7 @@ class Contents:
         shard = str(sample.get("__shard__", ""))
         files = (_as_file(name, value) for name, value in sample.items() if name[:2] != "__")
         return {
-            name: BrowsedFile(partial(_MemoryFile, shard, content), 0, len(content))
+            name: BrowsedFile(partial(MemoryFile, shard, content), 0, len(content))
             for name, content in files
         }
 
@@ -123,7 +123,7 @@ def _as_file(name: str, value: Any) -> tuple[str, bytes]:
 
 
 @dataclass
-class _MemoryFile:
+class MemoryFile:
     """Bytes as a file."""
 
     path: str

@@ -1,0 +1,124 @@
+"""Conditions on samples, as people type them: which parts there are, how large, what JSON says.
+
+    has:jpg lacks:txt jpg.size>100kB json.width>=512 json.meta.language=en
+
+A sample matches if it fulfils all of them. Only JSON parts that a condition names are read.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon.decode.documents import decode_json
+from energon.errors import ConfigError, EnergonError
+from energon.samples.crude import find_part
+from energon.sources.browse.tree import BrowsedFile
+
+_HAS = re.compile(r"(has|lacks):(\S+)")
+_COMPARISON = re.compile(r"([^\s<>=!.]+(?:\.[^\s<>=!.]+)+)(<=|>=|!=|<|>|=)(\S*)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
+_UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
+_SYNTAX = "has:PART, lacks:PART, PART.size>100kB or PART.FIELD=VALUE with <, <=, >, >=, = or !="
+
+Files = Mapping[str, BrowsedFile]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Conditions, all of which a sample has to fulfil.
+
+    Args:
+        text: As they were typed.
+
+    Raises:
+        ConfigError: If they make no sense.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_conditions", [_parse(term) for term in self.text.split()])
+
+    def __call__(self, files: Files) -> bool:
+        """Return whether a sample with these parts matches."""
+        conditions: list[Callable[[Files], bool]] = self.__dict__["_conditions"]
+        return all(condition(files) for condition in conditions)
+
+
+def _parse(term: str) -> Callable[[Files], bool]:
+    has = _HAS.fullmatch(term)
+    if has is not None:
+        wanted, part = has[1] == "has", has[2]
+        return lambda files: (find_part(files, part) is not None) == wanted
+    found = _COMPARISON.fullmatch(term)
+    if found is None:
+        raise ConfigError(f"{term!r}: expected {_SYNTAX}")
+    left, sign, wanted = found.groups()
+    steps = left.split(".")
+    size = _size(wanted) if steps[-1] == "size" else None
+    return lambda files: _fulfils(files, steps, _OPERATORS[sign], wanted, size)
+
+
+def _fulfils(
+    files: Files,
+    steps: list[str],
+    compare: Callable[[Any, Any], bool],
+    wanted: str,
+    size: float | None,
+) -> bool:
+    """Compare what `steps` lead to: the longest name of a part that fits, and what is in it."""
+    for end in range(len(steps) - 1, 0, -1):
+        name = find_part(files, ".".join(steps[:end]))
+        if name is None:
+            continue
+        if size is not None and end == len(steps) - 1:
+            return compare(files[name].size, size)
+        return _compare_field(files[name], steps[end:], compare, wanted)
+    return False
+
+
+def _size(text: str) -> float:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r}: expected a size, like 500, 20kB or 1.5MB")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _compare_field(
+    file: BrowsedFile, path: list[str], compare: Callable[[Any, Any], bool], wanted: str
+) -> bool:
+    try:
+        value = decode_json(file.read())
+    except (EnergonError, ValueError):
+        return False  # what is no JSON has no fields
+    for step in path:
+        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        elif isinstance(value, dict) and step in value:
+            value = value[step]
+        else:
+            return False
+    return _compare(value, compare, wanted)
+
+
+def _compare(value: Any, compare: Callable[[Any, Any], bool], wanted: str) -> bool:
+    if isinstance(value, bool) or value is None:
+        return compare({True: "true", False: "false", None: "null"}[value], wanted)
+    if isinstance(value, int | float):
+        try:
+            return compare(value, float(wanted))
+        except ValueError:
+            return compare is operator.ne
+    return compare(str(value), wanted)

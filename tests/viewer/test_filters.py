@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from energon.prepare.dataset import prepare_dataset
+from energon.viewer import shown
+from tests.datasets import jpeg, write_shard
+from tests.viewer.pages import browse
+
+
+@pytest.fixture
+def client(tmp_path):
+    samples = []
+    for n in range(40):
+        parts = {"json": json.dumps({"n": n, "label": "even" if n % 2 == 0 else "<odd>"}).encode()}
+        if n % 4 == 0:
+            parts["jpg"] = jpeg(n, size=(30 + n, 20))
+        samples.append((f"s{n}", parts))
+    write_shard(tmp_path / "ds/0.tar", [*samples, ("broken", {"jpg": b"x", "json": b"{"})])
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    return browse(tmp_path / "ds")
+
+
+def ordinals(text):
+    return [int(number) for number in re.findall(r'<a href="/s/0/0/(\d+)">', text)]
+
+
+def test_a_gallery_shows_what_matches(client):
+    text = client.get("/s/0/0?where=json.n>=10 json.label=even lacks:jpg").text
+    assert ordinals(text) == [n for n in range(10, 40) if n % 4 == 2]
+    assert "match among 0 to 40 of 41" in text
+    text = client.get("/s/0/0?where=has:jpg&from=30").text
+    assert ordinals(text) == [32, 36, 40]
+
+
+def test_a_filter_looks_at_some_samples_and_goes_on_from_there(client, monkeypatch):
+    monkeypatch.setattr(shown, "MAX_LOOKED_AT", 15)
+    place, found = "/s/0/0?where=has:jpg", []
+    for _ in range(3):
+        text = client.get(place).text
+        found += ordinals(text)
+        place = re.search(r'rel="next" href="(.*?)"|$', text)[1]
+        place = place and place.replace("&amp;", "&")
+    assert place is None
+    assert found == [*range(0, 40, 4), 40]
+
+
+def test_a_filter_that_makes_no_sense_is_said(client):
+    answer = client.get("/s/0/0?where=jpg")
+    assert answer.status_code == 422
+    assert "has:PART" in answer.text
+
+
+def test_statistics_are_plots_of_what_samples_are_like(client):
+    text = client.get("/s/0/0/statistics").text
+    plots = dict(re.findall(r"<figcaption>(.*?)</figcaption>(.*?)</figure>", text, re.DOTALL))
+    titles = re.findall(r"<title>(.*?)</title>", plots["json.label"])
+    assert sorted(titles) == ["&lt;odd&gt;: 20", "even: 20"]
+    sizes = re.findall(r"<title>.*?: (\d+)</title>", plots["json.n"])
+    assert sum(map(int, sizes)) == 40
+    assert "30: 1" in plots["jpg: width in pixels"]
+    assert "damaged: 1" in plots["json: damaged"]
+    assert re.findall(r"<title>(.*?)</title>", plots["parts of a sample"]) == [
+        "json: 30",
+        "jpg json: 11",
+    ]
