@@ -6,12 +6,14 @@ import gzip
 import io
 import json
 import multiprocessing
+import pickle
 import re
 import resource
 import struct
 import tracemalloc
 import zipfile
 import zlib
+from collections import Counter
 
 import av
 import cbor2
@@ -416,6 +418,85 @@ def test_tensors_are_limited_by_what_they_claim(monkeypatch):
     value = {"bytearray": [torch.ones(3), 5], "x": torch.nn.Linear(2, 2).state_dict()}
     found = torch_loads(saved(lambda file: torch.save(value, file)))
     assert found["bytearray"][0].tolist() == [1, 1, 1]
+
+
+def called(name, *numbers):
+    """A pickle that calls a class of torch with numbers."""
+    pushed = b"".join(b"J" + struct.pack("<i", number) for number in numbers)
+    return b"\x80\2c" + name.encode() + b"\n(" + pushed + b"tR."
+
+
+def encoded_again_and_again(times):
+    pickled = b"c_codecs\nencode\n" * times + b"X\4\0\0\0abcdX\6\0\0\0latin1\x86R"
+    return b"\x80\2" + pickled + b"X\3\0\0\0hex\x86R" * (times - 1) + b"."
+
+
+def old_file(pickled):
+    """What releases of torch before 1.6 have saved."""
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
+    head = [pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, system)]
+    return b"".join([*head, pickled, pickle.dumps([], 2)])
+
+
+COPIES = b"\x80\2](" + b"K\1" * 5000 + b"eq\0c__builtin__\nset\nq\1" + b"h\1h\0\x85R" * 5000 + b"."
+
+HOSTILE_PICKLES = {
+    "a tensor of gigabytes without content": called("torch\nTensor", 1 << 30),
+    "a tensor of rows without content": called("torch\nFloatTensor", 1 << 20, 1 << 10),
+    "a storage without content": called("torch.storage\nUntypedStorage", 1 << 30),
+    "text that is encoded forty times": encoded_again_and_again(40),
+    "copies of copies": COPIES,
+    "an array of bytes of protocol 5": b"\x80\5\x96" + (8 << 30).to_bytes(8, "little") + b".",
+    "a place among a billion": b"\x80\2]r\xff\xff\xff\x7f.",
+    "lists in lists": b"\x80\2" + b"]" * 5000 + b"a" * 4999 + b".",
+    "bytes": BYTEARRAY,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("form", [torch_archive, old_file])
+@pytest.mark.parametrize("kind", sorted(set(HOSTILE_PICKLES) - {"a place among a billion"}))
+def test_pickles_of_tensors_take_no_more_than_they_hold(kind, form):
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            torch_loads(form(HOSTILE_PICKLES[kind]))
+        assert tracemalloc.get_traced_memory()[1] < 8 * MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_place_among_a_billion_is_a_place_like_any_other():
+    assert torch_loads(torch_archive(HOSTILE_PICKLES["a place among a billion"])) == []
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_whatever_torch_saves_of_tensors_is_loaded(old):
+    marked, twice = torch.ones(2), [1, 2]
+    marked.note = "its own"
+    value = {
+        "parameter": torch.nn.Parameter(torch.ones(3)),
+        "state": torch.nn.BatchNorm1d(3).state_dict(),
+        "numbers": (1, 2.5, 3j, None, True, {4, 5}, 1 << 80),
+        "bytes": [b"\0\xff" * 100, "text"],
+        "shape": torch.ones(2, 3).shape,
+        "kinds": [torch.float16, torch.device("cpu"), torch.strided],
+        "views": [torch.arange(10)[::2], torch.arange(6).reshape(2, 3).T],
+        "sparse": torch.eye(3).to_sparse(),
+        "small": torch.tensor([1, 2], dtype=torch.uint16 if not old else torch.uint8),
+        "marked": marked,
+        "counts": Counter("aab"),
+        "shared": [twice, twice],
+    }
+    data = saved(lambda file: torch.save(value, file, _use_new_zipfile_serialization=not old))
+    found, expected = torch_loads(data), value
+    assert found.keys() == expected.keys()
+    for name in ("numbers", "bytes", "shape", "kinds", "counts", "shared"):
+        assert found[name] == expected[name]
+    assert found["marked"].note == "its own"
+    assert found["sparse"].to_dense().tolist() == torch.eye(3).tolist()
+    assert found["small"].tolist() == [1, 2]
+    assert found["views"][1].tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 def entries(data):

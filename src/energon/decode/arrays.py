@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import io
 import math
-import pickletools
+import pickle
 import zipfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from energon.decode.bounds import check_limit
+from energon.decode.bounds import check_limit, too_deep
 from energon.errors import DecodeError
-from energon.limits import DECODED_BYTES, UNPACKED_BYTES
+from energon.limits import DECODED_BYTES, PART_DEPTH, UNPACKED_BYTES
 
 _KNOWN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ZIP_MAGIC = b"PK\x03\x04"
 _PICKLE_NAME = "data.pkl"
+_OLD_PICKLES = 5
+"""A number that says what it is, the version, the system, the value, and the keys of contents."""
 
 
 def decode_npy(data: bytes) -> Any:
@@ -104,37 +106,125 @@ def _check_archive(archive: zipfile.ZipFile, data: bytes) -> None:
 
 
 def _check_pth(data: bytes, trusted: bool) -> None:
-    if not data.startswith(_ZIP_MAGIC):
-        return
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        _check_archive(archive, data)
-        if trusted:
-            return
-        for entry in archive.infolist():
-            # The one type with a constructor that takes memory for a number.
-            if entry.filename.endswith(_PICKLE_NAME) and _makes_bytearray(archive.read(entry)):
-                raise DecodeError(
-                    "it holds a bytearray, which may be of any size; save a tensor of type uint8 "
-                    "instead"
-                )
+    if data.startswith(_ZIP_MAGIC):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_archive(archive, data)
+            names = [] if trusted else archive.namelist()
+            for name in names:
+                if name.endswith(_PICKLE_NAME):
+                    _DryRun(archive.read(name)).load_all(1)
+    elif not trusted:
+        # Releases before 1.6 of torch wrote pickles one behind the other, and then the contents.
+        _DryRun(data).load_all(_OLD_PICKLES)
 
 
-def _makes_bytearray(pickled: bytes) -> bool:
-    return b"bytearray" in pickled and any(
-        code.name == "STACK_GLOBAL" or (code.name == "GLOBAL" and "bytearray" in str(argument))
-        for code, argument, _ in pickletools.genops(pickled)
-    )
+class _Idle:
+    """Stands for whatever a pickle makes, and takes whatever is done to it."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Idle:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _ignore(self, *_: Any) -> None:
+        pass
+
+    __setstate__ = __setitem__ = append = extend = add = update = _ignore
+
+
+class _DryRun(pickle._Unpickler):
+    """Follows a pickle of `torch.save` and makes nothing, to see what making it would take.
+
+    That of torch calls what may take memory for a number, or copy as often as it is told:
+    `bytearray(1 << 40)` takes twenty bytes to write, and so does a tensor of that size without
+    content.
+
+    Args:
+        pickled: One pickle, or several.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        code: take
+        for code, take in pickle._Unpickler.dispatch.items()
+        if code not in (pickle.BYTEARRAY8[0], pickle.NEXT_BUFFER[0])
+    }
+
+    def __init__(self, pickled: bytes) -> None:
+        self._stream = io.BytesIO(pickled)
+        self._left = max(1 << 16, 16 * len(pickled))
+        super().__init__(self._stream)
+
+    def load_all(self, count: int) -> None:
+        """Follow so many pickles.
+
+        Raises:
+            DecodeError: If one is damaged, or would take more than what is there can account for.
+        """
+        for _ in range(count):
+            try:
+                self.load()
+            except DecodeError:
+                raise
+            except Exception as error:
+                raise DecodeError(f"it is no file of torch.save ({error!r})") from error
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _Idle()
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module.replace('__builtin__', 'builtins')}.{name}"
+        if full == "builtins.bytearray":
+            return self._refuse("it holds a bytearray, which may be of any size; save a tensor")
+        if full == "_codecs.encode":
+            return self._encode
+        if name.endswith(("Tensor", "Storage")) and module.partition(".")[0] == "torch":
+            return self._refuse(f"it calls {full}, which takes memory for a number; save a tensor")
+        known = ("builtins", "collections", "torch")
+        return self._copied if module.partition(".")[0] in (*known, "__builtin__") else _Idle
+
+    def _copied(self, *arguments: Any) -> Any:
+        for each in arguments:
+            self._spend(len(each) if isinstance(each, Sized) else 1)
+        return _Idle()
+
+    def _encode(self, text: Any, codec: Any) -> Any:
+        # How pickles of protocol 2 write bytes. Other codecs make bytes of bytes, twice as many.
+        if not isinstance(text, str) or codec not in ("latin1", "latin-1"):
+            raise DecodeError(f"it encodes text as {codec!r:.40}; expected 'latin1'")
+        return self._copied(text)
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise DecodeError("it copies what it holds again and again")
+
+    @staticmethod
+    def _refuse(why: str) -> Any:
+        class Refused(_Idle):
+            def __new__(cls, *_: Any, **__: Any) -> NoReturn:
+                raise DecodeError(why)
+
+        return Refused
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors in lists and dicts, each container once."""
+    """Yield the tensors in lists and dicts, each container once.
+
+    Raises:
+        DecodeError: If they are nested too deep.
+    """
     import torch
 
-    waiting, seen = [value], set()
+    limit = PART_DEPTH.value
+    waiting, seen = [(value, 0)], set()
     while waiting:
-        item = waiting.pop()
+        item, depth = waiting.pop()
         if isinstance(item, torch.Tensor):
             yield item
         elif isinstance(item, list | tuple | dict | set) and id(item) not in seen:
+            if depth >= limit:
+                raise too_deep()
             seen.add(id(item))
-            waiting += item.values() if isinstance(item, dict) else item
+            inner = item.values() if isinstance(item, dict) else item
+            waiting += [(each, depth + 1) for each in inner]
