@@ -8,9 +8,17 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    ItemPlace,
+    State,
+    StateKind,
+    check_places,
+    unpack,
+)
 from energon.stages.hook import SKIPPED
-from energon.stages.lane import Lane, Reading
+from energon.stages.lane import Lane, LaneReading
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Repeat(Dataset[Any]):
         items = self.dataset.num_items(lane, lanes)
         return None if items is None or self.repeats is None else int(items * self.repeats)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         check_places(places, number_at=0)
         items: list[Any] = [None] * len(places)
         for number in dict.fromkeys(number for number, _ in places):
@@ -54,11 +62,11 @@ class Repeat(Dataset[Any]):
     def lane_of_pass(self, lane: Lane, number: int) -> Lane:
         """Return what a pass is read in."""
         before = 0 if self.repeats is None else lane.pass_number * -int(-self.repeats // 1)
-        return replace(lane, pass_number=before + number, reading=Reading())
+        return replace(lane, pass_number=before + number, reading=LaneReading())
 
 
 class _RepeatIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, Kind]] = {"pass": int, "given": int, "inner": dict}
+    saves: ClassVar[Mapping[str, StateKind]] = {"pass": int, "given": int, "inner": dict}
 
     def __init__(self, stage: Repeat, lane: Lane) -> None:
         self.stage = stage
@@ -76,7 +84,7 @@ class _RepeatIterator(DatasetIterator[Any]):
         return (self.number, *self.inner.address)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return [self.number, self.inner.place]
 
     def __next__(self) -> Any:
