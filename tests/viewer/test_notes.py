@@ -101,6 +101,7 @@ def test_forms_of_other_pages_are_refused(client, root, tmp_path):
     assert client.post("/s/0/0/1/note", data={"what": "exclude"}).status_code == 403
     assert say(client, "/s/0/0/1", "drop").status_code == 400
     assert client.get("/s/0/0/1/note").status_code == 405
+    assert say(client, "/s/0/0/1", "exclude", "x" * 70_000).status_code == 413
     assert not (tmp_path / "bad/ds.jsonl").exists()
 
 

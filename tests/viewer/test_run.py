@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon import (
+    DefaultTaskEncoder,
+    SampleDecoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
 from energon.inspect.planned_run import open_saved_run
+from energon.loader.state import merge_states
+from energon.viewer.batches import EncodedRun
 from energon.viewer.run import show_saved_run
-from tests.datasets import make_crude
+from tests.datasets import make_captions, make_crude
 from tests.viewer.pages import browse
 
 
@@ -84,8 +97,6 @@ def test_a_state_brings_the_settings_and_the_position(blend):
                 pass
             states.append(json.loads(json.dumps(batches.state_dict())))
             expected += next(iter(batches))
-    from energon.loader.state import merge_states
-
     saved = open_saved_run(blend, merge_states(states), world_size=2)
     client = browse(blend, saved=show_saved_run(str(blend), "train", 1, saved))
     text = client.get("/run?step=5").text
@@ -96,3 +107,69 @@ def test_a_state_brings_the_settings_and_the_position(blend):
     assert keys(client.get("/run?step=5&batch_size=1&seed=1").text) == expected
     link = re.search(r'href="(/s/1/\d/\d+)">\s*<span class="key">([ab]\d+)<', text)
     assert f"<h1>{link[2]}</h1>" in client.get(link[1]).text
+
+
+class Flips(DefaultTaskEncoder):
+    """Batches whose content depends on the seed of each sample."""
+
+    decoder = SampleDecoder(image_decode="rgb8")
+
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample):
+        if np.random.random() < 0.5:
+            sample.image = sample.image[:, ::-1].copy()
+        return sample
+
+    def batch(self, samples):
+        return {
+            "keys": [sample.__key__ for sample in samples],
+            "images": np.stack([sample.image for sample in samples]),
+            "draws": np.array([np.random.randint(1000) for _ in samples]),
+        }
+
+
+class Broken(DefaultTaskEncoder):
+    def batch(self, samples):
+        raise ZeroDivisionError("<b>")
+
+
+def test_batches_are_those_that_the_trainer_gets_after_its_hooks(tmp_path):
+    root = make_captions(tmp_path / "ds", [40])
+    states, expected = [], []
+    for rank in range(2):
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=0, seed_offset=9)
+        dataset = get_train_dataset(
+            root, worker_config=config, batch_size=4, task_encoder=Flips(), shuffle_buffer_size=8
+        )
+        with get_savable_loader(dataset) as batches:
+            given = iter(batches)
+            first = [next(given) for _ in range(3)]
+            states.append(json.loads(json.dumps(batches.state_dict())))
+            expected.append([*first, *(next(given) for _ in range(3))])
+    saved = open_saved_run(root, merge_states(states), world_size=2)
+    run = show_saved_run(str(root), "train", 0, saved)
+    client = browse(root, saved=run, encoded=EncodedRun(str(root), "train", run, Flips))
+    assert 'href="/run/batch?step=4&rank=1"' in client.get("/run?step=4").text
+    for step, rank in [(0, 0), (1, 1), (4, 1), (5, 0)]:
+        text = client.get(f"/run/batch?step={step}&rank={rank}").text
+        batch = expected[rank][step]
+        assert re.findall(r'<span class="string">(\w+)<', text) == batch["keys"]
+        assert ", ".join(map(str, batch["draws"])) in text
+        assert "<b>4 x 8 x 12 x 3</b> uint8" in text
+        pictures = re.findall(r'src="data:image/jpeg;base64,(.*?)"', text)
+        assert len(pictures) == 4
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(pictures[0]))), np.float32)
+        here, turned = (
+            np.abs(shown - image).mean()
+            for image in (batch["images"][0], batch["images"][0][:, ::-1])
+        )
+        assert here < turned
+    assert "there is no rank 2" in client.get("/run/batch?step=0&rank=2").text
+    broken = browse(root, saved=run, encoded=EncodedRun(str(root), "train", run, Broken))
+    answer = broken.get("/run/batch?step=0")
+    assert answer.status_code == 200
+    assert "&lt;b&gt;" in answer.text
+
+
+def test_without_an_encoder_there_are_no_batches(blend):
+    assert browse(blend).get("/run/batch").status_code == 404

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import sys
 import webbrowser
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +22,7 @@ from energon.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon.io.epath import AnyPath
+    from energon.viewer.batches import EncodedRun
     from energon.viewer.run import ShownRun
     from energon.viewer.shown import Shown
 
@@ -63,6 +67,11 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="With --state: which split it reads.",
 )
+@click.option(
+    "--task-encoder",
+    metavar="MODULE:CLASS",
+    help="With --state: show batches as this task encoder makes them; it runs in this process.",
+)
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @partial(allow_option, expose_value=True)
 def command(
@@ -74,6 +83,7 @@ def command(
     states: tuple[AnyPath, ...],
     world_size: int | None,
     split_part: str,
+    task_encoder: str | None,
     open_browser: bool,
     allow: tuple[str, ...],
 ) -> None:
@@ -99,13 +109,15 @@ def command(
         token = None if is_loopback(host) else secrets.token_urlsafe(16)
         names = names_of(host, server_names)
         shown = Shown(path, allow=allow)
+        saved = _saved_run(shown, states, world_size, split_part) if states else None
         app = make_app(
             shown,
             server_names=names,
             token=token,
             allow=allow,
             notes=None if quarantine is None else Notes(quarantine),
-            saved=_saved_run(shown, states, world_size, split_part) if states else None,
+            saved=saved,
+            encoded=_encoded_run(shown, saved, split_part, task_encoder, allow),
         )
         with _listen(host, port) as listening:
             address = _address(host, listening.getsockname()[1], token)
@@ -126,6 +138,31 @@ def _saved_run(
     saved = open_saved_run(shown.path, state, world_size=world_size, split_part=split_part)
     names = [split.name for split in shown.splits]
     return show_saved_run(shown.path, split_part, names.index(split_part), saved)
+
+
+def _encoded_run(
+    shown: Shown,
+    saved: ShownRun | None,
+    split_part: str,
+    task_encoder: str | None,
+    allow: tuple[str, ...],
+) -> EncodedRun | None:
+    from energon.viewer.batches import EncodedRun
+
+    if task_encoder is None:
+        return None
+    if saved is None:
+        raise click.UsageError("--task-encoder goes with --state, which knows the run")
+    module, _, name = task_encoder.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        encoder = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--task-encoder {task_encoder}: {error}") from error
+    if not isinstance(encoder, type):
+        raise ConfigError(f"--task-encoder {task_encoder}: expected MODULE:CLASS")
+    return EncodedRun(shown.path, split_part, saved, encoder, allow)
 
 
 def _serve(app: object, listening: socket.socket) -> None:

@@ -9,6 +9,7 @@
 | `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
 | `/s/SPLIT/LEAF/ORDINAL/note` | takes what somebody says about a sample |
 | `/run` | steps of a run, from `?step=NUMBER` on |
+| `/run/batch` | the batch of a step and a rank, after the hooks |
 | `…/raw/PART`, `…/image/PART`, `…/thumb/PART`, `…/wave/PART` | a part, and images of it |
 
 Splits, datasets and parts are numbers here: their names may be anything.
@@ -42,6 +43,7 @@ with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
     from starlette.staticfiles import StaticFiles
 
 from energon.viewer import images
+from energon.viewer.batches import EncodedRun, ShownField
 from energon.viewer.guard import PART_POLICY, Guard
 from energon.viewer.notes import Notes, Said
 from energon.viewer.parts import extension_of, part_kind, snippet, view_part
@@ -53,6 +55,7 @@ from energon.viewer.statistics import statistics
 HERE = Path(__file__).parent
 PAGE_SAMPLES = 60
 PAGE_SHARDS = 500
+MAX_FORM_BYTES = 64 << 10
 MAX_PLANNED_RUNS = 8
 MAX_COUNTED_LEAVES = 50
 """So many datasets are opened for the first page, to say how many samples they have."""
@@ -66,6 +69,7 @@ def make_app(
     allow: Collection[str] = (),
     notes: Notes | None = None,
     saved: ShownRun | None = None,
+    encoded: EncodedRun | None = None,
 ) -> Guard:
     """Return the application that shows datasets, for any ASGI server.
 
@@ -76,8 +80,9 @@ def make_app(
         allow: What data may do, see `get_train_dataset`.
         notes: Where it is written what people say about samples; None lets them say nothing.
         saved: The run whose steps are shown; None asks for the settings of one.
+        encoded: The same run with its batches, as a task encoder makes them; None shows none.
     """
-    pages = _Pages(shown, allow, notes, saved)
+    pages = _Pages(shown, allow, notes, saved, encoded)
     leaf = "/s/{split:int}/{leaf:int}"
     sample = f"{leaf}/{{ordinal:int}}"
     routes = [
@@ -88,6 +93,7 @@ def make_app(
         Route(sample, pages.sample),
         Route(f"{sample}/note", pages.note, methods=["POST"]),
         Route("/run", pages.run),
+        Route("/run/batch", pages.batch),
         Route(f"{sample}/raw/{{part:int}}", pages.raw),
         *(
             Route(f"{sample}/{name}/{{part:int}}", partial(pages.image, name))
@@ -108,11 +114,13 @@ class _Pages:
         allow: Collection[str],
         notes: Notes | None,
         saved: ShownRun | None,
+        encoded: EncodedRun | None,
     ) -> None:
         self.shown = shown
         self.allow = allow
         self.notes = notes
         self.saved = saved
+        self.encoded = encoded
         self.plan_run = lru_cache(MAX_PLANNED_RUNS)(plan_run)
         # A page of somebody else does not know it, so it cannot send forms in the user's name.
         self.form = secrets.token_urlsafe(16)
@@ -205,6 +213,8 @@ class _Pages:
         )
 
     async def note(self, request: Request) -> Response:
+        if _length(request) > MAX_FORM_BYTES:
+            raise HTTPException(413, f"a form has up to {MAX_FORM_BYTES} bytes")
         fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
         return await run_in_threadpool(self._note, request, fields)
 
@@ -236,7 +246,13 @@ class _Pages:
         fields = {"split": request.query_params.get("split", split)}
         given = {name: _number(request, name, n) for name, n in vars(RunSettings()).items()}
         values: dict[str, Any] = {
-            **{"first": first, "steps": steps, "saved": self.saved, "plot": ""},
+            **{
+                "first": first,
+                "steps": steps,
+                "saved": self.saved,
+                "plot": "",
+                "encoder": self.encoded is not None,
+            },
             **{"fields": {**fields, **given}, "run": None, "found": [], "problem": ""},
             "link": lambda step: "?" + urlencode({**dict(request.query_params), "step": step}),
         }
@@ -256,6 +272,25 @@ class _Pages:
         except EnergonError as error:
             values["problem"] = str(error)
         return self._page("run.html", **values)
+
+    def batch(self, request: Request) -> Response:
+        if self.encoded is None:
+            raise HTTPException(404, "start `energon view` with --state and --task-encoder")
+        step, rank = _number(request, "step"), _number(request, "rank")
+        parts: Sequence[ShownField] = ()
+        problem = ""
+        try:
+            parts = self.encoded.batch(step, rank)
+        except Exception as error:  # hooks are programs of the user
+            problem = f"{type(error).__name__}: {error}"
+        return self._page(
+            "batch.html",
+            parts=parts,
+            problem=problem,
+            step=step,
+            rank=rank,
+            encoder=self.encoded.encoder.__qualname__,
+        )
 
     def _seen(
         self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]
@@ -388,6 +423,12 @@ def _shares(about: Mapping[str, Any]) -> Markup:
     marks = [f"batch {mark:,}" for mark in about["batches"]]
     series = {name: values for name, values in about.items() if name != "batches"}
     return shares(series, marks, title="Shares of the datasets over the run")
+
+
+def _length(request: Request) -> float:
+    """Return how many bytes a request says that it has; one that does not say may be endless."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isdecimal() and len(text) < 16 else float("inf")
 
 
 def _number(request: Request, name: str, default: int = 0) -> int:

@@ -155,6 +155,15 @@ def heat_map(array: NDArray[Any]) -> str | None:
     return "data:image/png;base64," + base64.b64encode(_encode(image, "PNG")).decode()
 
 
+def picture(pixels: NDArray[np.uint8]) -> str:
+    """Return pixels (height, width, 3) as a small image, as a `data:` address."""
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    return "data:image/jpeg;base64," + base64.b64encode(_encode(image, "JPEG", quality=85)).decode()
+
+
 def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> bytes:
     """Return the loudness of a sound over time, as SVG.
 

@@ -197,7 +197,7 @@ def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
 def _show_value(view: PartView, value: Any) -> None:
     arrays = list(_arrays(value)) if view.kind == "arrays" else []
     if arrays:
-        view.arrays = [_array(*each) for each in arrays[:MAX_ARRAYS]]
+        view.arrays = [show_array(*each) for each in arrays[:MAX_ARRAYS]]
         view.is_cut = len(arrays) > MAX_ARRAYS
     elif isinstance(value, str | int) and view.kind == "text":
         view.text = str(value)[:MAX_TEXT_BYTES]
@@ -216,7 +216,8 @@ def _arrays(value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
             yield name, each
 
 
-def _array(name: str, array: NDArray[Any]) -> ShownArray:
+def show_array(name: str, array: NDArray[Any]) -> ShownArray:
+    """Return an array in short."""
     facts = ""
     if array.size and array.dtype.kind in "biuf":
         finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
