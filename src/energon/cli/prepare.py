@@ -114,7 +114,7 @@ def command(
         if as_json:
             echo_json({"path": redact(path), "samples": num_samples})
         elif not is_quiet():
-            echo(counted(num_samples, "sample"), err=True)
+            echo(f"Done. Found {num_samples} samples.")
         return
     if tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)

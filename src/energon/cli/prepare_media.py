@@ -11,7 +11,7 @@ from energon.cli.address import ADDRESS
 from energon.cli.indexing_options import open_indexing, reading_options
 from energon.cli.media_options import media_filter, media_options, report_json, show_report
 from energon.cli.options import allow_option
-from energon.cli.verbosity import echo_json
+from energon.cli.verbosity import echo, echo_json
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
@@ -66,3 +66,4 @@ def command(
         echo_json({"path": redact(path), **report_json(report)})
     else:
         show_report(report)
+        echo(f"Done. Stored metadata for {report.stored} files.")

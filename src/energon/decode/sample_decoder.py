@@ -116,6 +116,16 @@ class SampleDecoder:
         """Whether what a part becomes depends on a seed."""
         return self._resize is not None and self._resize.crop is not None
 
+    def config(self) -> dict[str, Any]:
+        """Return the settings as plain data."""
+        return {
+            "type": type(self).__qualname__,
+            "image_decode": self.image_decode,
+            "av_decode": self.av_decode,
+            "video_decode_audio": self.video_decode_audio,
+            "guess_content": self.guess_content,
+        }
+
     def __call__(self, sample: Mapping[str, Any], *, seed: int = 0) -> Any:
         """Return a dict of the same type with the parts of `sample` decoded.
 

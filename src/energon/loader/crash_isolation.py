@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-SampleAddress = tuple[int, int]
+Address = tuple[int, int]
 """Lane and row."""
 
 
@@ -50,13 +50,13 @@ class DeathRecord:
     clock: Callable[[], float] = time.monotonic
     in_a_row: int = 0
     """Deaths since the last batch."""
-    _at: Counter[SampleAddress] = field(default_factory=Counter)
+    _at: Counter[Address] = field(default_factory=Counter)
     _first: float = 0.0
     _elsewhere: int = 0
     _since_skip: int = 0
     _skipped: int = 0
 
-    def died(self, address: SampleAddress | None, *, killed: bool = False) -> Verdict:
+    def died(self, address: Address | None, *, killed: bool = False) -> Verdict:
         """Count a death.
 
         Args:

@@ -77,7 +77,7 @@ class Event(NamedTuple):
     error: BaseException | None = None
 
 
-class HostWatch(Protocol):
+class Watch(Protocol):
     """Who wants to know where a host is, see `heartbeat`."""
 
     def enter(self, lane: int) -> None:
@@ -109,7 +109,7 @@ class LaneHost:
         positions: Mapping[int, LanePosition],
         *,
         lanes: int,
-        watch: HostWatch | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._positions = positions

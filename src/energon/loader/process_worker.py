@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from energon.errors import WorkerError
-from energon.loader.crash_isolation import DeathRecord, SampleAddress, Verdict
+from energon.loader.crash_isolation import Address, DeathRecord, Verdict
 from energon.loader.hosting import Event
 from energon.loader.link import POLL_SECONDS, ProcessLink
 from energon.loader.log import log
@@ -18,7 +18,7 @@ from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.process_start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline
-from energon.loader.worker_main import LanesToOpen, Setup
+from energon.loader.worker_main import Opening, Setup
 from energon.messages import counted
 from energon.plan.seeds import derive_seed
 
@@ -79,7 +79,7 @@ class ProcessWorker:
         self._ended.clear()
         self._events.clear()
         if self._link is not None and self._link.is_connected:
-            self._link.open(LanesToOpen(lanes, dict(positions)))
+            self._link.open(Opening(lanes, dict(positions)))
         else:
             self._start()
 
@@ -122,7 +122,7 @@ class ProcessWorker:
                 self._decide(None, text, killed=error.code == -signal.SIGKILL)
                 continue
             left = {v: each for v, each in self._positions.items() if v not in self._ended}
-            self._link.open(LanesToOpen(self._lanes, left))
+            self._link.open(Opening(self._lanes, left))
             return
 
     def _check_owner(self) -> None:
@@ -195,7 +195,7 @@ class ProcessWorker:
         self._decide(address, text, killed=killed)
         self._start()
 
-    def _decide(self, address: SampleAddress | None, text: str, *, killed: bool) -> None:
+    def _decide(self, address: Address | None, text: str, *, killed: bool) -> None:
         """Wait until it makes sense to start another process, or give up."""
         deaths = self._deaths
         verdict = deaths.died(address, killed=killed)
@@ -218,7 +218,7 @@ class ProcessWorker:
         log.warning("%s; starting another one%s", text, f" in {pause:.1f} s" if pause else "")
         time.sleep(pause)
 
-    def _skip(self, address: SampleAddress) -> None:
+    def _skip(self, address: Address) -> None:
         """Leave out the sample at `address`, from now on and in saved states."""
         lane, row = address
         position = self._positions[lane]

@@ -26,7 +26,7 @@ from energon.loader.state import LanePosition
 from energon.loader.transport.log_records import LogSender, explicit_levels
 from energon.loader.transport.outbox import Outbox
 from energon.loader.transport.slots import SlotPool, read_shared
-from energon.loader.transport.wire import Message, MessageKind, is_readable, receive
+from energon.loader.transport.wire import Kind, Message, is_readable, receive
 from energon.stages.random_state import own_process
 
 _TICK_SECONDS = 0.02
@@ -78,7 +78,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class LanesToOpen:
+class Opening:
     """Which lanes a worker hosts from now on, and where they go on."""
 
     lanes: int
@@ -155,7 +155,7 @@ class _Worker:
             with contextlib.suppress(_Reopened):
                 self._serve(pipeline, pickle.loads(read_shared(opening.descriptors[0])))
 
-    def _serve(self, pipeline: Any, opening: LanesToOpen) -> None:
+    def _serve(self, pipeline: Any, opening: Opening) -> None:
         host = LaneHost(pipeline, opening.positions, lanes=opening.lanes, watch=self._heartbeat)
         while (lane := host.lane) is not None:
             try:
@@ -174,7 +174,7 @@ class _Worker:
                 self._wait()
             if self._opening is not None:
                 opening, self._opening = self._opening, None
-                order: LanesToOpen = pickle.loads(read_shared(opening.descriptors[0]))
+                order: Opening = pickle.loads(read_shared(opening.descriptors[0]))
                 self.outbox.generation = opening.generation
                 self.outbox.put(Event(min(order.positions), error=error))
                 self.outbox.flush()
@@ -188,11 +188,11 @@ class _Worker:
     def _wait(self) -> None:
         """Read one message of the parent, waiting for it."""
         message = self._receive()
-        if message.kind == MessageKind.FREE:
+        if message.kind == Kind.FREE:
             self._slots.freed(message.slot)
-        elif message.kind == MessageKind.LEASED:
+        elif message.kind == Kind.LEASED:
             self._slots.leased(message.slot)
-        elif message.kind == MessageKind.OPEN:
+        elif message.kind == Kind.OPEN:
             self._opening = message
             raise _Reopened
 

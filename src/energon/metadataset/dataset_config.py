@@ -84,7 +84,7 @@ def load_dataset_config(
     address = join_address(dataset_path, f".nv-meta/{name}")
     path = redact(address)
     try:
-        raw = load(read_document(address), origin=path)
+        raw = load(read_document(address), origin=path, repeated_keys=True)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing; `energon prepare {redact(dataset_path)}` writes one. To leave "

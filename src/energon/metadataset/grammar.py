@@ -265,7 +265,7 @@ class ReferenceV1(Node):
         """Return the same in the words of version 2."""
         fields = {name: getattr(self, name) for name in self.model_fields_set - {"subflavor"}}
         if self.subflavor is not None:
-            fields["subflavors"] = {**self.subflavors, "__subflavor__": self.subflavor}
+            fields["subflavors"] = {"__subflavor__": self.subflavor, **self.subflavors}
         reference = WeightedReference.model_construct(**fields)
         reference._raw = self._raw
         return reference

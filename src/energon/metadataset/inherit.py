@@ -80,8 +80,9 @@ def check_subset(node: Inner, *, is_leaf: bool) -> None:
     subset = node.subset
     if subset and not is_leaf and int in map(type, subset.bounds):
         raise ConfigError(
-            f"{subset.where('range')}: a number of samples makes sense for one dataset only; use "
-            'percentages like ["0%", "50%"] for all datasets of a blend or metadataset'
+            f"{subset.where('range')}: a number of samples makes sense for one dataset only: can "
+            "only use absolute subset ranges for a leaf dataset. Use percentages like "
+            '["0%", "50%"] for all datasets of a blend or metadataset'
         )
 
 

@@ -14,7 +14,7 @@ from math import ceil, fsum, log2
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.plan.leaf import Ints
 from energon.plan.seeds import combine, derive_seed
 
 MIN_PATTERN, MAX_PATTERN = 4096, 65536

@@ -14,7 +14,9 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from energon.arrays import Ints
+import numpy as np
+from numpy.typing import NDArray
+
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from energon.sources.browse.contents import Contents
     from energon.sources.browse.tree import BrowsedFolder
     from energon.sources.files.store import FileStore
+
+Ints = NDArray[np.int64]
 
 
 class Location(NamedTuple):

@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError, FormatError
 from energon.extra import needs_extra
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData
 
+Ints = NDArray[np.int64]
 
 HELD_BYTES = 512 << 20
 """Decoded row groups that a source keeps: those of the slices that are open."""

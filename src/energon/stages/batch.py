@@ -20,7 +20,7 @@ from energon.samples.restore_key import (
 from energon.stages.apply import ApplyIterator, apply_again, runners_of
 from energon.stages.base import Dataset, DatasetIterator
 from energon.stages.hook import Hook
-from energon.stages.lane import Lane, RowAddress
+from energon.stages.lane import Address, Lane
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _BatchIterator(BatchIterator):
         return self._apply_to_batch(items, row)
 
 
-def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
+def batch_address(items: list[Any], lane: Lane, row: int) -> Address:
     """Return what seeds the hooks of a batch: its first sample, or else its place in the lane."""
     first = key_of(items[0])
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))

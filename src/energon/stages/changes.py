@@ -16,7 +16,7 @@ import numpy as np
 from energon.errors import StateError
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
-from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
 from energon.stages.lane import Lane
 from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
@@ -40,7 +40,7 @@ class ChangesDataset(ThroughDataset):
 
 
 class _ChangesIterator(ThroughIterator):
-    saves: ClassVar[Mapping[str, StateKind]] = {
+    saves: ClassVar[Mapping[str, Kind]] = {
         "inner": dict | None,
         "read": int,
         "changes": list,

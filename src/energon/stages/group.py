@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from energon.errors import ConfigError, FatalSampleError
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.batch import BatchIterator, restore_batch
 from energon.stages.hook import SKIPPED, Hook, HookRunner, describe_sources
 from energon.stages.lane import Lane
@@ -60,7 +60,7 @@ class _Waiting(NamedTuple):
 
     number: int
     item: Any
-    place: ItemPlace
+    place: Place
 
 
 class _Bucket:
@@ -72,7 +72,7 @@ class _Bucket:
 
 
 class _GroupIterator(BatchIterator):
-    saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict, "waiting": list}
+    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "waiting": list}
 
     def __init__(self, stage: GroupDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)
@@ -80,7 +80,7 @@ class _GroupIterator(BatchIterator):
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
         self.arrived = 0
-        self.unread: list[ItemPlace] | None = None
+        self.unread: list[Place] | None = None
 
     def _position(self) -> State:
         return {"inner": self.inner.state_dict(), "waiting": self._waiting_places()}
@@ -89,7 +89,7 @@ class _GroupIterator(BatchIterator):
         inner, self.unread = unpack(position, self.saves)
         self.inner.load_state_dict(inner)
 
-    def _waiting_places(self) -> list[ItemPlace]:
+    def _waiting_places(self) -> list[Place]:
         if self.unread is not None:
             return self.unread
         waiting = [entry for bucket in self.buckets.values() for entry in bucket.waiting]
@@ -116,7 +116,7 @@ class _GroupIterator(BatchIterator):
             if group is not SKIPPED and self._is_full(group):
                 return self._empty(group)
 
-    def _add(self, item: Any, place: ItemPlace, criterion: HookRunner) -> Any:
+    def _add(self, item: Any, place: Place, criterion: HookRunner) -> Any:
         """Put an item into its bucket; return which, or SKIPPED."""
         found = criterion(item, item_address(item, self.lane, self.inner.row))
         if found is SKIPPED:
@@ -160,7 +160,7 @@ class _GroupIterator(BatchIterator):
         # oldest items, after a restore, too.
         return [entry.item for entry in self.buckets.pop(group).waiting]
 
-    def _read_waiting(self, places: list[ItemPlace]) -> None:
+    def _read_waiting(self, places: list[Place]) -> None:
         """Fill the buckets as they were; what happens to these items was counted before."""
         self.unread = None
         lane = replace(self.lane, counts=Counter())

@@ -24,7 +24,7 @@ from energon.errors import (
 from energon.messages import counted
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
-from energon.stages.lane import Lane, RowAddress, Tally, active
+from energon.stages.lane import Address, Lane, Tally, active
 from energon.stages.random_state import begin_seeding, is_worker_process, seeded, seeds_calls
 
 logger = logging.getLogger("energon")
@@ -196,7 +196,7 @@ class HookRunner:
             "leave the sample out"
         )
 
-    def _outputs(self, outputs: Iterator[Any], argument: Any, address: RowAddress) -> Iterator[Any]:
+    def _outputs(self, outputs: Iterator[Any], argument: Any, address: Address) -> Iterator[Any]:
         # Always seeded: a batch may begin between two outputs, and to resume there means to
         # run the generator up to that point, outside of the batches that have its first ones.
         for sub in count():
@@ -223,7 +223,7 @@ class HookRunner:
             self.succeed()
             yield output
 
-    def _seed(self, address: RowAddress) -> int:
+    def _seed(self, address: Address) -> int:
         return derive_seed(self.lane.seed, self.hook.name, *address)
 
     def fail(self, error: Exception, argument: Any) -> _Skipped:

@@ -18,12 +18,12 @@ from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
 from energon.worker import WorkerConfig
 
-RowAddress = tuple[int | str, ...]
+Address = tuple[int | str, ...]
 """What the random numbers of a call depend on, beside the seed of the run and the hook."""
 
 
 @dataclass(eq=False)
-class LaneReading:
+class Reading:
     """What is read in a lane; all stages see the same, whatever else of the lane they replace.
 
     Args:
@@ -155,7 +155,7 @@ class Lane:
     pass_number: int = 0
     stride: int = 1
     offset: int = 0
-    reading: LaneReading = field(default_factory=LaneReading)
+    reading: Reading = field(default_factory=Reading)
     worker_config: WorkerConfig | None = None
     host: Host = field(default_factory=Host)
 
@@ -187,7 +187,7 @@ class Lane:
             skip_rows=frozenset(row // count for row in self.skip_rows if row % count == number),
             stride=self.stride * count,
             offset=self.offset + self.stride * number,
-            reading=LaneReading(),
+            reading=Reading(),
         )
 
     @contextmanager
@@ -206,7 +206,7 @@ class Lane:
         with self.present.working_for(batch):
             yield
 
-    def sample_number(self, address: RowAddress) -> int:
+    def sample_number(self, address: Address) -> int:
         """Return the number, among those of all lanes, of the sample that an address begins with.
 
         Raises:
@@ -229,7 +229,7 @@ class Lane:
             )
         return present.row * self.lanes + self.number
 
-    def batch_number(self, address: RowAddress) -> int:
+    def batch_number(self, address: Address) -> int:
         """Return the number of the present batch among those of all lanes.
 
         Args:

@@ -17,9 +17,9 @@ from energon.errors import StateError
 from energon.samples.crude import CrudeSample
 from energon.samples.restore_key import RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace
+from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.hook import SKIPPED, Hook, HookRunner
-from energon.stages.lane import Lane, RowAddress, active
+from energon.stages.lane import Address, Lane, active
 
 logger = logging.getLogger("energon")
 
@@ -43,7 +43,7 @@ class MapDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
         for place in places:
             match place:
                 case [_, int(), int() | None]:
@@ -106,18 +106,18 @@ class _MapIterator(ApplyIterator):
             pass
         return items
 
-    def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
+    def take_placed(self, count: int) -> tuple[list[Any], list[Place]]:
         items: list[Any] = []
-        places: list[ItemPlace] = []
+        places: list[Place] = []
         while not items and self._take_some(items, count, places):
             pass
         return items, places
 
     @property
-    def place(self) -> ItemPlace:
+    def place(self) -> Place:
         return [self.inner.place, max(0, self.given - 1), self.batch]
 
-    def output(self, item: Any, place: ItemPlace) -> Any:
+    def output(self, item: Any, place: Place) -> Any:
         """Return the output for `item` that was at `place`, or SKIPPED."""
         inner, sub, batch = place
         self.outputs = None
@@ -130,9 +130,7 @@ class _MapIterator(ApplyIterator):
                 pass
             return next(self.outputs, SKIPPED)
 
-    def _take_some(
-        self, items: list[Any], count: int, places: list[ItemPlace] | None = None
-    ) -> bool:
+    def _take_some(self, items: list[Any], count: int, places: list[Place] | None = None) -> bool:
         """Append up to `count` of the next outputs, perhaps none; return False at the end."""
         if self.outputs is not None:
             output = self._next_output()
@@ -163,7 +161,7 @@ class _MapIterator(ApplyIterator):
             raise StopIteration
         return outputs[0] if outputs else SKIPPED
 
-    def _draw(self, outputs: list[Any], count: int, places: list[ItemPlace] | None = None) -> bool:
+    def _draw(self, outputs: list[Any], count: int, places: list[Place] | None = None) -> bool:
         """Append the outputs for up to `count` inputs, the first only if there are several.
 
         Returns:
@@ -197,7 +195,7 @@ class _MapIterator(ApplyIterator):
         items: Iterator[Any],
         start: int,
         outputs: list[Any],
-        places: list[ItemPlace] | None = None,
+        places: list[Place] | None = None,
     ) -> None:
         """Append the outputs for items of consecutive rows, up to the first that has several.
 
@@ -267,13 +265,13 @@ class _MapIterator(ApplyIterator):
         )
 
 
-def item_address(item: Any, lane: Lane, row: int) -> RowAddress:
+def item_address(item: Any, lane: Lane, row: int) -> Address:
     """Return what seeds the hooks of an item: its place in the data, or else in the lane."""
     key = key_of(item)
     return ("lane", lane.number, row) if key is None else flat(key)
 
 
-def batch_of(place: ItemPlace) -> int | None:
+def batch_of(place: Place) -> int | None:
     """Return the batch of the lane for which user code made the item at `place`, if any did."""
     if isinstance(place, list) and len(place) == 3:
         batch = place[2]
@@ -282,7 +280,7 @@ def batch_of(place: ItemPlace) -> int | None:
     return batch if isinstance(batch, int) else None
 
 
-def row_of(place: ItemPlace) -> int:
+def row_of(place: Place) -> int:
     """Return the row that an item came from; -1 if its place does not tell."""
     while isinstance(place, list) and place:
         place = place[0]

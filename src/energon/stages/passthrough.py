@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
+from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.lane import Lane
 
 
@@ -18,7 +18,7 @@ class ThroughDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
         return self.dataset.read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
@@ -35,7 +35,7 @@ class ThroughIterator(DatasetIterator[Any]):
         return self.inner.row
 
     @property
-    def place(self) -> ItemPlace:
+    def place(self) -> Place:
         return self.inner.place
 
     def state_dict(self) -> State:

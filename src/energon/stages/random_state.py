@@ -9,9 +9,9 @@ long, so only the outermost block of a thread does that: a batch, not each of it
 worker process has no surrounding program. Nor do other threads than the main one put anything
 back: meanwhile the program has drawn, and would draw the same numbers again.
 
-Most hooks draw nothing, which a `DrawWatch` finds out by comparing states. What draws nothing is
-the same with any seed, so it needs none. A hook that draws and puts the state back as it was
-counts as one that draws nothing.
+Most hooks draw nothing, which a `Watch` finds out by comparing states. What draws nothing is the
+same with any seed, so it needs none. A hook that draws and puts the state back as it was counts
+as one that draws nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _is_worker_process = False
 class _Thread(threading.local):
     inside = False
     """Whether the thread is in a seeded block."""
-    watch: DrawWatch | None = None
+    watch: Watch | None = None
     """What finds out whether anything draws, if something does."""
 
 
@@ -86,7 +86,7 @@ class Drawn(Exception):
     """Something has drawn random numbers that was taken to draw none."""
 
 
-class DrawWatch:
+class Watch:
     """Finds out whether anything draws random numbers, by comparing states of the generators.
 
     Args:
@@ -133,7 +133,7 @@ class DrawWatch:
 
 
 @contextmanager
-def watched(watch: DrawWatch | None) -> Iterator[None]:
+def watched(watch: Watch | None) -> Iterator[None]:
     """Let `watch` find out what is drawn inside the block; None lets nothing do."""
     before, _thread.watch = _thread.watch, watch
     try:

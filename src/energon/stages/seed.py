@@ -9,10 +9,10 @@ from typing import Any
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State
-from energon.stages.lane import Lane, RowAddress
+from energon.stages.lane import Address, Lane
 from energon.stages.passthrough import ThroughDataset, ThroughIterator
 from energon.stages.random_state import (
-    DrawWatch,
+    Watch,
     numpy_keeps_a_number,
     seeded,
     watched,
@@ -67,7 +67,7 @@ class _SeedIterator(ThroughIterator):
         with watched(None), seeded(self._seed(self.inner.address)):
             if host.draws:
                 return next(self.inner)
-            watch = DrawWatch()
+            watch = Watch()
             with watched(watch):
                 item = next(self.inner)
                 host.draws = watch.check()
@@ -78,7 +78,7 @@ class _SeedIterator(ThroughIterator):
         lane, before = self.lane, self.saved or self.inner.state_dict()
         counts = dict(lane.counts)
         self.saved = None
-        watch = DrawWatch(partial(self._seed, self.inner.address))
+        watch = Watch(partial(self._seed, self.inner.address))
         try:
             with watched(watch):
                 item = next(self.inner)
@@ -95,5 +95,5 @@ class _SeedIterator(ThroughIterator):
         lane.host.draws = None
         return self._next_seeded()
 
-    def _seed(self, address: RowAddress) -> int:
+    def _seed(self, address: Address) -> int:
         return derive_seed(self.lane.seed, "lane", self.lane.number, *address)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from energon.stages.base import DatasetIterator, State, StateKind, unpack
+from energon.stages.base import DatasetIterator, Kind, State, unpack
 from energon.stages.batch import BatchDataset, BatchIterator
 from energon.stages.lane import Lane
 from energon.stages.map import row_of
@@ -29,7 +29,7 @@ class UnitBatchDataset(BatchDataset):
 
 
 class _UnitBatchIterator(BatchIterator):
-    saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict, "drawn_for": int | None}
+    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "drawn_for": int | None}
 
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)

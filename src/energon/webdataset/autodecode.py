@@ -295,9 +295,8 @@ class Decoder:
             self._plan, self._version = {}, decoders.version
         plan, decoded = self._plan, {}
         for name, data in sample.items():
-            if name in plan:
-                step = plan[name]
-            else:
+            step = plan.get(name, self)
+            if step is self:
                 step = plan[name] = self._plan_of(name)
             if step is _META:
                 decoded[name] = _text(data) if type(data) is bytes else data

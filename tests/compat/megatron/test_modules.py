@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import logging
 import random
+import shutil
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import megatron.energon
 import megatron.energon.dataset_config as dataset_config
 from megatron.energon import (
     BasicDataLoader,
@@ -20,6 +24,7 @@ from megatron.energon import (
     DecodeFileStore,
     DefaultTaskEncoder,
     FileStore,
+    MetadatasetV2,
     Sample,
     SampleDecoder,
     SavableDataLoader,
@@ -35,6 +40,7 @@ from megatron.energon import (
     get_train_dataset,
     get_val_dataset,
     stateless,
+    traverse_metadataset,
 )
 from megatron.energon.bracecollapse import collapse
 from megatron.energon.cli import main
@@ -52,8 +58,10 @@ from megatron.energon.flavors.webdataset.metadata import (
 from megatron.energon.flavors.webdataset.sharder import Sharder
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.media.extractor import MediaFilterConfig, MediaFilterStrategy
+from megatron.energon.media.metadata import ImageMetadata, MediaMetadataBase, MediaMetadataType
 from megatron.energon.module_loader import ModuleLoader
 from megatron.energon.rng import SystemRng, WorkerRng
+from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.state import FlexState
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.tools.checkpoint import command_info, command_redist
@@ -435,3 +443,80 @@ def test_errors_of_hooks_are_those_of_programs():
     assert issubclass(FatalSampleError, ValueError)
     assert issubclass(SkipSample, Exception)
     assert issubclass(Bare, Sample)
+
+
+def test_versions_are_those_of_the_release_whose_programs_run():
+    assert megatron.energon.__version__.startswith("7.")
+    assert importlib.metadata.version("megatron-energon") == megatron.energon.__version__
+    about = importlib.metadata.metadata("megatron-energon")
+    assert "energon-loader" in about["Summary"]
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("megatron-energons")
+
+
+def test_metadatasets_are_given_as_splits(root, tmp_path):
+    blend = {"blend": [{"path": str(root), "weight": 2, "aux": {"media": "filesystem:///data"}}]}
+    (tmp_path / "blend.yaml").write_text(
+        json.dumps(
+            {
+                "__module__": "megatron.energon",
+                "__class__": "MetadatasetV2",
+                "splits": {"train": blend},
+            }
+        )
+    )
+    (found,) = traverse_metadataset(tmp_path / "blend.yaml", split_part="train")
+    assert found.path == EPath(root)
+    assert found.path.name == "ds"
+    assert found.aux == {"media": EPath("/data")}
+    splits = {"train": {"blend": [{"path": root.name, "weight": 1}]}}
+    loader = MetadatasetV2(path=EPath(root.parent / "a.yaml"), splits=splits)
+    loader.post_initialize()
+    dataset = loader.get_dataset(split_part="train", training=False, worker_config=config())
+    assert dataset.paths == [EPath(root)]
+    (reference,) = loader.traverse(split_part="train")
+    assert reference.path == EPath(root)
+
+
+def test_the_subflavor_of_old_documents_comes_first_and_an_explicit_one_wins(root):
+    entry = {"path": str(root), "subflavor": "x", "subflavors": {"b": 1}}
+    document = {
+        "__module__": "megatron.energon",
+        "__class__": "Metadataset",
+        "splits": {"train": {"datasets": [entry]}},
+    }
+
+    def subflavors():
+        batch = next(iter(get_loader(train(document, task_encoder=None))))
+        return batch["__subflavors__"][0]
+
+    assert list(subflavors().items())[-2:] == [("__subflavor__", "x"), ("b", 1)]
+    entry["subflavors"]["__subflavor__"] = "y"
+    assert subflavors()["__subflavor__"] == "y"
+
+
+def test_states_are_told_from_other_dicts(root):
+    assert isinstance(get_savable_loader(train(root)).save_state_rank(), SavableDataLoaderState)
+    assert not isinstance({}, SavableDataLoaderState)
+
+
+def test_media_metadata_are_plain_data():
+    image = ImageMetadata(width=3, height=2, format="PNG", mode="RGB")
+    assert ImageMetadata.from_dict({**image.to_dict(), "later": 1}) == image
+    assert image.metadata_type is MediaMetadataType.IMAGE
+    assert isinstance(image, MediaMetadataBase)
+    assert SampleDecoder().config()["image_decode"] == "torchrgb"
+
+
+def test_a_key_may_be_there_twice_where_people_append_to_files(root, tmp_path, caplog):
+    copy = tmp_path / "ds"
+    shutil.copytree(root, copy)
+    split = copy / ".nv-meta/split.yaml"
+    split.write_text(split.read_text() + "\nexclude:\n  - 000.tar\n")
+    assert "exclude" in split.read_text()
+    with caplog.at_level(logging.WARNING):
+        found = get_val_dataset(
+            copy, split_part="train", worker_config=config(), batch_size=1, task_encoder=Texts()
+        )
+    assert len(found) == 8
+    assert "the last one counts" in caplog.text

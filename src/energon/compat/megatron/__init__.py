@@ -3,3 +3,6 @@
 `names.py` is the table of all names and their homes; `finder.py` makes the modules of
 `megatron.energon` from it, and `stubs.py` the `.pyi` files by which editors find them.
 """
+
+VERSION = "7.4.1"
+"""The release of Megatron-Energon whose programs run here: what `megatron.energon` says it is."""

@@ -7,15 +7,18 @@ importing one costs no more than what the program takes from it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from energon.compat.megatron import names
+from energon.compat.megatron import VERSION, names
 from energon.compat.megatron.names import MODULES, home_of, is_package, names_of
+from energon.version import __version__
 
 ROOT = "megatron.energon"
 
@@ -32,10 +35,36 @@ class NameTableFinder(MetaPathFinder, Loader):
         # The table is what stands in these modules, so that is what `inspect` shows.
         return ModuleSpec(fullname, self, origin=names.__file__, is_package=is_package(module))
 
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterable[Distribution]:
+        """Yield `megatron-energon` for programs that ask for its version, where it is absent."""
+        name = getattr(context, "name", None)
+        if name is None or name.lower().replace("_", "-") != "megatron-energon":
+            return
+        asked = DistributionFinder.Context(name=name)
+        if not any(True for _ in MetadataPathFinder.find_distributions(asked)):
+            yield _StandIn()
+
     def exec_module(self, module: ModuleType) -> None:
         """Give a new module its names, which are looked up when first used."""
         fill(module, module.__name__.removeprefix(f"{ROOT}."))
         module.__file__ = names.__file__
+
+
+class _StandIn(Distribution):
+    """Says which release of Megatron-Energon this package stands for."""
+
+    def read_text(self, filename: str) -> str | None:
+        if filename != "METADATA":
+            return None
+        return (
+            f"Metadata-Version: 2.1\nName: megatron-energon\nVersion: {VERSION}\n"
+            f"Summary: Stands for Megatron-Energon: energon-loader {__version__}\n"
+        )
+
+    def locate_file(self, path: Any) -> Path:
+        return Path(names.__file__).parent.joinpath(path)
 
 
 def fill(module: ModuleType, path: str) -> None:

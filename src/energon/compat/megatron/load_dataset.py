@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,13 @@ from typing import Any
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.encoder import LoadedDataset
 from energon.compat.megatron.load_config import GetterCall
+from energon.errors import ConfigError
+from energon.io.address import join_address
+from energon.io.epath import EPath
+from energon.metadataset import resolve as core
 from energon.metadataset.inherit import multiply_shuffle, narrow
 from energon.metadataset.leaf import BlendMode, Subset, TraversedDatasetReference
-from energon.metadataset.resolve import DatasetPath, resolve, traverse_metadataset
+from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.subset import resolve_range
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.leaves import open_leaves
@@ -25,7 +30,7 @@ class LoadedDatasetList:
     """The leaves of a split, opened, and how they are mixed."""
 
     datasets: list[LoadedDataset]
-    blend_mode: BlendMode
+    blend_mode: BlendMode = BlendMode.NONE
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,23 @@ class DatasetLoader:
             mode,
         )
 
-    def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
+    def get_dataset(self, *, split_part: str | None = None, **settings: Any) -> Any:
+        """Return the only dataset of a split; arguments as of `get_datasets`.
+
+        Raises:
+            ConfigError: If there are several.
+        """
+        found = self.get_datasets(split_part=split_part or "train", **settings).datasets
+        if len(found) != 1:
+            raise ConfigError(f"{self.path}: {len(found)} datasets; use get_datasets")
+        return found[0].dataset
+
+    def post_initialize(self, mds_path: Any = None) -> None:
+        """Do nothing: what is behind the path is looked at when it is asked for."""
+
+    def traverse(
+        self, mds_path: Any = None, *, split_part: str, _subflavors: Any = None
+    ) -> list[TraversedDatasetReference]:
         """Return which datasets a split consists of, without opening them."""
         return traverse_metadataset(
             self.path, split_part=self.split_part or split_part, allow=self.allow
@@ -156,6 +177,72 @@ class DatasetLoader:
             split_config=self.split_config,
             allow=self.allow,
         )
+
+
+def traverse_metadataset(
+    path: DatasetPath, *, split_part: str, allow: Collection[str] = (), **kwargs: Any
+) -> list[TraversedDatasetReference]:
+    """Return which datasets a split of a metadataset consists of, without opening them.
+
+    Paths, and addresses of auxiliary data, are `EPath`. See `energon.traverse_metadataset`.
+
+    Args:
+        path: The metadataset, or the document as a dict.
+        split_part: Which split.
+        allow: "env" lets documents read variables of the environment.
+        kwargs: Have no effect.
+    """
+    return [
+        TraversedDatasetReference(
+            EPath(each.path),  # type: ignore[arg-type]
+            each.split_part,
+            {name: _aux_path(address) for name, address in each.aux.items()},  # type: ignore[misc]
+            each.subflavors,
+        )
+        for each in core.traverse_metadataset(path, split_part=split_part, allow=allow)
+    ]
+
+
+def _aux_path(address: str) -> EPath:
+    """Return the path of auxiliary data: `filesystem://x` is a folder x."""
+    return EPath(address.removeprefix("filesystem://"))
+
+
+@dataclass(frozen=True)
+class Metadataset(DatasetLoader):
+    """A metadataset whose splits are known.
+
+    Args:
+        path: Its file: paths in `splits` start from its folder.
+        splits: What it says, by the names of the splits; None reads the file.
+    """
+
+    def __init__(self, path: DatasetPath, splits: Mapping[str, Any] | None = None) -> None:
+        found = path if splits is None else _document(path, splits, type(self).__name__)
+        DatasetLoader.__init__(self, found)
+
+
+class MetadatasetV2(Metadataset):
+    """A metadataset of version 2 whose splits are known, see `Metadataset`."""
+
+
+def _document(path: Any, splits: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the document of a metadataset, whose paths start from the folder of a file."""
+    folder = os.path.dirname(os.fspath(path))
+
+    def absolute(node: Any) -> Any:
+        if isinstance(node, list | tuple):
+            return [absolute(each) for each in node]
+        if not isinstance(node, Mapping):
+            return node
+        return {
+            key: join_address(folder, value)
+            if key == "path" and isinstance(value, str)
+            else absolute(value)
+            for key, value in node.items()
+        }
+
+    return {"__module__": "megatron.energon", "__class__": kind, "splits": absolute(splits)}
 
 
 def load_dataset(

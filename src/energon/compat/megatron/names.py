@@ -58,23 +58,24 @@ HOMES: dict[str, str] = {
     "compat.megatron.json_parser": "JsonParser JsonValueError to_json_object",
     "compat.megatron.load_config": "load_config",
     "compat.megatron.load_dataset": """
-        DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList
-        Metadataset=DatasetLoader MetadatasetV2=DatasetLoader load_dataset
+        DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList Metadataset
+        MetadatasetV2 load_dataset traverse_metadataset
     """,
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
     "compat.megatron.media": "MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset",
     "compat.megatron.savable": """
-        FlexState SampleIndex Savable SavableSampleBuffer SystemRng SystemRngState WorkerRng
+        FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer SystemRng
+        SystemRngState WorkerRng
     """,
     "compat.megatron.sharder": "Sharder",
     "compat.megatron.stages.error_context": "ErrorContext handle_restore_errors",
     "compat.megatron.worker": "WorkerConfig",
-    "compat.megatron.wrappers.base": "BaseWrapperDataset=WrapperDataset",
     "compat.megatron.wrappers.batches": """
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
     """,
     "compat.megatron.wrappers.items": "FilterDataset IterMapDataset MapDataset",
     "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
+    "compat.megatron.wrappers.own": "BaseWrapperDataset SavableDataset",
     "compat.megatron.wrappers.streams": """
         BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset
         ShuffleBufferDataset
@@ -88,12 +89,11 @@ HOMES: dict[str, str] = {
         SYSTEM_EXCEPTIONS SampleException=SampleError SkipSample
     """,
     "formats.meta.media": """
-        AVMetadata ImageMetadata MediaMetadataBase=MediaMetadata MediaMetadataType
-        deserialize_media_metadata serialize_media_metadata
+        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata
+        serialize_media_metadata
     """,
     "io.epath": "DEFAULT_PROFILE_NAME EPath",
     "metadataset.leaf": "DatasetBlendMode=BlendMode TraversedDatasetReference",
-    "metadataset.resolve": "traverse_metadataset",
     "samples.collate": """
         batch_list batch_pad_stack batch_stack concat_pad generic_batch generic_concat
         homogeneous_concat_mix
@@ -110,20 +110,16 @@ HOMES: dict[str, str] = {
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
     "sources.jsonl": "JsonlFileStore",
-    "stages.base": """
-        SavableDataLoaderState=State SavableDatasetCheckpoint=State SavableDatasetState=State
-    """,
+    "stages.base": "SavableDatasetCheckpoint=State SavableDatasetState=State",
     "stages.hook": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",
-    "task_encoder.dataset": "SavableDataset",
     "task_encoder.prepare_metadataset": "prepare_metadataset",
-    "transforms.mappers": """
-        CenterCropMapper CustomTransform RandomCropMapper RandomHorizontalFlipMapper
-        RandomPerspectiveMapper RandomResizedCropMapper RandomRotationMapper
-        RandomVerticalFlipMapper ResizeMapper TransformMapper
+    "transforms.merge": """
+        CenterCropMapper CustomTransform MergeTransform RandomCropMapper
+        RandomHorizontalFlipMapper RandomPerspectiveMapper RandomResizedCropMapper
+        RandomRotationMapper RandomVerticalFlipMapper ResizeMapper TransformMapper
     """,
-    "transforms.merge": "MergeTransform",
 }
 
 MODULES: dict[str, str] = {
@@ -138,10 +134,12 @@ MODULES: dict[str, str] = {
         ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset IterMapDataset
         JoinedWebdatasetFactory LimitDataset LoadedDataset LoadedDatasetList LogSampleDataset
         MapDataset Metadataset MetadatasetV2 MixBatchDataset MultiChoiceVQAWebdataset
-        OCRWebdataset PackingDataset RepeatDataset SavableDataLoader ShuffleBufferDataset
-        SimilarityInterleavedWebdataset StandardWebdatasetFactory TaskEncoder TextWebdataset
-        VQAOCRWebdataset VQAWebdataset VidQAWebdataset WatchdogDataset WorkerConfig get_loader
+        OCRWebdataset PackingDataset RepeatDataset SavableDataLoader SavableDataset
+        ShuffleBufferDataset SimilarityInterleavedWebdataset StandardWebdatasetFactory
+        TaskEncoder TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset
+        WatchdogDataset WorkerConfig __version__=compat.megatron:VERSION get_loader
         get_savable_loader get_train_dataset get_val_dataset get_val_datasets load_dataset
+        traverse_metadataset
     """,
     "av": "AVData AVDecoder AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
     "av.av_data": "AVData",

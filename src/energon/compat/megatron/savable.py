@@ -257,3 +257,14 @@ class SavableSampleBuffer(Savable):
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+
+class _PlainState(type):
+    """Counts the states of loaders as instances, which are plain data."""
+
+    def __instancecheck__(cls, found: object) -> bool:
+        return isinstance(found, dict) and {"positions", "lanes"} <= found.keys()
+
+
+class SavableDataLoaderState(metaclass=_PlainState):
+    """What `save_state_rank` and `save_state_global` return: a dict of JSON."""

@@ -6,9 +6,10 @@ Stored in `index.sqlite` as compact JSON without nulls, beside the type of the f
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from energon.errors import FormatError
 from energon.formats.json_text import parse_json
@@ -21,10 +22,29 @@ class MediaMetadataType(StrEnum):
     IMAGE = "image"
 
 
+class MediaMetadataBase:
+    """What is known of a media file."""
+
+    __slots__ = ()
+    metadata_type: ClassVar[MediaMetadataType]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is known, without what is not."""
+        known = asdict(self)  # type: ignore[call-overload]
+        return {name: value for name, value in known.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> Self:
+        """Return what `to_dict` was called for. Fields of later versions are ignored."""
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in payload.items() if name in known})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageMetadata:
+class ImageMetadata(MediaMetadataBase):
     """An image: pixels, Pillow's name of the file format, and of the channels."""
 
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.IMAGE
     width: int
     height: int
     format: str
@@ -32,12 +52,13 @@ class ImageMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AVMetadata:
+class AVMetadata(MediaMetadataBase):
     """An audio or video file. What does not apply or is not known is None.
 
     Durations are in seconds; the number of samples is that of one channel.
     """
 
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.AV
     video_duration: float | None = None
     video_num_frames: int | None = None
     video_fps: float | None = None
@@ -50,7 +71,6 @@ class AVMetadata:
 
 
 MediaMetadata = ImageMetadata | AVMetadata
-MediaMetadataBase = (ImageMetadata, AVMetadata)
 
 _CLASSES: dict[MediaMetadataType, type[ImageMetadata] | type[AVMetadata]] = {
     MediaMetadataType.AV: AVMetadata,
@@ -65,9 +85,7 @@ def serialize_media_metadata(metadata: MediaMetadata) -> tuple[MediaMetadataType
         >>> serialize_media_metadata(AVMetadata(audio_channels=2))[1]
         '{"audio_channels":2}'
     """
-    kind = next(kind for kind, cls in _CLASSES.items() if isinstance(metadata, cls))
-    known = {name: value for name, value in asdict(metadata).items() if value is not None}
-    return kind, json.dumps(known, separators=(",", ":"))
+    return metadata.metadata_type, json.dumps(metadata.to_dict(), separators=(",", ":"))
 
 
 def deserialize_media_metadata(kind: str, text: str) -> MediaMetadata:
@@ -79,8 +97,7 @@ def deserialize_media_metadata(kind: str, text: str) -> MediaMetadata:
     try:
         cls = _CLASSES[MediaMetadataType(kind)]
         values: dict[str, Any] = parse_json(text, origin="JSON")
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        return cls.from_dict(values)
     except (ValueError, TypeError, AttributeError) as error:
         raise FormatError(
             f"media metadata of type {kind!r}: {text[:80]!r}: {error}; run `energon prepare-media` "

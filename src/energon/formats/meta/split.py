@@ -181,7 +181,7 @@ def load_split(
 def _parse(text: str, path: Path) -> Any:
     if path.name.endswith(".json"):
         return parse_json(text, origin=str(path))
-    return yaml.load(text, origin=str(path))
+    return yaml.load(text, origin=str(path), repeated_keys=True)
 
 
 def _check(document: Any, origin: str) -> Split:

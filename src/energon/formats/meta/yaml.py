@@ -1,9 +1,9 @@
 """YAML with places: read documents so that every later complaint can name file, line and column.
 
 What scalars mean is said in `yaml_scalars.py`. Anchors, aliases and merge keys (`<<`) work.
-Refused, because they hide mistakes or do harm: duplicate keys, explicit tags, keys that are not
-scalars, aliases inside of what they refer to, more than one document, very deep nesting and
-aliases that multiply.
+Refused, because they hide mistakes or do harm: duplicate keys (unless the last one shall count),
+explicit tags, keys that are not scalars, aliases inside of what they refer to, more than one
+document, very deep nesting and aliases that multiply.
 
 PyYAML (libyaml, where it was built with it) parses to events; what they mean is decided here.
 
@@ -17,6 +17,7 @@ Plain scalars mean:
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,9 @@ from yaml.events import (
 
 from energon.errors import FormatError
 from energon.limits import ALIASED_VALUES, DOCUMENT_DEPTH, check_document
+from energon.warn_once import warn_once
+
+logger = logging.getLogger("energon")
 
 _NUMBER = re.compile(r"[-+.0-9][-+._0-9eE]*")  # which of them are numbers, Python knows
 _FRACTIONAL = frozenset(".eE")
@@ -198,7 +202,7 @@ class Seq(list[Any]):
     origin: str
 
 
-def load(text: str | bytes, *, origin: str) -> Any:
+def load(text: str | bytes, *, origin: str, repeated_keys: bool = False) -> Any:
     """Return the document in `text`: `MarkedMap`, `Seq` or a scalar; None if there is none.
 
     Values behind an alias are shared, not copied.
@@ -206,6 +210,7 @@ def load(text: str | bytes, *, origin: str) -> Any:
     Args:
         text: The document; bytes are UTF-8.
         origin: Name of the file, for messages and `where`.
+        repeated_keys: Whether a key may be there twice: then the last one counts, with a warning.
 
     Raises:
         FormatError: If it is not YAML, uses what is refused here, or is beyond the limits; starts
@@ -215,7 +220,8 @@ def load(text: str | bytes, *, origin: str) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return _Composer(_Parser(text.removeprefix("\ufeff")).get_event, origin).document()
+        events = _Parser(text.removeprefix("\ufeff")).get_event
+        return _Composer(events, origin, repeated_keys).document()
     except yaml.MarkedYAMLError as exc:
         raise FormatError(_explain(exc, origin)) from exc
     except yaml.reader.ReaderError as exc:
@@ -260,9 +266,10 @@ def plain(value: Any) -> Any:
 class _Composer:
     """Builds values from events, and knows the anchors met so far."""
 
-    def __init__(self, next_event: Callable[[], Any], origin: str) -> None:
+    def __init__(self, next_event: Callable[[], Any], origin: str, repeated_keys: bool) -> None:
         self.next_event = next_event
         self.origin = origin
+        self.repeated_keys = repeated_keys
         self.anchors: dict[str, tuple[Any, int, int]] = {}  # value, nodes, height
         self.open_anchors: set[str] = set()
         self.nodes = 0
@@ -310,7 +317,7 @@ class _Composer:
         while type(key_event := self.next_event()) is not MappingEndEvent:
             key = self.key(key_event, depth)
             if key in marks:
-                self.refuse(key_event, f"duplicate key {key!r}, first in line {marks[key].line}")
+                self.repeated(key_event, key, marks[key].line)
             marks[key] = _mark(key_event)
             value = self.node(value_event := self.next_event(), depth + 1)
             if key == "<<" and type(key_event) is ScalarEvent and key_event.implicit[0]:
@@ -377,6 +384,21 @@ class _Composer:
 
     def refuse_depth(self, event: Any) -> NoReturn:
         self.refuse(event, f"nested deeper than {self.max_depth} levels; {DOCUMENT_DEPTH.hint}")
+
+    def repeated(self, event: Any, key: Any, line: int) -> None:
+        """Refuse a key that was there before, or warn that it counts instead of that one."""
+        if not self.repeated_keys:
+            self.refuse(event, f"duplicate key {key!r}, first in line {line}")
+        here = _mark(event).line
+        warn_once(
+            logger,
+            f"{self.origin}:{here}",
+            "%s:%d: %r is there a second time, first in line %d; the last one counts",
+            self.origin,
+            here,
+            key,
+            line,
+        )
 
     def refuse(self, event: Any, problem: str) -> NoReturn:
         mark = event.start_mark

@@ -30,7 +30,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
 from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
 from energon.limits import check_document
@@ -41,6 +40,8 @@ _HEADER = struct.Struct("<8sQII")
 _TYPES = ("<i4", "<i8")
 _CHUNK = 1 << 20
 _AGAIN = "delete it, and it is built again"
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

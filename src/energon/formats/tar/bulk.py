@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Bytes, Ints
 from energon.formats.tar.headers import BLOCK, have_checksums
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
 
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _MAGIC = np.frombuffer(b"ustar", np.uint8)
@@ -28,11 +30,11 @@ class Run(NamedTuple):
 
     names: Bytes
     """(M, 100) name fields, zeros behind each name."""
-    header_offset: Ints
+    header_offset: Numbers
     """(M,) where the first header of each begins, relative to the run."""
-    offset: Ints
+    offset: Numbers
     """(M,) where the content begins."""
-    size: Ints
+    size: Numbers
     """(M,) bytes of content."""
     stop: int
     """Where what follows the run begins."""
@@ -66,12 +68,12 @@ def parse_run(blocks: Bytes, limit: int) -> Run:
 
 def _members(
     headers: Bytes,
-    candidates: Ints,
-    following: Ints,
+    candidates: Numbers,
+    following: Numbers,
     regular: NDArray[np.bool_],
     kind: Bytes,
-    size: Ints,
-    chain: Ints,
+    size: Numbers,
+    chain: Numbers,
 ) -> Run:
     wanted = regular[chain]
     files = chain[wanted]
@@ -91,19 +93,19 @@ def _members(
     )
 
 
-def _octal(digits: Bytes) -> tuple[Ints, NDArray[np.bool_]]:
+def _octal(digits: Bytes) -> tuple[Numbers, NDArray[np.bool_]]:
     """Return the numbers in fields of 11 octal digits, and which are nothing else."""
     values = digits - np.uint8(48)
     return values @ _OCTAL, np.all(values < 8, axis=1)
 
 
-def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Ints:
+def _follow(candidates: Numbers, following: Numbers, usable: NDArray[np.bool_]) -> Numbers:
     """Return the numbers of the candidates that the chain goes through, from the first block."""
     if not len(candidates) or candidates[0] != 0:
         return np.empty(0, np.int64)
     linked = np.append(following[:-1] == candidates[1:], False) & usable
     breaks = np.flatnonzero(~linked)
-    pieces: list[Ints] = []
+    pieces: list[Numbers] = []
     at, next_break = 0, 0
     while at < len(candidates):
         next_break = int(np.searchsorted(breaks, at))
@@ -119,14 +121,14 @@ def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Int
     return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
-def _length_of_sound(headers: Bytes, chain: Ints) -> int:
+def _length_of_sound(headers: Bytes, chain: Numbers) -> int:
     """Return how many headers of the chain come before the first with another checksum."""
     chosen = headers[chain] if len(chain) != len(headers) else headers
     return _length_of_true(have_checksums(chosen))
 
 
 def _length_of_known_extensions(
-    blocks: Bytes, candidates: Ints, kind: Bytes, size: Ints, chain: Ints
+    blocks: Bytes, candidates: Numbers, kind: Bytes, size: Numbers, chain: Numbers
 ) -> int:
     """Return how much of the chain comes before an extended header that says more than a date.
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
 from energon.formats.tar.bulk import Run
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.names import split_name, split_names
 from energon.formats.tar.parser import Member
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,17 +26,17 @@ class TarScan:
     """Bytes of the shard."""
     part_names: tuple[str, ...]
     """The different names of parts."""
-    sample_offset: Ints
+    sample_offset: Numbers
     """(N + 1,) where each sample begins, headers included, and where the last one ends."""
-    first_part: Ints
+    first_part: Numbers
     """(N + 1,) number of the first part of each sample, and P."""
-    part_name: Ints
+    part_name: Numbers
     """(P,) index into `part_names`."""
-    part_offset: Ints
+    part_offset: Numbers
     """(P,) where the content begins."""
-    part_size: Ints
+    part_size: Numbers
     """(P,) bytes of content."""
-    key_start: Ints
+    key_start: Numbers
     """(N + 1,) where each key begins in `key_bytes`, and their length."""
     key_bytes: bytes
     """All keys in UTF-8."""
@@ -142,7 +143,7 @@ class ScanBuilder:
             part_crc32=part_crc32,
         )
 
-    def _extend(self, name: str, values: Ints) -> None:
+    def _extend(self, name: str, values: Numbers) -> None:
         self._columns[name].many(values)
 
 
@@ -153,11 +154,11 @@ class _Column:
         self.one = array("q")
         self._pieces: list[NDArray[Any]] = []
 
-    def many(self, values: Ints) -> None:
+    def many(self, values: Numbers) -> None:
         self._flush()
         self._pieces.append(values)
 
-    def whole(self) -> Ints:
+    def whole(self) -> Numbers:
         self._flush()
         return np.concatenate(self._pieces) if self._pieces else np.empty(0, np.int64)
 

@@ -15,7 +15,7 @@ from energon.loader.transport.columns import by_column
 from energon.loader.transport.pickling import BatchPickler
 from energon.loader.transport.remote_error import RemoteError
 from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
-from energon.loader.transport.wire import Message, MessageKind, send
+from energon.loader.transport.wire import Kind, Message, send
 
 ALIGNMENT = 64
 BUNDLE_BYTES = 1 << 18
@@ -113,7 +113,7 @@ class Outbox:
         start = slot.position
         slot.write(self._table.to_bytes())
         message = Message(
-            MessageKind.EVENTS, slot.index, self.generation, start, slot.position, slot.announce()
+            Kind.EVENTS, slot.index, self.generation, start, slot.position, slot.announce()
         )
         send(self._channel, message)
         self._slots.sent(slot)

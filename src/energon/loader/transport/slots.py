@@ -55,7 +55,7 @@ def map_shared(descriptor: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-SlotRange = tuple[int, int]
+Span = tuple[int, int]
 
 
 class EventLayout(NamedTuple):
@@ -64,7 +64,7 @@ class EventLayout(NamedTuple):
     lane: int
     start: int
     stop: int
-    buffers: Sequence[SlotRange] = ()
+    buffers: Sequence[Span] = ()
 
 
 class EventTable:

@@ -17,7 +17,7 @@ _LAYOUT = struct.Struct("<IIQQQ")
 _MAX_DESCRIPTORS = 4
 
 
-class MessageKind(enum.IntEnum):
+class Kind(enum.IntEnum):
     """What a message says, and who says it."""
 
     SETUP = 1

@@ -47,8 +47,7 @@ class Apply(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        function = self.f.compiled() if hasattr(self.f, "compiled") else self.f
-        return _Mapped(_apply(source, function, self.handler), source)
+        return _Mapped(_apply(source, self.f, self.handler), source)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.compat.megatron.sharder import Sharder
 from energon.compat.megatron.stages.read_pass import ReadPass
 from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.io.epath import AnyPath, EPath
 from energon.plan.build import blend_plan, concat_plan
-from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.leaf import Ints, PlanLeaf, choose_slice_samples
 from energon.plan.rows import Plan, Rows
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import Source
@@ -35,7 +35,7 @@ from energon.task_encoder.train_plan import PARALLEL_SLICES
 from energon.worker import WorkerConfig
 
 
-class LeafDataset(DatasetClass):
+class LeafDataset(Sharder, DatasetClass):
     """A dataset of a document: what it is, and its samples.
 
     Args:
@@ -155,6 +155,10 @@ class LeafDataset(DatasetClass):
         )
         loading = leaf_hooks(hooks, self.opened.leaf)
         return MapStage(stage, (loading,)) if loading else stage
+
+    def config(self) -> dict[str, Any]:
+        """Return a description of the dataset as plain data."""
+        return {"type": type(self).__qualname__, "_path": [str(path) for path in self.paths]}
 
     def as_file_store(self) -> FileStore[Any]:
         """Return the files of the dataset by name."""

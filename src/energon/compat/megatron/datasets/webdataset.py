@@ -115,9 +115,9 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         self.part_filter = part_filter
         self.subflavors: dict[str, Any] = {}
 
-    def load_sample(self, sample: CrudeSample) -> Any:
-        """Return the sample that is made of `sample`, a dict of its parts as bytes."""
-        return sample
+    def load_sample(self, raw_data: CrudeSample) -> Any:
+        """Return the sample that is made of `raw_data`, a dict of its parts as bytes."""
+        return raw_data
 
     def sample_filter(self, key: str) -> bool:
         """Return whether the sample with `key`, which is SHARD/KEY, is read."""

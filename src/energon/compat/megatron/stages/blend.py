@@ -9,15 +9,7 @@ from typing import Any, ClassVar
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import (
-    Dataset,
-    DatasetIterator,
-    ItemPlace,
-    State,
-    StateKind,
-    check_places,
-    unpack,
-)
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
 from energon.stages.lane import Lane
 
 
@@ -30,7 +22,7 @@ class Branches(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return total_items(self.datasets, lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
         check_places(places, number_at=0, stop=len(self.datasets))
         items: list[Any] = [None] * len(places)
         for number, dataset in enumerate(self.datasets):
@@ -71,7 +63,7 @@ def total_items(datasets: Iterable[Dataset[Any]], lane: int, lanes: int) -> int 
 
 
 @dataclass(frozen=True)
-class ConcatStage(Branches):
+class Concat(Branches):
     """Yield the items of `datasets` in their order; the next one where the one before ends."""
 
     def __post_init__(self) -> None:
@@ -83,9 +75,9 @@ class ConcatStage(Branches):
 
 
 class _ConcatIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, StateKind]] = {"present": int, "inner": dict}
+    saves: ClassVar[Mapping[str, Kind]] = {"present": int, "inner": dict}
 
-    def __init__(self, stage: ConcatStage, lane: Lane) -> None:
+    def __init__(self, stage: Concat, lane: Lane) -> None:
         self.branches = open_branches(stage.datasets, lane)
         self.present = 0
 
@@ -98,7 +90,7 @@ class _ConcatIterator(DatasetIterator[Any]):
         return (self.present, *self.branches[self.present].address)
 
     @property
-    def place(self) -> ItemPlace:
+    def place(self) -> Place:
         return [self.present, self.branches[self.present].place]
 
     def __next__(self) -> Any:
@@ -124,7 +116,7 @@ class _ConcatIterator(DatasetIterator[Any]):
 
 
 @dataclass(frozen=True)
-class BlendStage(Branches):
+class Blend(Branches):
     """Draw items from `datasets` by `weights`, until all have ended.
 
     The others share the turns of a dataset that has ended. A weight of 0 draws nothing.
@@ -152,14 +144,14 @@ class BlendStage(Branches):
 
 
 class _BlendIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, StateKind]] = {
+    saves: ClassVar[Mapping[str, Kind]] = {
         "counts": list,
         "ended": list,
         "drawn": int,
         "inner": list,
     }
 
-    def __init__(self, stage: BlendStage, lane: Lane) -> None:
+    def __init__(self, stage: Blend, lane: Lane) -> None:
         self.branches = open_branches(stage.datasets, lane)
         self.weights = [float(weight) for weight in stage.weights]
         # How far each is ahead of its share at the beginning.
@@ -185,7 +177,7 @@ class _BlendIterator(DatasetIterator[Any]):
         return (self.drawn,)
 
     @property
-    def place(self) -> ItemPlace:
+    def place(self) -> Place:
         return [self.last, self.branches[self.last].place]
 
     def __next__(self) -> Any:

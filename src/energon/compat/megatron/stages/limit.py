@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError
-from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
 from energon.stages.lane import Lane
 from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)
-class LimitStage(ThroughDataset):
+class Limit(ThroughDataset):
     """Yield the first items of `dataset`: `length` over all lanes, dealt evenly to them."""
 
     dataset: Dataset[Any]
@@ -37,9 +37,9 @@ class LimitStage(ThroughDataset):
 
 
 class _LimitIterator(ThroughIterator):
-    saves: ClassVar[Mapping[str, StateKind]] = {"given": int, "inner": dict}
+    saves: ClassVar[Mapping[str, Kind]] = {"given": int, "inner": dict}
 
-    def __init__(self, stage: LimitStage, lane: Lane) -> None:
+    def __init__(self, stage: Limit, lane: Lane) -> None:
         self.inner = stage.dataset.open(lane)
         self.share = stage.share(lane.number, lane.lanes)
         self.given = 0

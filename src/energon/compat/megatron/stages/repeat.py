@@ -8,17 +8,9 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError
 from energon.samples.restore_key import RestoreKey
-from energon.stages.base import (
-    Dataset,
-    DatasetIterator,
-    ItemPlace,
-    State,
-    StateKind,
-    check_places,
-    unpack,
-)
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
 from energon.stages.hook import SKIPPED
-from energon.stages.lane import Lane, LaneReading
+from energon.stages.lane import Lane, Reading
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Repeat(Dataset[Any]):
         items = self.dataset.num_items(lane, lanes)
         return None if items is None or self.repeats is None else int(items * self.repeats)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
         check_places(places, number_at=0)
         items: list[Any] = [None] * len(places)
         for number in dict.fromkeys(number for number, _ in places):
@@ -62,11 +54,11 @@ class Repeat(Dataset[Any]):
     def lane_of_pass(self, lane: Lane, number: int) -> Lane:
         """Return what a pass is read in."""
         before = 0 if self.repeats is None else lane.pass_number * -int(-self.repeats // 1)
-        return replace(lane, pass_number=before + number, reading=LaneReading())
+        return replace(lane, pass_number=before + number, reading=Reading())
 
 
 class _RepeatIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, StateKind]] = {"pass": int, "given": int, "inner": dict}
+    saves: ClassVar[Mapping[str, Kind]] = {"pass": int, "given": int, "inner": dict}
 
     def __init__(self, stage: Repeat, lane: Lane) -> None:
         self.stage = stage
@@ -84,7 +76,7 @@ class _RepeatIterator(DatasetIterator[Any]):
         return (self.number, *self.inner.address)
 
     @property
-    def place(self) -> ItemPlace:
+    def place(self) -> Place:
         return [self.number, self.inner.place]
 
     def __next__(self) -> Any:

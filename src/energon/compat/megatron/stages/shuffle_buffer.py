@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError
 from energon.plan.seeds import derive_seed
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
 from energon.stages.passthrough import ThroughDataset, ThroughIterator
@@ -34,23 +34,23 @@ class ShuffleBuffer(ThroughDataset):
 
 
 class _ShuffleBufferIterator(ThroughIterator):
-    saves: ClassVar[Mapping[str, StateKind]] = {"drawn": int, "waiting": list, "inner": dict}
+    saves: ClassVar[Mapping[str, Kind]] = {"drawn": int, "waiting": list, "inner": dict}
 
     def __init__(self, stage: ShuffleBuffer, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
         self.inner = stage.dataset.open(lane)
         self.items: list[Any] | None = []
-        self.places: list[ItemPlace] = []
+        self.places: list[Place] = []
         self.drawn = 0
-        self.last: ItemPlace = None
+        self.last: Place = None
 
     @property
     def address(self) -> tuple[int, ...]:
         return (self.drawn,)
 
     @property
-    def place(self) -> ItemPlace:
+    def place(self) -> Place:
         return self.last
 
     def __next__(self) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import GenericAlias
 from typing import Any
 
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import ORDER_VERSION
 from energon.samples.restore_key import RestoreKey, to_tuple
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
+from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.hook import DEFAULT_TOLERANCE, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane, Present
@@ -31,6 +33,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         settings: What decides its order beside its datasets, as plain data.
     """
 
+    __class_getitem__: Any = classmethod(GenericAlias)
     virtual_epoch_length: int = 0
     """Items of each rank after which a `for` loop over a loader ends; 0 never ends it."""
     restart: bool = False
@@ -58,13 +61,35 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
 
     _passes_epochs = False
 
+    @cached_property
+    def dataset(self) -> Dataset[Any]:
+        """What it reads, if that is one dataset."""
+        if len(self.datasets) != 1:
+            raise ConfigError(f"{type(self).__name__} is around {len(self.datasets)} datasets")
+        return self.datasets[0]
+
+    def worker_has_samples(self) -> bool:
+        """Return True: any lane of a pipeline has samples, or the pipeline has none."""
+        return True
+
+    def reset_state_own(self) -> None:
+        """Do nothing: objects have no position, their iterators have."""
+
+    def reset_state_deep(self) -> None:
+        """Do nothing, see `reset_state_own`."""
+
+    def assert_can_restore(self) -> None:
+        """Raise ConfigError unless `restore_sample` works."""
+        if not self.can_restore_sample():
+            raise ConfigError(f"{type(self).__name__} cannot restore single samples")
+
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return self.stage.open(lane)
 
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.stage.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
         return self.stage.read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon.compat.megatron.stages.blend import BlendStage, ConcatStage
-from energon.compat.megatron.stages.limit import LimitStage
+from energon.compat.megatron.stages.blend import Blend, Concat
+from energon.compat.megatron.stages.limit import Limit
 from energon.compat.megatron.stages.repeat import Repeat
 from energon.compat.megatron.stages.shuffle_buffer import ShuffleBuffer
 from energon.compat.megatron.wrappers.base import WrapperDataset
@@ -28,7 +28,7 @@ class BlendDataset(WrapperDataset):
         inner = tuple(dataset for dataset, _ in datasets)
         weights = tuple(float(weight) for _, weight in datasets)
         super().__init__(
-            BlendStage(inner, weights), inner, worker_config=worker_config, weights=list(weights)
+            Blend(inner, weights), inner, worker_config=worker_config, weights=list(weights)
         )
 
 
@@ -41,7 +41,7 @@ class ConcatDataset(WrapperDataset):
     """
 
     def __init__(self, *datasets: Dataset[Any], worker_config: WorkerConfig) -> None:
-        super().__init__(ConcatStage(tuple(datasets)), datasets, worker_config=worker_config)
+        super().__init__(Concat(tuple(datasets)), datasets, worker_config=worker_config)
 
 
 class RepeatDataset(WrapperDataset):
@@ -106,7 +106,7 @@ class LimitDataset(WrapperDataset):
         worker_config: WorkerConfig,
     ) -> None:
         super().__init__(
-            LimitStage(dataset, length * worker_config.world_size),
+            Limit(dataset, length * worker_config.world_size),
             [dataset],
             worker_config=worker_config,
             length=length,
