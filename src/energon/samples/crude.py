@@ -86,12 +86,18 @@ def basic_sample_keys(
         >>> basic_sample_keys({"__key__": "a", "txt": b"text"})["__key__"]
         'a'
     """
-    sources = crude_sample.get("__sources__")
+    # Names of this kind have no other case.
+    get = (
+        super(CrudeSample, crude_sample).get
+        if type(crude_sample) is CrudeSample
+        else crude_sample.get
+    )
+    sources = get("__sources__")
     if additional_source_info:
         sources = (*(sources or ()), *additional_source_info)
     return {
         "__key__": crude_sample["__key__"],
-        "__restore_key__": crude_sample.get("__restore_key__", ()),
-        "__subflavors__": crude_sample.get("__subflavors__"),
+        "__restore_key__": get("__restore_key__", ()),
+        "__subflavors__": get("__subflavors__"),
         "__sources__": sources,
     }

@@ -52,7 +52,7 @@ def stamp(item: Any, key: RestoreKey) -> None:
 
 def joint_key(kind: str, items: Iterable[Any]) -> RestoreKey | None:
     """Return the key of what is made of `items`; None unless all of them carry keys."""
-    keys = tuple(key_of(item) for item in items)
+    keys = tuple(map(key_of, items))
     return None if None in keys or not keys else (kind, keys)
 
 

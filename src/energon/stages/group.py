@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from energon.errors import ConfigError, FatalSampleError
-from energon.samples.restore_key import RestoreKey
+from energon.samples.restore_key import RestoreKey, key_of
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.batch import BatchIterator, restore_batch
 from energon.stages.hook import SKIPPED, Hook, HookRunner, describe_sources
 from energon.stages.lane import Lane
-from energon.stages.map import batch_of, item_address
+from energon.stages.map import batch_of
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,12 @@ class GroupDataset(Dataset[Any]):
         return restore_batch(self.dataset, self.hooks, lane, key)
 
 
-class _Waiting(NamedTuple):
-    """An item in a bucket; `number` counts the arrivals."""
-
-    number: int
-    item: Any
-    place: Place
-
-
 class _Bucket:
-    """The items of one group that wait for others."""
+    """The items of one group that wait for others, by the number of their arrival."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.waiting: list[_Waiting] = []
+        self.items: dict[int, Any] = {}
 
 
 class _GroupIterator(BatchIterator):
@@ -79,6 +71,8 @@ class _GroupIterator(BatchIterator):
         self.stage = stage
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
+        # Places of all that wait, in the order of arrival.
+        self.places: dict[int, Place] = {}
         self.arrived = 0
         self.unread: list[Place] | None = None
 
@@ -90,10 +84,7 @@ class _GroupIterator(BatchIterator):
         self.inner.load_state_dict(inner)
 
     def _waiting_places(self) -> list[Place]:
-        if self.unread is not None:
-            return self.unread
-        waiting = [entry for bucket in self.buckets.values() for entry in bucket.waiting]
-        return [entry.place for entry in sorted(waiting, key=lambda entry: entry.number)]
+        return list(self.places.values()) if self.unread is None else self.unread
 
     def _produce(self) -> Any:
         if self.unread is not None:
@@ -107,25 +98,29 @@ class _GroupIterator(BatchIterator):
     def _next_full(self) -> list[Any]:
         """Return the items of the next bucket that is full, or of any at the end."""
         while True:
-            item = next(self.inner, SKIPPED)
-            if item is SKIPPED:
+            items, places = self.inner.take_placed(1)
+            if not items:
                 if self.stage.drop_last or not self.buckets:
                     raise StopIteration
                 return self._empty(next(iter(self.buckets)))
-            group = self._add(item, self.inner.place, self.criterion)
+            group = self._add(items[0], places[0], self.criterion)
             if group is not SKIPPED and self._is_full(group):
                 return self._empty(group)
 
     def _add(self, item: Any, place: Place, criterion: HookRunner) -> Any:
         """Put an item into its bucket; return which, or SKIPPED."""
-        found = criterion(item, item_address(item, self.lane, self.inner.row))
+        key = key_of(item)
+        address = ("lane", self.lane.number, self.inner.row) if key is None else key
+        found = criterion(item, address)
         if found is SKIPPED:
             return SKIPPED
         group, size = self._check(found, item)
-        bucket = self.buckets.setdefault(group, _Bucket(size))
-        if bucket.size != size:
+        bucket = self.buckets.get(group)
+        if bucket is None:
+            bucket = self.buckets[group] = _Bucket(size)
+        elif bucket.size != size:
             raise self._error(item, f"batch size {size} for group {group!r}, before {bucket.size}")
-        bucket.waiting.append(_Waiting(self.arrived, item, place))
+        bucket.items[self.arrived], self.places[self.arrived] = item, place
         self.arrived += 1
         return group
 
@@ -153,12 +148,15 @@ class _GroupIterator(BatchIterator):
 
     def _is_full(self, group: Hashable) -> bool:
         bucket = self.buckets[group]
-        return len(bucket.waiting) >= bucket.size
+        return len(bucket.items) >= bucket.size
 
     def _empty(self, group: Hashable) -> list[Any]:
         # A bucket is made anew for the next item of its group, so their order is that of their
         # oldest items, after a restore, too.
-        return [entry.item for entry in self.buckets.pop(group).waiting]
+        items = self.buckets.pop(group).items
+        for number in items:
+            del self.places[number]
+        return list(items.values())
 
     def _read_waiting(self, places: list[Place]) -> None:
         """Fill the buckets as they were; what happens to these items was counted before."""

@@ -19,7 +19,8 @@ from energon.samples.restore_key import RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.hook import SKIPPED, Hook, HookRunner
-from energon.stages.lane import Address, Lane, active
+from energon.stages.lane import Lane, active
+from energon.stages.random_state import seeds_calls
 
 logger = logging.getLogger("energon")
 
@@ -96,8 +97,10 @@ class _MapIterator(ApplyIterator):
         self.is_by_leaf = len(stage.hooks) > 1
 
     def __next__(self) -> Any:
-        for item in self.take(1):
-            return item
+        items: list[Any] = []
+        while self._take_some(items, 1):
+            if items:
+                return items[0]
         raise StopIteration
 
     def take(self, count: int) -> list[Any]:
@@ -208,6 +211,7 @@ class _MapIterator(ApplyIterator):
         lane, batch, all_runners, is_by_leaf = self.lane, self.batch, self.runners, self.is_by_leaf
         present, progress, skip_rows = lane.present, lane.progress, lane.skip_rows
         number = start * lane.stride + lane.offset
+        seeds = seeds_calls()
         caller, active.lane = active.lane, lane
         try:
             for row, item in enumerate(items, start):
@@ -226,12 +230,12 @@ class _MapIterator(ApplyIterator):
                     present.call = (runner.name, address)
                     argument = output
                     try:
-                        if runner.seeds_calls:
+                        if seeds and runner.seeds_calls:
                             output = runner.call(argument, address)
                         else:
                             output = runner.function(argument)
                     except Exception as error:
-                        output = runner.fail(error, argument)
+                        output, seeds = runner.fail(error, argument), seeds_calls()
                         break
                     except BaseException as error:
                         runner.exit(error, argument)
@@ -263,12 +267,6 @@ class _MapIterator(ApplyIterator):
             self.lane.number,
             flat(address),
         )
-
-
-def item_address(item: Any, lane: Lane, row: int) -> Address:
-    """Return what seeds the hooks of an item: its place in the data, or else in the lane."""
-    key = key_of(item)
-    return ("lane", lane.number, row) if key is None else flat(key)
 
 
 def batch_of(place: Place) -> int | None:

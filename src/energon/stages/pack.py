@@ -241,13 +241,16 @@ class _PackIterator(ApplyIterator):
 
     def _produce(self) -> Any:
         group = self._next_group()
-        # A sample that has killed workers since its window was divided is left out of its pack.
-        group = [entry for entry in group if entry.row not in self.lane.skip_rows]
-        encoded = [(entry.sample, self._postencode(entry)) for entry in group]
-        encoded = [pair for pair in encoded if pair[1] is not SKIPPED]
-        if not encoded:
+        if self.lane.skip_rows:
+            # What has killed workers since its window was divided is left out of its pack.
+            group = [entry for entry in group if entry.row not in self.lane.skip_rows]
+        members = samples = [entry.sample for entry in group]
+        if self.postencode:
+            encoded = [(entry.sample, self._postencode(entry)) for entry in group]
+            members = [sample for sample, output in encoded if output is not SKIPPED]
+            samples = [output for _, output in encoded if output is not SKIPPED]
+        if not samples:
             return SKIPPED
-        members, samples = map(list, zip(*encoded, strict=True))
         self.lane.counts["samples"] += len(samples)
         self._enter(group[0], several=True)
         key, first = joint_key("pack", members), key_of(members[0])
@@ -258,8 +261,9 @@ class _PackIterator(ApplyIterator):
         return pack
 
     def _enter(self, entry: Entry, *, several: bool = False) -> None:
-        if entry.row >= 0:
-            self.lane.enter(entry.row, flat(key_of(entry.sample) or ()), several=several)
+        row = entry.row
+        if row >= 0:
+            self.lane.enter(row, key_of(entry.sample) or (), several=several)
         else:
             self.lane.enter(self.start_row, several=several)
 
@@ -268,7 +272,7 @@ class _PackIterator(ApplyIterator):
         self._enter(entry)
         for runner in self.postencode:
             key = key_of(sample)
-            address = self._lane_address() if key is None else flat(key)
+            address = self._lane_address() if key is None else key
             sample = runner(sample, address)
             if sample is SKIPPED:
                 break
@@ -352,14 +356,14 @@ class _PackIterator(ApplyIterator):
         inner, ahead = self.inner, self.ahead
         with self.lane.present.working_for(batch):
             while len(ahead) < count:
-                sample = next(inner, SKIPPED)
-                if sample is SKIPPED:
+                samples, places = inner.take_placed(count - len(ahead))
+                if not samples:
                     break
-                ahead.append(Entry(sample, inner.place))
+                ahead += map(Entry, samples, places)
 
     def _divide(self, entries: list[Entry], *, last: bool) -> tuple[list[list[Entry]], list[Entry]]:
         """Return groups of the samples of a window, and what is carried over to the next."""
-        samples = [entry.sample for entry in entries]
+        samples = [sample for sample, _ in entries]
         self._enter(entries[0], several=True)
         first = key_of(samples[0])
         address = self._lane_address() if first is None else ("select", *flat(first))

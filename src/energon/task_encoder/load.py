@@ -195,15 +195,19 @@ class LoadCrude(Compiled):
     dataset_path: str
     decoder: LoadFunction | None
 
-    def compile(self) -> Callable[[CrudeSample], CrudeSample]:
-        """Return what decodes a sample, if there is a decoder, and notes where it comes from."""
+    def compile(self, then: Callable[[Any], Any] | None = None) -> Callable[[CrudeSample], Any]:
+        """Return what decodes a sample, if there is a decoder, and notes where it comes from.
+
+        Args:
+            then: Called with the sample, for what is returned; None returns the sample.
+        """
         path, decoder = self.dataset_path, self.decoder
 
-        def load(raw: CrudeSample) -> CrudeSample:
+        def load(raw: CrudeSample) -> Any:
             sources = sources_of(path, raw)
             sample: CrudeSample = raw if decoder is None else decoder(raw)
             sample["__sources__"] = sources
-            return sample
+            return sample if then is None else then(sample)
 
         return load
 
@@ -219,20 +223,13 @@ class CookSample(Compiled):
 
     def compile(self) -> Callable[[CrudeSample], Any]:
         """Return what cooks a sample, decoded if there is a decoder."""
-        load, encoder, cooker, arguments_of = (
-            self.load.compile(),
-            self.encoder,
-            self.cooker,
-            self.arguments,
-        )
-        cook = cooker.cook
-        if arguments_of or encoder._hook_method("cook_crude_sample").overridden:
+        encoder, cooker, arguments_of = self.encoder, self.cooker, self.arguments
+        if not (arguments_of or encoder._hook_method("cook_crude_sample").overridden):
+            return self.load.compile(cooker.cook)
 
-            def cook_with(raw: CrudeSample) -> Any:
-                sample = load(raw)
-                arguments = arguments_of(raw["__key__"])
-                cooked = encoder.cook_crude_sample(sample, cooker, arguments)
-                return note_sources(cooked, sample) if arguments else cooked
+        def cook(sample: CrudeSample) -> Any:
+            arguments = arguments_of(sample["__key__"])
+            cooked = encoder.cook_crude_sample(sample, cooker, arguments)
+            return note_sources(cooked, sample) if arguments else cooked
 
-            return cook_with
-        return lambda raw: cook(load(raw))
+        return self.load.compile(cook)
