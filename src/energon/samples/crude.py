@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from energon.samples.source_info import SourceInfo
@@ -87,11 +88,8 @@ def basic_sample_keys(
         'a'
     """
     # Names of this kind have no other case.
-    get = (
-        super(CrudeSample, crude_sample).get
-        if type(crude_sample) is CrudeSample
-        else crude_sample.get
-    )
+    is_crude = type(crude_sample) is CrudeSample
+    get: Callable[..., Any] = partial(dict.get, crude_sample) if is_crude else crude_sample.get
     sources = get("__sources__")
     if additional_source_info:
         sources = (*(sources or ()), *additional_source_info)

@@ -58,7 +58,8 @@ class GroupDataset(Dataset[Any]):
 class _Bucket:
     """The items of one group that wait for others, by the number of their arrival."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, group: Hashable, size: int) -> None:
+        self.group = group
         self.size = size
         self.items: dict[int, Any] = {}
 
@@ -102,27 +103,27 @@ class _GroupIterator(BatchIterator):
             if not items:
                 if self.stage.drop_last or not self.buckets:
                     raise StopIteration
-                return self._empty(next(iter(self.buckets)))
-            group = self._add(items[0], places[0], self.criterion)
-            if group is not SKIPPED and self._is_full(group):
-                return self._empty(group)
+                return self._empty(next(iter(self.buckets.values())))
+            bucket = self._add(items[0], places[0], self.criterion)
+            if bucket is not None and len(bucket.items) == bucket.size:
+                return self._empty(bucket)
 
-    def _add(self, item: Any, place: Place, criterion: HookRunner) -> Any:
-        """Put an item into its bucket; return which, or SKIPPED."""
+    def _add(self, item: Any, place: Place, criterion: HookRunner) -> _Bucket | None:
+        """Put an item into its bucket; return which, or None if it is skipped."""
         key = key_of(item)
         address = ("lane", self.lane.number, self.inner.row) if key is None else key
         found = criterion(item, address)
         if found is SKIPPED:
-            return SKIPPED
+            return None
         group, size = self._check(found, item)
         bucket = self.buckets.get(group)
         if bucket is None:
-            bucket = self.buckets[group] = _Bucket(size)
+            bucket = self.buckets[group] = _Bucket(group, size)
         elif bucket.size != size:
             raise self._error(item, f"batch size {size} for group {group!r}, before {bucket.size}")
         bucket.items[self.arrived], self.places[self.arrived] = item, place
         self.arrived += 1
-        return group
+        return bucket
 
     def _check(self, found: Any, item: Any) -> tuple[Hashable, int]:
         if not isinstance(found, tuple) or len(found) != 2:
@@ -146,17 +147,13 @@ class _GroupIterator(BatchIterator):
         source = describe_sources(hook.locate(item) if hook.locate is not None else ())
         return FatalSampleError(f"{hook.name} gave {found} ({source})")
 
-    def _is_full(self, group: Hashable) -> bool:
-        bucket = self.buckets[group]
-        return len(bucket.items) >= bucket.size
-
-    def _empty(self, group: Hashable) -> list[Any]:
+    def _empty(self, bucket: _Bucket) -> list[Any]:
         # A bucket is made anew for the next item of its group, so their order is that of their
         # oldest items, after a restore, too.
-        items = self.buckets.pop(group).items
-        for number in items:
+        del self.buckets[bucket.group]
+        for number in bucket.items:
             del self.places[number]
-        return list(items.values())
+        return list(bucket.items.values())
 
     def _read_waiting(self, places: list[Place]) -> None:
         """Fill the buckets as they were; what happens to these items was counted before."""

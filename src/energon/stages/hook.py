@@ -25,7 +25,7 @@ from energon.messages import counted
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
 from energon.stages.lane import Address, Lane, Tally, active
-from energon.stages.random_state import begin_seeding, is_worker_process, seeded, seeds_calls
+from energon.stages.random_state import is_worker_process, seeded
 
 logger = logging.getLogger("energon")
 
@@ -146,7 +146,7 @@ class HookRunner:
         before, active.lane = active.lane, self.lane
         self.lane.present.call = (self.name, address)
         try:
-            output = self.call(argument, address)
+            output = self.call(argument, address) if self.seeds_calls else self.function(argument)
         except Exception as error:
             return self.fail(error, argument)
         except BaseException as error:
@@ -160,10 +160,11 @@ class HookRunner:
         return output
 
     def call(self, argument: Any, address: RestoreKey) -> Any:
-        """Return what the function returns, seeded if that is what the hook wants."""
-        if not (self.seeds_calls and seeds_calls()):
+        """Return what the function returns, seeded unless nothing is known to draw."""
+        host = self.lane.host
+        if not host.seeds_calls:
             return self.function(argument)
-        with seeded(self._seed(flat(address))):
+        with seeded(self._seed(flat(address)), host.watch):
             return self.function(argument)
 
     def settle(self, output: Any, argument: Any, address: RestoreKey) -> Any:
@@ -203,11 +204,7 @@ class HookRunner:
             before, active.lane = active.lane, self.lane
             self.lane.present.call = (self.name, (*address, sub))
             try:
-                if seeds_calls():
-                    with seeded(self._seed((*address, sub))):
-                        output = next(outputs, SKIPPED)
-                else:
-                    output = next(outputs, SKIPPED)
+                output = self._next(outputs, (*address, sub))
             except Exception as error:
                 self.fail(error, argument)
                 return
@@ -223,6 +220,13 @@ class HookRunner:
             self.succeed()
             yield output
 
+    def _next(self, outputs: Iterator[Any], address: Address) -> Any:
+        host = self.lane.host
+        if not host.seeds_calls:
+            return next(outputs, SKIPPED)
+        with seeded(self._seed(address), host.watch):
+            return next(outputs, SKIPPED)
+
     def _seed(self, address: Address) -> int:
         return derive_seed(self.lane.seed, self.hook.name, *address)
 
@@ -232,7 +236,9 @@ class HookRunner:
         if isinstance(error, SkipSample):
             self._count("skipped", argument)
             return SKIPPED
-        begin_seeding()  # Failures are accounted for once.
+        if self.lane.host.watch is not None:
+            # Before what must not be done twice.
+            self.lane.host.watch.begin_seeding()
         sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
         cause = f"{type(error).__name__}: {error}"

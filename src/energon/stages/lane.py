@@ -16,6 +16,7 @@ from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
 from energon.samples.restore_key import RestoreKey, flat
+from energon.stages.random_state import Watch
 from energon.worker import WorkerConfig
 
 Address = tuple[int | str, ...]
@@ -72,6 +73,7 @@ class Host:
         shared: What their stages share, by what only they know. Who uses it keeps it.
         has_begun: Whether any of them has given a batch before.
         draws: Whether their hooks draw random numbers; None while that is not known.
+        watch: What finds out whether they do, while it does.
         tallies: What became of the calls of each hook, by what only those who call it know; one
             for each that has run it.
     """
@@ -79,6 +81,13 @@ class Host:
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
     has_begun: bool = False
     draws: bool | None = None
+    watch: Watch | None = None
+
+    @property
+    def seeds_calls(self) -> bool:
+        """Whether calls of hooks are seeded that shall be: not while none is known to draw."""
+        return self.watch is None or self.watch.seeds
+
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
 
 

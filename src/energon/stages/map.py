@@ -20,7 +20,6 @@ from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane, active
-from energon.stages.random_state import seeds_calls
 
 logger = logging.getLogger("energon")
 
@@ -211,7 +210,7 @@ class _MapIterator(ApplyIterator):
         lane, batch, all_runners, is_by_leaf = self.lane, self.batch, self.runners, self.is_by_leaf
         present, progress, skip_rows = lane.present, lane.progress, lane.skip_rows
         number = start * lane.stride + lane.offset
-        seeds = seeds_calls()
+        seeds = lane.host.seeds_calls
         caller, active.lane = active.lane, lane
         try:
             for row, item in enumerate(items, start):
@@ -235,7 +234,7 @@ class _MapIterator(ApplyIterator):
                         else:
                             output = runner.function(argument)
                     except Exception as error:
-                        output, seeds = runner.fail(error, argument), seeds_calls()
+                        output, seeds = runner.fail(error, argument), lane.host.seeds_calls
                         break
                     except BaseException as error:
                         runner.exit(error, argument)

@@ -33,8 +33,6 @@ _is_worker_process = False
 class _Thread(threading.local):
     inside = False
     """Whether the thread is in a seeded block."""
-    watch: Watch | None = None
-    """What finds out whether anything draws, if something does."""
 
 
 _thread = _Thread()
@@ -52,13 +50,16 @@ def is_worker_process() -> bool:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, watch: Watch | None = None) -> Iterator[None]:
     """Seed `random`, numpy and torch inside the block, from 64 bits.
 
     A block in another one leaves the generators as they are at its end.
+
+    Args:
+        seed: The 64 bits.
+        watch: What has to know that to seed is not to draw.
     """
     if _thread.inside or _has_no_program():
-        watch = _thread.watch
         if watch is not None:
             watch.check()
         _seed(seed)
@@ -130,31 +131,6 @@ class Watch:
             _thread.inside = False
         if (self._drawn or self._has_begun) and not _has_no_program():
             put_back(self._expected)
-
-
-@contextmanager
-def watched(watch: Watch | None) -> Iterator[None]:
-    """Let `watch` find out what is drawn inside the block; None lets nothing do."""
-    before, _thread.watch = _thread.watch, watch
-    try:
-        yield
-    finally:
-        _thread.watch = before
-
-
-def seeds_calls() -> bool:
-    """Return whether calls have to be seeded that shall be: not while nothing is known to draw."""
-    return _thread.watch is None or _thread.watch.seeds
-
-
-def begin_seeding() -> None:
-    """Seed from now on, before something happens that must not happen twice.
-
-    Raises:
-        Drawn: If something has drawn that was not seeded, so that all has to be done again.
-    """
-    if _thread.watch is not None:
-        _thread.watch.begin_seeding()
 
 
 def may_draw(function: Callable[..., Any]) -> bool:

@@ -11,12 +11,7 @@ from energon.samples.restore_key import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State
 from energon.stages.lane import Address, Lane
 from energon.stages.passthrough import ThroughDataset, ThroughIterator
-from energon.stages.random_state import (
-    Watch,
-    numpy_keeps_a_number,
-    seeded,
-    watched,
-)
+from energon.stages.random_state import Watch, numpy_keeps_a_number, seeded
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class SeedDataset(ThroughDataset):
         return _SeedIterator(self, lane)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        with watched(None), seeded(derive_seed(lane.seed, "restore", *flat(key))):
+        with seeded(derive_seed(lane.seed, "restore", *flat(key))):
             return self.dataset.restore(lane, key)
 
 
@@ -64,30 +59,32 @@ class _SeedIterator(ThroughIterator):
         """Return the next item, made with seeded generators, and note whether any is drawn from."""
         host = self.lane.host
         self.saved = None
-        with watched(None), seeded(self._seed(self.inner.address)):
+        with seeded(self._seed(self.inner.address)):
             if host.draws:
                 return next(self.inner)
-            watch = Watch()
-            with watched(watch):
+            host.watch = Watch()
+            try:
                 item = next(self.inner)
-                host.draws = watch.check()
-            return item
+                host.draws = host.watch.check()
+            finally:
+                host.watch = None
+        return item
 
     def _next_watched(self) -> Any:
         """Return the next item, made without seeding, unless something draws after all."""
         lane, before = self.lane, self.saved or self.inner.state_dict()
         counts = dict(lane.counts)
         self.saved = None
-        watch = Watch(partial(self._seed, self.inner.address))
+        watch = lane.host.watch = Watch(partial(self._seed, self.inner.address))
         try:
-            with watched(watch):
-                item = next(self.inner)
+            item = next(self.inner)
             if not watch.check():
                 return item
         except Exception:
             if not watch.check():
                 raise
         finally:
+            lane.host.watch = None
             watch.put_back()
         lane.counts.clear()
         lane.counts.update(counts)

@@ -1,0 +1,159 @@
+"""How much code runs for a sample and for a batch: calls and files, counted and never timed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import energon
+from energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
+    get_savable_loader,
+    get_train_dataset,
+)
+from tests.datasets import make_captions, make_crude
+
+ROOT = str(Path(energon.__file__).parent)
+BATCH_SIZE = 16
+
+
+class Trace:
+    """What of energon runs inside a block: calls of each function, the deepest stack."""
+
+    def __init__(self):
+        self.calls = Counter()
+        self.depth = self.deepest = 0
+
+    @property
+    def files(self):
+        return {file for file, _ in self.calls}
+
+    def __enter__(self):
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+    def _profile(self, frame, event, argument):
+        file = frame.f_code.co_filename
+        if not file.startswith(ROOT):
+            return
+        if event == "call":
+            self.calls[file.removeprefix(ROOT), frame.f_code.co_qualname] += 1
+            self.depth += 1
+            self.deepest = max(self.deepest, self.depth)
+        elif event == "return":
+            self.depth -= 1
+
+    def report(self):
+        lines = [f"{self.calls.total()} calls, {len(self.files)} files, {self.deepest} frames"]
+        lines += [f"{count:5} {file} {name}" for (file, name), count in self.calls.most_common()]
+        return "\n".join(lines)
+
+
+class Raw(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return samples
+
+
+class Encoding(Raw):
+    def encode_sample(self, sample):
+        return sample
+
+
+class Cooking(Encoding):
+    cookers = (Cooker(lambda sample: sample),)
+
+
+def cook_text(sample):
+    return TextSample(**basic_sample_keys(sample), text=sample["txt"])
+
+
+class Typing(Encoding):
+    cookers = (Cooker(cook_text),)
+
+
+class Packing(Typing):
+    def select_samples_to_pack(self, samples):
+        return [samples[at : at + 8] for at in range(0, len(samples), 8)]
+
+    def pack_selected_samples(self, samples):
+        return samples
+
+
+class Grouping(Typing):
+    def batch_group_criterion(self, sample):
+        return int(sample.__key__[1:]) % 4, None
+
+
+@pytest.fixture(scope="module")
+def crude(tmp_path_factory):
+    return make_crude(tmp_path_factory.mktemp("calls") / "ds", [100, 100, 100, 100])
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory):
+    return make_captions(tmp_path_factory.mktemp("calls") / "ds", [64])
+
+
+def batches_of(root, encoder, **settings):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
+    dataset = get_train_dataset(root, worker_config=config, task_encoder=encoder, **settings)
+    return get_savable_loader(dataset)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "settings", "calls"),
+    [
+        (Encoding, {}, 3.5),
+        (Cooking, {}, 6.6),
+        (Typing, {}, 7.6),
+        (Packing, {"packing_buffer_size": 64, "batch_size": 2}, 13.0),
+        (Grouping, {}, 22.4),
+    ],
+)
+def test_a_sample_takes_few_calls_beside_its_hooks(crude, encoder, settings, calls):
+    """Fails from 10 % more calls on; lower the number where there are fewer."""
+    with batches_of(crude, encoder(), **{"batch_size": BATCH_SIZE, **settings}) as loader:
+        batches = iter(loader)
+        for _ in range(30):
+            next(batches)
+        samples = 0
+        with Trace() as trace:
+            while samples < 1600:
+                batch = next(batches)
+                samples += sum(map(len, batch)) if encoder is Packing else len(batch)
+    found = trace.calls.total() / samples
+    print(f"{found:.2f} calls a sample:", trace.report(), sep="\n")
+    assert found <= 1.1 * calls, trace.report()
+
+
+@pytest.fixture
+def decoding(captions):
+    with batches_of(captions, DefaultTaskEncoder(), batch_size=2) as loader:
+        yield loader
+
+
+def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(decoding):
+    with Trace() as first:
+        batches = iter(decoding)
+        next(batches)
+    for _ in range(3):
+        next(batches)
+    with Trace() as steady:
+        next(batches)
+    print("steady:", steady.report(), "first:", first.report(), sep="\n")
+    assert len(steady.files) <= 23, steady.report()
+    assert steady.calls.total() <= 145, steady.report()
+    assert steady.deepest <= 22, steady.report()
+    assert len(first.files) <= 52, first.report()
