@@ -18,11 +18,11 @@ from tests.datasets import make_crude
 
 
 @contextlib.contextmanager
-def viewing(path, *options):
+def viewing(path, *options, cwd=None):
     """Run `energon view`; give the process and the address that it prints."""
     words = [sys.executable, "-m", "energon", "view", str(path), "--port", "0", *options]
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd
     ) as running:
         try:
             line = running.stdout.readline()
@@ -87,6 +87,34 @@ def test_shows_the_run_of_a_state_and_takes_notes(tmp_path):
         page = get(f"{address}run?step=1")
         assert re.findall(r'<span class="key">(s\d+)</span>', page) == expected
         assert 'name="what" value="exclude"' in get(f"{address}s/0/0/0")
+
+
+def test_shows_batches_of_a_task_encoder(tmp_path):
+    root = make_crude(tmp_path / "ds", [20])
+    (tmp_path / "hooks.py").write_text(
+        "from energon import DefaultTaskEncoder\n"
+        "class Hooks(DefaultTaskEncoder):\n"
+        "    def batch(self, samples):\n"
+        "        return {'texts': [sample['txt'].upper() for sample in samples]}\n"
+    )
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_train_dataset(root, worker_config=config, batch_size=3)
+    with get_savable_loader(dataset) as loader:
+        expected = [text.upper() for text in next(iter(loader))["txt"]]
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    options = ("--state", tmp_path / "state.json", "--world-size", 1, "--task-encoder")
+    with viewing(root, *map(str, options), "hooks:Hooks", cwd=tmp_path) as (_, address):
+        page = get(f"{address}run/batch?step=0")
+        assert re.findall(r'<span class="string">(.*?)</span>', page) == expected
+    for name, said in (
+        ("hooks:Other", "Other"),
+        ("no_such:Hooks", "no_such"),
+        ("json:loads", "MOD"),
+    ):
+        done = run("view", root, *options, name)
+        assert done.exit_code == 2
+        assert said in done.output
+    assert run("view", root, "--task-encoder", "hooks:Hooks").exit_code == 2
 
 
 def test_a_state_of_other_data_is_refused(tmp_path):

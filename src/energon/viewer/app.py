@@ -246,15 +246,16 @@ class _Pages:
         fields = {"split": request.query_params.get("split", split)}
         given = {name: _number(request, name, n) for name, n in vars(RunSettings()).items()}
         values: dict[str, Any] = {
-            **{
-                "first": first,
-                "steps": steps,
-                "saved": self.saved,
-                "plot": "",
-                "encoder": self.encoded is not None,
-            },
-            **{"fields": {**fields, **given}, "run": None, "found": [], "problem": ""},
+            "first": first,
+            "steps": steps,
+            "saved": self.saved,
+            "encoder": self.encoded is not None,
+            "fields": {**fields, **given},
             "link": lambda step: "?" + urlencode({**dict(request.query_params), "step": step}),
+            "run": None,
+            "found": [],
+            "plot": "",
+            "problem": "",
         }
         try:
             if self.saved is None and fields["split"] not in names:
