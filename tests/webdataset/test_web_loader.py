@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from energon.errors import ConfigError, StateError, WorkerError
+from energon.webdataset import filters
 from energon.webdataset.compat import WebDataset
 from energon.webdataset.web_loader import WebLoader
 from tests.webdataset.shards import make_shards
@@ -163,3 +164,22 @@ def test_arguments_that_would_do_nothing_are_refused(urls):
     with pytest.raises(ConfigError, match="sampler"):
         WebLoader(WebDataset(urls), sampler=[1])
     WebLoader(WebDataset(urls), persistent_workers=True)
+
+
+def negative(value):
+    return -value - 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_pipeline_that_is_changed_is_loaded_anew(urls, workers, counted):
+    dataset = WebDataset(urls).map(number).slice(5)
+    if counted:
+        dataset.with_epoch(4)
+    with WebLoader(dataset, batch_size=None, num_workers=workers) as loader:
+        first = list(loader)
+        dataset.append(filters.map(negative))
+        second, third = list(loader), list(loader)
+    assert first == [*range(4 if counted else 5)]
+    assert second == [negative(n) for n in first]
+    assert third == ([-5, -1, -2, -3] if counted else second)

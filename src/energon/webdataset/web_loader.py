@@ -12,7 +12,7 @@ from energon.loader.state import LanePosition, merge_states
 from energon.webdataset.compat import FluidInterface
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.running.lanes import LanePipeline
-from energon.webdataset.running.loop import Loop
+from energon.webdataset.running.loop import Loop, Snapshot
 from energon.webdataset.running.place import current_place
 from energon.webdataset.running.rank_states import merge_rank_states
 from energon.webdataset.running.tensors import convert, has_torch, torch_or_none
@@ -182,9 +182,15 @@ class LaneLoader(SavableDataLoader):
     """A loader whose loops are the epochs of a pipeline."""
 
     dataset: LanePipeline
+    _snapshot: Snapshot | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Let the next loop be number `epoch`."""
+        before, self._snapshot = self._snapshot, self.dataset.dataset.snapshot()
+        if before is not None and not self._snapshot.has_stages_of(before):
+            # Workers have the stages that they began with, and positions mean nothing in others.
+            self.close()
+            self._positions = None
         if self.dataset.virtual_epoch_length and self._positions is not None:
             # The data has no end: loops go on where the one before stopped.
             self._end_epoch()

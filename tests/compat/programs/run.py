@@ -18,20 +18,31 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+MODULES = ["reading", "pipelines", "stages", "decoding", "sources", "openers", "writing"]
 
 
-def results(package: str, folder: str, checks: Any, wanted: str = "") -> dict[str, Any]:
+def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
     """Return what each check found, or that it failed; `folder` is used up."""
     module = import_module(package)
-    checks.setup(folder)
+    import_module("common").setup(folder)
     found = {}
-    for name, check in list(vars(checks).items()):
-        if name.startswith("check_") and wanted in name:
+    for name, check in checks():
+        if wanted in name:
             try:
                 found[name] = as_json(check(module, folder), folder)
             except Exception as error:
                 found[name] = f"failed: {type(error).__name__}: {error}"[:300]
     return found
+
+
+def checks() -> list[tuple[str, Any]]:
+    """Return all checks of this folder by name."""
+    return [
+        (name, check)
+        for module in MODULES
+        for name, check in vars(import_module(module)).items()
+        if name.startswith("check_")
+    ]
 
 
 def as_json(value: Any, folder: str) -> Any:
@@ -56,8 +67,7 @@ def main() -> None:
     # Where its result goes, and what a package prints.
     output, sys.stdout = sys.stdout, sys.stderr
     with tempfile.TemporaryDirectory() as folder:
-        checks = import_module("webdataset_checks")
-        found = results(sys.argv[1], folder, checks, "".join(sys.argv[2:]))
+        found = results(sys.argv[1], folder, "".join(sys.argv[2:]))
     print(json.dumps(found, indent=1), file=output)
 
 

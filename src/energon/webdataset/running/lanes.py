@@ -170,7 +170,7 @@ def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
     snapshot = pipeline.dataset.snapshot()
     extent = snapshot.extent
     if extent.goes_on:
-        items: Iterator[Any] = snapshot.passes(place, epoch=0, count=None)
+        items: Iterator[Any] = snapshot.passes(place, epoch=epoch, count=None)
     else:
         items = snapshot.items_of_epoch(place, epoch)
     if pipeline.batch is None:
