@@ -21,8 +21,16 @@ AZURE_KEY = base64.b64encode(b"a key for tests").decode()
 @contextlib.contextmanager
 def moto() -> Iterator[int]:
     """S3 for small objects, started in a second; takes any credentials. Yields its port."""
-    port = free_port()
-    with running([find_program("moto_server"), "-p", str(port)], port):
+    program = find_program("moto_server")
+    with contextlib.ExitStack() as stack:
+        for tries_left in (2, 1, 0):
+            port = free_port()
+            try:
+                stack.enter_context(running([program, "-p", str(port)], port))
+                break
+            except RuntimeError:  # somebody else has taken the port meanwhile
+                if not tries_left:
+                    raise
         yield port
 
 
