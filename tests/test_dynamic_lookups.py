@@ -47,6 +47,13 @@ REASONS = {
     "energon/cli/preview.py": {
         "getattr(sample, each.name)": FIELDS,
     },
+    "energon/cli/view.py": {
+        "getattr(import_module(module), name)": COMMAND_LINE,
+        "import_module(module)": COMMAND_LINE,
+    },
+    "energon/compat/megatron/datasets/webdataset.py": {
+        "getattr(type(self), name, None)": TABLE,
+    },
     "energon/compat/megatron/encoder.py": {
         "getattr(AugmentTaskEncoder, name)": HOOKS,
         "getattr(TaskEncoder, builder)": HOOKS,
@@ -65,16 +72,31 @@ REASONS = {
     },
     "energon/compat/megatron/finder.py": {
         "getattr(fallback, name)": TABLE,
+        "getattr(import_module(home.module), home.name)": TABLE,
         "getattr(import_module(homes[name].module), homes[name].name)": TABLE,
         "import_module('energon')": TABLE,
         "import_module(f'{ROOT}.edataclass')": TABLE,
         "import_module(f'{module.__name__}.{name}')": TABLE,
+        "import_module(home.module)": TABLE,
         "import_module(homes[name].module)": TABLE,
         "setattr(module, name, value)": TABLE,
     },
     "energon/compat/megatron/getters.py": {
         "getattr(core, _name)": TABLE,
         "globals()[_name]": TABLE,
+    },
+    "energon/compat/megatron/helpers.py": {
+        "getattr(value, name)": FIELDS,
+    },
+    "energon/compat/megatron/json_parser.py": {
+        "getattr(obj, each.name)": FIELDS,
+        "getattr(value, name)": FIELDS,
+    },
+    "energon/compat/megatron/wrappers/own.py": {
+        "getattr(self, name)": FIELDS,
+        "getattr(self._dataset, name)": FIELDS,
+        "setattr(self, name, state[name])": FIELDS,
+        "vars(mine)[name]": FIELDS,
     },
     "energon/decode/arrays.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=not trusted)": ALLOWED,
@@ -163,8 +185,16 @@ REASONS = {
     "energon/prepare/importers/draw.py": {
         "pickle.load(file)": PROCESSES,
     },
+    "energon/prepare/upkeep.py": {
+        "getattr(import_module(module), attribute)": TABLE,
+        "import_module(module)": TABLE,
+    },
+    "energon/prepare/writers/tokens.py": {
+        "getattr(found, step)": COMMAND_LINE,
+        "import_module(module)": COMMAND_LINE,
+    },
     "energon/samples/collate.py": {
-        "getattr(batch, name)": FIELDS,
+        "getattr(each, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
     "energon/samples/field_map.py": {
@@ -216,6 +246,12 @@ REASONS = {
         "getattr(self._module, self.name, None)": ALLOWED,
         "sys.modules[module.__name__]": ALLOWED,
     },
+    "energon/viewer/batches.py": {
+        "getattr(batch, each.name)": FIELDS,
+    },
+    "energon/viewer/parts.py": {
+        "getattr(found, name)": FIELDS,
+    },
     "energon/warn_once.py": {
         "getattr(record, _ATTRIBUTE, None)": TABLE,
     },
@@ -225,6 +261,9 @@ REASONS = {
         "import_module(f'{__name__}.{_HOME[name]}')": TABLE,
         "import_module(f'{__name__}.{name}')": TABLE,
     },
+    "energon/webdataset/autodecode.py": {
+        "pickle.loads(data)": ALLOWED,
+    },
     "energon/webdataset/dataset_spec.py": {
         "getattr(self, name)": FIELDS,
     },
@@ -232,7 +271,7 @@ REASONS = {
         "getattr(torch.utils.data, name)": PROGRAM,
     },
     "energon/webdataset/reexport.py": {
-        "getattr(import_module(f'{package}.{home}'), original or name)": TABLE,
+        "getattr(found, original or name)": TABLE,
         "import_module(f'{package}.{home}')": TABLE,
     },
     "energon/webdataset/running/tensors.py": {
@@ -240,6 +279,9 @@ REASONS = {
     },
     "energon/webdataset/stages/base.py": {
         "getattr(self, name)": FIELDS,
+    },
+    "energon/webdataset/stages/functional.py": {
+        "pickle.load(stream)": ALLOWED,
     },
     "energon/webdataset/tools/process.py": {
         "getattr(import_module(module), attribute)": COMMAND_LINE,
@@ -249,6 +291,7 @@ REASONS = {
         "pickle.load(file)": PROCESSES,
     },
     "energon/webdataset/utils.py": {
+        "eval(expr.format(s))": PROGRAM,
         "getattr(importlib.import_module(module), sym, None)": PROGRAM,
         "importlib.import_module(module)": PROGRAM,
     },
