@@ -134,3 +134,35 @@ def test_pictures_that_are_never_shown_do_not_count():
     assert reader.num_frames == len(frames) == 43
     for number in (3, 4, 5, 19, 20, 21, 42):
         assert same(reader.by_number(number, number), frames[number : number + 1])
+
+
+class CountingReader(VideoReader):
+    """Counts the frames that are decoded."""
+
+    decoded = 0
+
+    def _frames(self, **settings):
+        for frame in super()._frames(**settings):
+            self.decoded += 1
+            yield frame
+
+
+@pytest.mark.parametrize("kind", ["mp4 with leading pictures", "mkv", "avi"])
+def test_decoding_begins_at_the_key_frame_before_a_clip(kind):
+    """Two more frames than the clip has: its end is known when the next one is."""
+    data, frames, _ = video(kind)
+    keys = [
+        number
+        for number, frame in enumerate(av.open(io.BytesIO(data)).decode(video=0))
+        if frame.key_frame
+    ]
+    reader = CountingReader(io.BytesIO(data))
+    first = len(frames) - 3
+    key = max(number for number in keys if number <= first)
+    assert key > 0
+    assert same(reader.by_number(first, first + 1), frames[first : first + 2])
+    assert reader.decoded <= first + 2 - key + 2
+    # The next clip goes on where this one ended.
+    before = reader.decoded
+    assert same(reader.by_number(first + 2, first + 2), frames[first + 2 :])
+    assert reader.decoded <= before + 2

@@ -214,6 +214,7 @@ def test_where_no_box_fits_the_middle_is_taken():
         ({"image_size": True}, "height and width"),
         ({"min_size": 1.5}, "min_size=1.5: expected a number of pixels"),
         ({"min_size": 9, "image_size": 9}, "expected one of them"),
+        ({"min_size": 9, "exact_resize": True}, "image_size resizes them"),
         ({"random_resized_crop": True}, "set image_size"),
         ({"random_resized_crop": (0.1, 1), "image_size": 9}, "RandomResizedCrop"),
     ],

@@ -235,6 +235,11 @@ class SampleDecoder:
                 f"image_size={size!r} and min_size={self.min_size!r}: expected one of them; "
                 "image_size gives all images one size, min_size reduces large ones"
             )
+        if self.exact_resize and self.min_size is not None:
+            raise ConfigError(
+                f"exact_resize and min_size={self.min_size!r}: min_size only reduces images while "
+                "they are decoded, so expected one of them; image_size resizes them"
+            )
         if not isinstance(crop, bool | RandomResizedCrop):
             raise ConfigError(f"random_resized_crop={crop!r}: expected True or a RandomResizedCrop")
         if crop and size is None:
