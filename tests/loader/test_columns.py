@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from energon.loader.transport.columns import OUT_OF_BAND_BYTES, Columns, by_column
 from energon.samples.crude import CrudeSample
+from energon.samples.source_info import sources_of
 
 values = st.one_of(
     st.binary(max_size=20),
@@ -33,6 +34,50 @@ def test_samples_arrive_as_they_were(data, names, count):
     assert {type(sample) for sample in found} == {CrudeSample}
     assert [list(sample) for sample in found] == [list(sample) for sample in batch]
     assert isinstance(by_column(batch), Columns)
+
+
+def cooked(count, *, path="ds", shard="0.tar", own_key=None):
+    batch = []
+    for n in range(count):
+        raw = CrudeSample(
+            {
+                "__key__": f"s{n}",
+                "__shard__": shard,
+                "__restore_key__": (0, 3, n),
+                "__subflavors__": {},
+                "txt": b"text",
+            }
+        )
+        raw["__sources__"] = sources_of(path, raw)
+        if own_key is not None:
+            raw["__restore_key__"] = (*raw["__restore_key__"], own_key)
+        batch.append(raw)
+    return batch
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        cooked(3),
+        cooked(3, own_key=1),
+        cooked(3, shard=None),
+        [*cooked(2), *cooked(2, path="other")],
+    ],
+)
+def test_sources_arrive_as_they_were(batch):
+    found = send(batch)
+    assert found == batch
+    (source,) = found[-1]["__sources__"]
+    assert source.file_names == (f"{found[-1]['__key__']}.txt",)
+    assert source.index == found[-1]["__restore_key__"][2]
+
+
+def test_sources_that_follow_from_the_sample_take_no_room():
+    batch = cooked(100)
+    with_sources = len(pickle.dumps(by_column(batch), protocol=5))
+    for sample in batch:
+        sample["__sources__"] = None
+    assert with_sources < len(pickle.dumps(by_column(batch), protocol=5)) + 300
 
 
 def test_large_parts_are_not_in_the_pickle():

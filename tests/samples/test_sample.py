@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import pickle
 from dataclasses import dataclass
 
@@ -8,7 +10,7 @@ import torch
 
 from energon.samples.crude import CrudeSample, basic_sample_keys
 from energon.samples.sample import Batch, Sample, edataclass
-from energon.samples.source_info import SourceInfo, add_source_info, get_source_info
+from energon.samples.source_info import SourceInfo, add_source_info, get_source_info, sources_of
 from energon.samples.types import CaptioningSample, TextSample
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="a.tar", file_names=("k.txt",))
@@ -140,3 +142,26 @@ def test_sources_are_noted_on_dicts_and_objects():
         add_source_info(sample, SOURCE)
         add_source_info(sample, SOURCE)
         assert get_source_info(sample) == (SOURCE, SOURCE)
+
+
+def test_the_source_of_a_sample_is_like_any_other():
+    raw = {
+        "__key__": "a/7",
+        "__shard__": "0.tar",
+        "__restore_key__": (1, 2, 3),
+        "jpg": b"",
+        "Txt": b"",
+    }
+    (source,) = sources_of("ds", raw)
+    plain = SourceInfo("ds", 3, "0.tar", ("a/7.jpg", "a/7.Txt"))
+    raw.clear()
+    assert source == plain
+    assert plain == source
+    assert hash(source) == hash(plain)
+    assert repr(source) == repr(plain)
+    assert isinstance(source, SourceInfo)
+    assert pickle.loads(pickle.dumps(source)) == plain
+    assert copy.deepcopy(source) == plain
+    assert dataclasses.replace(source, index=4) == dataclasses.replace(plain, index=4)
+    assert dataclasses.asdict(source) == dataclasses.asdict(plain)
+    assert source != dataclasses.replace(plain, shard_name="1.tar")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -78,11 +79,29 @@ class SampleSource(SourceInfo):
     def __repr__(self) -> str:
         return repr(SourceInfo(*astuple(self)))
 
-    def __reduce__(self) -> tuple[type[SourceInfo], tuple[Any, ...]]:
-        return SourceInfo, astuple(self)
+    def __reduce__(self) -> tuple[Callable[..., SampleSource], tuple[Any, ...]]:
+        return known_source, self._known
+
+    def follows_from(self, sample: Mapping[str, Any]) -> tuple[str, tuple[str, ...]] | None:
+        """Return what it tells that `sample` does not: the dataset, and the names of its parts.
+
+        None if it tells other things than the sample does.
+        """
+        path, key, restore_key, shard, names = self._known
+        get = partial(dict.get, sample)
+        if key is None or key is not get("__key__") or shard is not get("__shard__"):
+            return None
+        return (path, names) if restore_key is get("__restore_key__") else None
 
 
 _know = SampleSource._known.__set__  # type: ignore[attr-defined]
+
+
+def known_source(*known: Any) -> SampleSource:
+    """Return the source of a sample: dataset, key, restore key, shard and names of its parts."""
+    source = SampleSource.__new__(SampleSource)
+    _know(source, known)
+    return source
 
 
 def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, ...]:
@@ -92,10 +111,8 @@ def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, .
         dataset_path: The dataset.
         raw: The sample, with its key, shard and restore key.
     """
-    source = SampleSource.__new__(SampleSource)
-    key, restore_key = raw["__key__"], raw["__restore_key__"]
-    _know(source, (dataset_path, key, restore_key, raw["__shard__"], tuple(raw)))
-    return (source,)
+    key, restore_key, shard = raw["__key__"], raw["__restore_key__"], raw["__shard__"]
+    return (known_source(dataset_path, key, restore_key, shard, tuple(raw)),)
 
 
 def add_source_info(sample: T, *sources: SourceInfo) -> T:

@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pickle import PickleBuffer
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon.samples.crude import CrudeSample
+from energon.samples.source_info import SampleSource, known_source
 
 OUT_OF_BAND_BYTES = 4096
 """Parts of this size and more are copied once, into shared memory."""
+
+
+_OF_SOURCES = ("__key__", "__restore_key__", "__shard__")
 
 
 class Columns:
@@ -49,7 +53,29 @@ def by_column(batch: Any) -> Any:
         return batch
     if set(map(type, names)) != {str}:
         return batch
-    return Columns(names, list(zip(*[sample.values() for sample in batch], strict=True)))
+    columns: list[Any] = list(zip(*[sample.values() for sample in batch], strict=True))
+    if "__sources__" in names and set(_OF_SOURCES) <= set(names):
+        at = names.index("__sources__")
+        columns[at] = _shared_source(batch, columns[at]) or columns[at]
+    return Columns(names, columns)
+
+
+class SharedSource(NamedTuple):
+    """Stands for a column of sources: all samples are of one dataset and have the same parts."""
+
+    dataset_path: str
+    parts: tuple[str, ...]
+
+
+def _shared_source(batch: list[Any], column: Sequence[Any]) -> SharedSource | None:
+    """Return what the sources of samples share, if the rest of each follows from its sample."""
+    found = set()
+    for sample, sources in zip(batch, column, strict=True):
+        if type(sources) is not tuple or len(sources) != 1 or type(sources[0]) is not SampleSource:
+            return None
+        found.add(sources[0].follows_from(sample))
+    (first, *others) = found
+    return None if others or first is None else SharedSource(*first)
 
 
 def rebuild(
@@ -59,10 +85,17 @@ def rebuild(
     for at in lifted:
         # Out of the pickle they are views of shared memory.
         columns[at] = [bytes(v) if type(v) is memoryview else v for v in columns[at]]
+    for at, column in enumerate(columns):
+        if type(column) is SharedSource:
+            path, parts = column
+            known = (columns[names.index(name)] for name in _OF_SOURCES)
+            columns[at] = [(known_source(path, *row, parts),) for row in zip(*known, strict=True)]
     return _row_builder(names)(*columns)
 
 
 def _is_large(column: Sequence[Any]) -> bool:
+    if type(column) is SharedSource:
+        return False
     if type(column[0]) is not bytes:
         return False
     return any(type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES for value in column)
