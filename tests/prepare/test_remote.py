@@ -230,3 +230,13 @@ def test_where_no_disk_has_room_it_is_said_which_folder_is_full(
             prepare(address)
         assert not [*(disk / "tmp").iterdir()]
     prepare(address)
+
+
+@pytest.mark.parametrize("notes", ["{", "[" * 100_000, "[]", '{"part/0.tar": [1]}'])
+def test_damaged_notes_on_versions_cost_time_only(s3, shards, tmp_path, notes):
+    address = upload(shards, s3.address)
+    expected = prepare(address)
+    (path,) = (tmp_path / "cache").rglob("versions.json")
+    path.write_text(notes)
+    assert prepare(address) == expected
+    assert "[[" not in path.read_text()

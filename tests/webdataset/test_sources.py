@@ -378,7 +378,10 @@ def test_a_file_overrides_one_shard_for_all_processes_that_run(tmp_path):
             assert later.communicate()[0] == "1\n"
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut off", "changed", "note lost", "override empty"])
+@pytest.mark.parametrize(
+    "damage",
+    ["empty", "cut off", "changed", "note lost", "note deep", "note a list", "override empty"],
+)
 def test_damaged_files_of_a_cache_are_fetched_again(tmp_path, damage):
     cache, content = tmp_path / "cache", tar_bytes(members_of(numbered(range(3))))
     (tmp_path / "x.tar").write_bytes(content)
@@ -388,8 +391,9 @@ def test_damaged_files_of_a_cache_are_fetched_again(tmp_path, damage):
         (path,) = cache.rglob("x.tar")
         if damage == "changed":
             path.write_bytes(content[:512] + b"\xff" + content[513:])
-        elif damage == "note lost":
-            (path.parent / ".x.tar.about.json").write_text("{")
+        elif damage.startswith("note"):
+            note = {"note lost": "{", "note deep": "[" * 100_000, "note a list": "[]"}[damage]
+            (path.parent / ".x.tar.about.json").write_text(note)
             path.write_bytes(b"what the note was about")
         elif damage == "override empty":
             shutil.rmtree(path.parent)
