@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+import subprocess
+import sys
 from itertools import chain, islice, pairwise
 
 import numpy as np
@@ -20,6 +22,7 @@ from energon import (
     get_val_dataset,
 )
 from energon.errors import FormatError, ShardChangedError, TruncatedError
+from energon.formats.tokens import token_index_bytes
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
@@ -418,3 +421,33 @@ def test_fingerprints_tell_contents_apart(path):
     digests = {json.dumps(source.fingerprint()) for source in others}
     assert len(digests) == 4
     assert json.dumps(first) not in digests
+
+
+MEASURE = """
+import sys
+from energon.sources.tokens import TokenOptions, TokenSource
+
+
+def resident():
+    with open("/proc/self/status") as status:
+        return int(status.read().split("VmRSS:")[1].split()[0]) * 1024
+
+
+before = resident()
+source = TokenSource(sys.argv[1], options=TokenOptions("sequence", 2049, overlap=1))
+print(len(source), resident() - before)
+"""
+
+
+def test_opening_a_long_index_takes_next_to_no_memory(tmp_path):
+    """An index of 3 million documents, 60 MB, whose tokens are a hole in the file."""
+    lengths = np.random.default_rng(0).integers(100, 901, 3_000_000).astype(np.int32)
+    with open(tmp_path / "long.idx", "wb") as file:
+        file.writelines(token_index_bytes(np.dtype("<u2"), lengths))
+    tokens = int(lengths.sum(dtype=np.int64))
+    with open(tmp_path / "long.bin", "wb") as file:
+        file.truncate(2 * tokens)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "long")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(found[0]) == (tokens - 1) // 2048
+    assert int(found[1]) < 30 << 20

@@ -32,6 +32,7 @@ class KindEntry(NamedTuple):
             appended to.
         upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are no
             folders of shards.
+        holds: A folder is of this kind if one of these files is in it.
         below: A folder is of this kind if most files in it, at any depth, end so; and so is a
             pattern like `data/*.parquet`.
     """
@@ -44,6 +45,7 @@ class KindEntry(NamedTuple):
     pair: tuple[str, ...] = ()
     upkeep: str = ""
     below: str = ""
+    holds: tuple[str, ...] = ()
 
 
 KINDS = (
@@ -68,6 +70,7 @@ KINDS = (
     KindEntry(
         "tokens", "energon.sources.tokens:KIND", suffixes=(".idx", ".bin"), pair=(".idx", ".bin")
     ),
+    KindEntry("arrow", "energon.sources.arrow:KIND", holds=("state.json", "dataset_dict.json")),
     KindEntry("parquet", "energon.sources.parquet:KIND", suffixes=(".parquet",), below=".parquet"),
 )
 """The kinds that come with energon. The first that fits is taken."""
@@ -120,6 +123,8 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
                 if is_file(join_address(path, f".nv-meta/{marker}")):
                     return entry.name
         for entry in entries:
+            if any(is_file(join_address(path, name)) for name in entry.holds):
+                return entry.name
             if entry.pair and _has_pair(path, entry.pair):
                 return entry.name
             if entry.below and _are_most(path, entry.below):

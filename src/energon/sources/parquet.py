@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -15,37 +13,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.sample_decoder import is_decoded
-from energon.errors import ConfigError, EmptyDatasetError, FormatError
+from energon.errors import ConfigError, FormatError
 from energon.extra import needs_extra
-from energon.formats.meta.info import META
 from energon.formats.meta.split import find_split
 from energon.formats.meta.split_names import (
-    parse_shares,
     ratio_names,
-    ratio_range,
     splits_by_name,
 )
 from energon.formats.parquet import ParquetFooter, parse_footer
-from energon.formats.signature import guess_extension
-from energon.io.address import is_remote, join_address, redact
-from energon.io.epath import AnyPath, EPath, any_path
-from energon.io.files import file_info
+from energon.io.address import is_remote, redact
+from energon.io.epath import any_path
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.limits import DECODED_BYTES
-from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.plan.subset import include_ordinals, resolve_range
-from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import Extents
-from energon.sources.fingerprint import content_fingerprint
-from energon.sources.kinds import DatasetKind, Location, Source
-from energon.sources.parquet_files import SUFFIX, ParquetFiles, is_pattern, partitions
+from energon.sources.kinds import DatasetKind
+from energon.sources.parquet_files import SUFFIX, ParquetFiles, is_pattern
 from energon.sources.part_filter import PartFilter
+from energon.sources.rows import RowOptions, RowSource, row_config
 from energon.sources.shards import ShardPool
-from energon.sources.webdataset import included
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,54 +47,7 @@ MAX_SLICES = 16
 OPEN_FILES = 64
 
 
-@dataclass(frozen=True)
-class ParquetOptions:
-    """What a document says under `read` of Parquet files.
-
-    Args:
-        columns: The columns to read; None for those that the field map names, or else all.
-        sample_type: The sample type that rows become, like "CaptioningSample"; None leaves them
-            to cookers.
-        field_map: For each field of it, the column that it is taken from.
-        split: The shares of train, val and test in the rows, like "99,1,0"; None if the names of
-            the files say which split they are in, or else all are "train".
-        origin: Where they were written.
-
-    Raises:
-        ConfigError: If they make no sense.
-    """
-
-    columns: Sequence[str] | None = None
-    sample_type: str | None = None
-    field_map: Mapping[str, str] | None = None
-    split: str | None = None
-    origin: str = ""
-
-    def __post_init__(self) -> None:
-        if problem := next(self._problems(), None):
-            raise ConfigError(f"{self.origin}: read: {problem}")
-
-    def _problems(self) -> Iterator[str]:
-        columns = self.columns
-        if columns is not None and (
-            not isinstance(columns, list | tuple)
-            or not columns
-            or not all(isinstance(name, str) for name in columns)
-        ):
-            yield f"columns is {columns!r}; expected a list of names"
-        if (self.sample_type is None) != (self.field_map is None):
-            yield "sample_type and field_map belong together, one is missing"
-        if self.sample_type is not None and not isinstance(self.sample_type, str):
-            yield f"sample_type is {self.sample_type!r}; expected a name like CaptioningSample"
-        if self.field_map is not None and not isinstance(self.field_map, Mapping):
-            yield f"field_map is {self.field_map!r}; expected a column for each field"
-        if self.columns is not None and self.field_map is not None:
-            yield "field_map says which columns to read; drop columns"
-        if self.split is not None:
-            parse_shares(self.split, origin=self.origin)
-
-
-class RowGroups:
+class ParquetGroups:
     """The row groups of some files, numbered through.
 
     Args:
@@ -130,8 +71,18 @@ class RowGroups:
         self._tables: OrderedDict[tuple[int, tuple[str, ...]], pa.Table] = OrderedDict()
         self._range_files: dict[int, RangeFile] = {}
 
+    @property
+    def folder(self) -> str:
+        """The folder that the files are in."""
+        return self.files.folder
+
+    @property
+    def suffix(self) -> str:
+        """What the names of files end with."""
+        return SUFFIX
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowGroups, (self.files, self.footers)
+        return ParquetGroups, (self.files, self.footers)
 
     @property
     def num_rows(self) -> int:
@@ -272,11 +223,8 @@ class _Chunks(io.RawIOBase):
         return self._file.pread(start, max(0, stop - start))
 
 
-class ParquetSource:
+class ParquetSource(RowSource):
     """The rows of a split of Parquet files, numbered from 0.
-
-    A sample has a part for each column, and for each `key=value` in the path of its file. Its key
-    is the name of the file without its suffix, a slash, and the number of the row in the file.
 
     Args:
         address: See `ParquetFiles`.
@@ -294,60 +242,33 @@ class ParquetSource:
         MissingExtraError: If pyarrow is not installed.
     """
 
+    groups: ParquetGroups
+
     def __init__(
         self,
         address: str | os.PathLike[str],
         *,
         split_part: str = "train",
-        options: ParquetOptions | None = None,
-        parts: Collection[str] | None = None,
+        options: RowOptions | None = None,
+        parts: Collection[str] | PartFilter | None = None,
         subsets: Sequence[Any] = (),
         exclude: Sequence[str] = (),
     ) -> None:
-        self.path = any_path(address)
-        self.split_part = split_part
-        self.options = options or ParquetOptions(origin=str(self.path))
+        path = any_path(address)
+        options = options or RowOptions(origin=str(path))
         files = ParquetFiles(os.fspath(address))
-        chosen, ratio = _split_files(files, self.options, split_part)
+        chosen, by_ratio = _split_files(files, options, split_part)
         footers = {footer.name: footer for footer in files.footers()}
-        self.groups = RowGroups(files, [footers[name] for name in chosen])
-        total = self.groups.num_rows
-        self.first, self.last = 0, total
-        if ratio:
-            origin = self.options.origin or str(self.path)
-            self.first, self.last = ratio_range(
-                self.options.split, split_part, total, what="rows", origin=origin
-            )
-        self.excluded = self._excluded(exclude)
-        self.start, self.stop = resolve_range(self.last - self.first - len(self.excluded), subsets)
-        if self.start >= self.stop:
-            raise EmptyDatasetError(
-                f"{self.path}: split {split_part!r} has {self.last - self.first} of {total} rows "
-                f"in {len(chosen)} files, of which none is left"
-            )
-        self.partitions = _partition_values([partitions(name) for name in chosen])
-        wanted = self.options.columns or (None if parts is None else sorted(parts))
-        self.columns, self.wanted = self._columns(wanted)
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """Where the files are, in a list of one."""
-        return [self.path]
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the files are in an object store."""
-        return isinstance(self.path, EPath)
-
-    @cached_property
-    def mean_sample_bytes(self) -> float:
-        """Bytes of a row in the columns that are read, on average over the first row group."""
-        groups = np.flatnonzero(np.diff(self.groups.ends))[:1]
-        size = sum(b - a for a, b in self.groups.chunks(int(groups[0]), self.columns))
-        return size / float(np.diff(self.groups.ends)[groups[0]])
+        super().__init__(
+            path,
+            ParquetGroups(files, [footers[name] for name in chosen]),
+            split_part=split_part,
+            by_ratio=by_ratio,
+            options=options,
+            parts=parts,
+            subsets=subsets,
+            exclude=exclude,
+        )
 
     @cached_property
     def preferred_slices(self) -> tuple[int, int]:
@@ -364,248 +285,9 @@ class ParquetSource:
         most = HELD_BYTES // max(1, 2 * group.total_byte_size)
         return max(1, rows), max(1, min(MAX_SLICES, most))
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
-        content = {
-            "files": [[each.name, each.size, list(each.rows)] for each in self.groups.footers],
-            "excluded": self.excluded.tolist(),
-            "range": [self.first, self.last, self.start, self.stop],
-        }
-        return content_fingerprint(len(self), content)
-
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples, in the order of `ordinals`; see `Source.read`."""
-        rows = self._rows(ordinals)
-        groups = self._groups_of(rows)
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
-        samples: list[Any] = [None] * len(rows)
-        for group in np.unique(groups).tolist():
-            places = np.flatnonzero(groups == group)
-            number = int(self.groups.file[group])
-            name = self.groups.footers[number].name
-            stem, base = name.removesuffix(SUFFIX), int(self.groups.file_ends[number])
-            values = self._values(group, rows[places] - self.groups.ends[group])
-            given = {key: own[number] for key, own in self.partitions.items() if self._takes(key)}
-            for at, place in enumerate(places.tolist()):
-                sample = CrudeSample(
-                    {
-                        "__key__": f"{stem}/{rows[place] - base}",
-                        "__shard__": name,
-                        "__restore_key__": keys[place],
-                        "__subflavors__": subflavors,
-                    }
-                )
-                for column, own in values.items():
-                    sample[column] = own[at]
-                sample.update(given)
-                files = self._part_files(sample, {c: p[at] for c, p in values.paths.items()})
-                if files:
-                    sample[PART_FILES] = files
-                samples[place] = sample
-        return samples
-
-    def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the row groups of samples lie, as far as their columns are read."""
-        rows = self._rows(ordinals)
-        groups = self._groups_of(rows)
-        low, high = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        for group in np.unique(groups).tolist():
-            chunks = self.groups.chunks(group, self.columns)
-            if not chunks:
-                continue
-            needed = sum(stop - start for start, stop in chunks)
-            if chunks[-1][1] - chunks[0][0] > 2 * needed:
-                chunks = [max(chunks, key=lambda each: each[1] - each[0])]
-            low[groups == group], high[groups == group] = chunks[0][0], chunks[-1][1]
-        number = self.groups.file[groups]
-        for each in np.unique(number).tolist():
-            inside = np.flatnonzero((number == each) & (high > low))
-            order = inside[np.argsort(low[inside], kind="stable")]
-            yield Extents(self.groups.range_file(each), order, low[order], high[order])
-
-    def locate(self, ordinal: int) -> Location:
-        """Return where a sample lies; the offset is that of its row group."""
-        row = int(self._rows(np.array([ordinal]))[0])
-        group = int(self._groups_of(np.array([row]))[0])
-        number = int(self.groups.file[group])
-        name = self.groups.footers[number].name
-        own = row - int(self.groups.file_ends[number])
-        chunks = self.groups.chunks(group, self.columns)
-        return Location(
-            key=f"{name.removesuffix(SUFFIX)}/{own}",
-            shard=name,
-            sample=own,
-            offset=chunks[0][0] if chunks else 0,
-            parts=tuple(self.part_names),
-        )
-
-    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        return [(self, ordinal)]
-
-    def find(self, key: str) -> list[int]:
-        row = self._row_of(key)
-        return [] if row is None else included(self, row - self.first)
-
-    def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        edges = np.array([self.start, self.stop - 1])
-        low, high = (include_ordinals(edges, self.excluded) + self.first).tolist()
-        found = {}
-        bounds = zip(self.groups.file_ends[:-1], self.groups.file_ends[1:], strict=True)
-        for footer, (begin, end) in zip(self.groups.footers, bounds, strict=True):
-            start, stop = max(low, int(begin)), min(high + 1, int(end))
-            if start < stop:
-                found[footer.name] = (start - int(begin), stop - int(begin))
-        return ("rows", self.groups.files.folder), found
-
-    @property
-    def part_names(self) -> list[str]:
-        """The names of the parts that samples have."""
-        return [name for name in self._all_parts if self._takes(name)]
-
-    @cached_property
-    def class_names(self) -> dict[str, list[str]]:
-        """The names of classes by column, where Hugging Face `datasets` has noted them."""
-        return _class_names(self.groups.schema.metadata or {})
-
-    @cached_property
-    def _all_parts(self) -> list[str]:
-        columns = [name for name in self.groups.schema.names if not name.startswith("__")]
-        names = list(dict.fromkeys((*columns, *self.partitions)))
-        named = [f"{column}_name" for column in self.class_names if column in names]
-        return [*names, *(name for name in named if name not in names)]
-
-    def _takes(self, name: str) -> bool:
-        return self.wanted is None or name in self.wanted
-
-    def _columns(self, wanted: Sequence[str] | None) -> tuple[tuple[str, ...], set[str] | None]:
-        """Return the columns to read, and the parts to give; None for all."""
-        schema = self.groups.schema
-        if wanted is None:
-            given = None
-            # Names like __index_level_0__ are those of no data.
-            names = [name for name in schema.names if not name.startswith("__")]
-        else:
-            given = {part for part in (find_part(self._all_parts, name) for name in wanted) if part}
-            if self.options.columns is not None and len(given) < len(set(wanted)):
-                missing = next(n for n in wanted if find_part(self._all_parts, n) is None)
-                raise ConfigError(
-                    f"{self.path}: there is no column {missing!r}, only "
-                    f"{', '.join(self._all_parts)}"
-                )
-            named = {name.removesuffix("_name") for name in given - set(schema.names)}
-            names = [name for name in schema.names if name in given | named]
-        doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if doubled:
-            raise FormatError(f"{self.groups.origin(0)}: has two columns {doubled[0]!r}")
-        self._check_schemas(names)
-        return tuple(names), given
-
-    def _check_schemas(self, names: Sequence[str]) -> None:
-        """Make sure that all files have the same columns, as far as they are read."""
-        first = {name: _plain_type(self.groups.schema.field(name).type) for name in names}
-        for number in range(1, len(self.groups.footers)):
-            schema = self.groups.schema_of(number)
-            for name, kind in first.items():
-                at = schema.get_field_index(name)
-                found = None if at < 0 else _plain_type(schema.field(at).type)
-                if found != kind:
-                    problem = "has no column" if found is None else f"has {found} in column"
-                    raise FormatError(
-                        f"{self.groups.origin(number)}: {problem} {name!r}, but "
-                        f"{self.groups.origin(0)} has {kind} there; train on files of one schema"
-                    )
-
-    def _values(self, group: int, rows: Ints) -> _Values:
-        """Return what some rows of a row group have in each column."""
-        import pyarrow as pa
-
-        table = self.groups.table(group, self.columns)
-        values = _Values()
-        for name in self.columns:
-            column = table.column(name).take(pa.array(rows))
-            own = column.to_pylist()
-            if _is_file(column.type):
-                values.paths[name] = [each and each["path"] for each in own]
-                own = [each and each["bytes"] for each in own]
-            elif _is_list_of_files(column.type):
-                own = [each and [one and one["bytes"] for one in each] for each in own]
-            if self._takes(name):
-                values[name] = own
-            called = f"{name}_name"
-            is_named = name in self.class_names and called not in self.groups.schema.names
-            if is_named and self._takes(called):
-                values[called] = [_name_of(self.class_names[name], each) for each in own]
-        return values
-
-    def _part_files(self, sample: CrudeSample, paths: Mapping[str, Any]) -> dict[str, str]:
-        """Return what files the bytes of columns are, whose names do not say it."""
-        found = {}
-        for name, value in sample.items():
-            if isinstance(value, bytes) and not name.startswith("__"):
-                suffix = os.path.splitext(str(paths.get(name) or ""))[1].lower()
-                if suffix and is_decoded(f"x{suffix}"):
-                    found[name] = f"{name}{suffix}"
-                elif not is_decoded(name) and (extension := guess_extension(value)):
-                    found[name] = f"{name}.{extension}"
-        return found
-
-    def _rows(self, ordinals: Ints) -> Ints:
-        """Return the rows in all files of samples of the split."""
-        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
-                f"{outside[0]}"
-            )
-        inside = ordinals + self.start
-        if len(self.excluded):
-            inside = include_ordinals(inside, self.excluded)
-        return np.asarray(inside + self.first)
-
-    def _groups_of(self, rows: Ints) -> Ints:
-        return np.asarray(np.searchsorted(self.groups.ends, rows, side="right") - 1)
-
-    def _row_of(self, key: str) -> int | None:
-        """Return the row of a key among those of all files; None if there is none."""
-        stem, _, row = key.rpartition("/")
-        names = [footer.name for footer in self.groups.footers]
-        name = stem if stem in names else f"{stem}{SUFFIX}"
-        if name not in names or not row.isdecimal():
-            return None
-        number = names.index(name)
-        found = int(self.groups.file_ends[number]) + int(row)
-        return found if found < self.groups.file_ends[number + 1] else None
-
-    def _excluded(self, keys: Sequence[str]) -> Ints:
-        """Return the places of excluded keys in the split, ascending."""
-        names = [footer.name for footer in self.groups.footers]
-        rows: set[int] = set()
-        for key in keys:
-            if key in names:
-                number = names.index(key)
-                rows.update(range(*self.groups.file_ends[number : number + 2].tolist()))
-            elif (row := self._row_of(key)) is not None:
-                rows.add(row)
-        inside = {row - self.first for row in rows if self.first <= row < self.last}
-        return np.array(sorted(inside), np.int64)
-
-
-class _Values(dict[str, list[Any]]):
-    """Values by column, and the paths of files that columns hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: dict[str, list[Any]] = {}
-
 
 def _split_files(
-    files: ParquetFiles, options: ParquetOptions, split_part: str
+    files: ParquetFiles, options: RowOptions, split_part: str
 ) -> tuple[list[str], bool]:
     """Return the files that a split is in, and whether a ratio says which of their rows."""
     names = [found.key for found in files.found]
@@ -623,62 +305,12 @@ def _split_files(
     return splits[found], False
 
 
-def _partition_values(files: Sequence[Mapping[str, str | None]]) -> dict[str, list[Any]]:
-    """Return the values of all files by key, as whole numbers if they all are."""
-    found: dict[str, list[Any]] = {}
-    for key in dict.fromkeys(key for file in files for key in file):
-        values = [file.get(key) for file in files]
-        whole = all(value is None or (value.isascii() and value.isdecimal()) for value in values)
-        found[key] = [int(v) if v is not None and whole else v for v in values]
-    return found
-
-
-def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return {
-            str(column): [str(name) for name in feature["names"]]
-            for column, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        }
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def _name_of(names: Sequence[str], label: Any) -> str | None:
-    return names[label] if isinstance(label, int) and 0 <= label < len(names) else None
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values, however they are stored."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    return small.get(kind, kind)
-
-
-def _is_file(kind: pa.DataType) -> bool:
-    """Return whether a column holds files as Hugging Face `datasets` writes them."""
-    import pyarrow as pa
-
-    return pa.types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}
-
-
-def _is_list_of_files(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and _is_file(kind.value_type)
-
-
 class ParquetKind(DatasetKind):
     """Parquet files, whose rows are samples."""
 
     name = "parquet"
     noun = "a set of Parquet files"
-    options = tuple(field.name for field in fields(ParquetOptions) if field.name != "origin")
+    options = RowOptions.names()
     prepares = True
 
     def prepare(self, address: str) -> int:
@@ -692,18 +324,9 @@ class ParquetKind(DatasetKind):
         return ratio_names(None, origin=address) if splits == [""] else splits
 
     def config(self, leaf: Leaf) -> DatasetConfig:
-        options = ParquetOptions(**leaf.read, origin=leaf.origin)
-        if options.sample_type is not None:
-            return DatasetConfig(
-                crude=False,
-                sample_type=("energon", options.sample_type),
-                field_map=options.field_map,
-                origin=leaf.path,
-            )
-        described = join_address(leaf.path, f"{META}/{leaf.dataset_config}")
-        if not is_pattern(leaf.path) and not leaf.path.endswith(SUFFIX) and file_info(described):
-            return load_dataset_config(leaf.path, leaf.dataset_config)
-        return DatasetConfig(origin=leaf.path)
+        return row_config(
+            leaf, has_folder=not (is_pattern(leaf.path) or leaf.path.endswith(SUFFIX))
+        )
 
     def open(
         self,
@@ -715,21 +338,17 @@ class ParquetKind(DatasetKind):
         pool: ShardPool | None = None,
         allow: Collection[str] = (),
     ) -> ParquetSource:
-        source = ParquetSource(
+        return ParquetSource(
             leaf.path,
             split_part=leaf.split_part,
-            options=ParquetOptions(**leaf.read, origin=leaf.origin),
-            parts=None if isinstance(parts, PartFilter) else parts,
+            options=RowOptions(**leaf.read, origin=leaf.origin),
+            parts=parts,
             subsets=leaf.subsets,
             exclude=exclude,
         )
-        if isinstance(parts, PartFilter):
-            chosen = [name for name in source.part_names if name in parts]
-            source.columns, source.wanted = source._columns(chosen)
-        return source
 
     def check_field_map(self, source: Any, field_map: FieldMap) -> None:
-        field_map.check_parts(source._all_parts, origin=str(source.path))
+        field_map.check_parts(source.all_parts, origin=str(source.path))
 
     def describe(
         self,
@@ -740,10 +359,10 @@ class ParquetKind(DatasetKind):
         parts: bool = True,
     ) -> dict[str, Any]:
         files = ParquetFiles(address)
-        groups = RowGroups(files, files.footers())
+        groups = ParquetGroups(files, files.footers())
         splits = {}
         for name in self.split_names(address):
-            chosen, _ = _split_files(files, ParquetOptions(), name)
+            chosen, _ = _split_files(files, RowOptions(), name)
             rows = [sum(f.rows) for f in groups.footers if f.name in chosen]
             splits[name] = {"samples": sum(rows), "shards": len(rows), "excluded": 0}
         return {

@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
-from urllib.parse import unquote
 
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.meta.info import META
@@ -160,20 +159,6 @@ def version_of(found: ObjectInfo) -> str:
     # The version of a local file has the number of its inode, which a copy of the folder has not.
     is_local = version is None or (found.mtime_ns and version.endswith(mtime))
     return mtime if is_local else str(version)
-
-
-def partitions(name: str) -> dict[str, str | None]:
-    """Return the values that the folders of a file name stand for, as in `year=2024/lang=en/`.
-
-    Example:
-        >>> partitions("year=2024/lang=en/0.parquet")
-        {'year': '2024', 'lang': 'en'}
-    """
-    steps = [step.partition("=") for step in name.split("/")[:-1] if "=" in step]
-    return {
-        unquote(key): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-        for key, _, value in steps
-    }
 
 
 def _is_new(found: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:

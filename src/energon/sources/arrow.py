@@ -1,0 +1,318 @@
+"""Read the rows of folders that `save_to_disk` of Hugging Face `datasets` wrote.
+
+`state.json` lists Arrow files, which are mapped into memory: nothing is decoded, and only the
+rows that are asked for are looked at. With `dataset_dict.json`, there is such a folder for each
+split.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError, TruncatedError
+from energon.extra import needs_extra
+from energon.formats.json_text import parse_json
+from energon.formats.meta.split import find_split
+from energon.formats.meta.split_names import ratio_names
+from energon.formats.parquet import ParquetFooter
+from energon.io.address import is_remote, redact
+from energon.io.epath import any_path
+from energon.io.files import is_file, read_bytes
+from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.leaf import Leaf
+from energon.samples.field_map import FieldMap
+from energon.sources.kinds import DatasetKind
+from energon.sources.part_filter import PartFilter
+from energon.sources.rows import RowOptions, RowSource, row_config
+from energon.sources.shards import ShardPool
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Ints = NDArray[np.int64]
+
+SUFFIX = ".arrow"
+STATE, SPLITS = "state.json", "dataset_dict.json"
+
+
+class ArrowBatches:
+    """The record batches of some files, numbered through. Copies map the files anew.
+
+    Args:
+        folder: The folder that the files are in.
+        names: The files.
+
+    Raises:
+        DatasetNotFoundError: If a file is missing.
+        FormatError: If a file is no stream of Arrow.
+    """
+
+    suffix = SUFFIX
+
+    def __init__(self, folder: str, names: Sequence[str]) -> None:
+        self.folder = folder
+        self.names = list(names)
+        self._batches = [self._map(name) for name in self.names]
+        self.footers = [
+            ParquetFooter(
+                name,
+                os.path.getsize(os.path.join(folder, name)),
+                "",
+                b"",
+                tuple(batch.num_rows for batch in batches),
+            )
+            for name, (_, batches) in zip(self.names, self._batches, strict=True)
+        ]
+        counts = [len(footer.rows) for footer in self.footers]
+        self.file = np.repeat(np.arange(len(counts)), counts)
+        self.first = np.array([0, *accumulate(counts)])
+        rows = np.array([n for footer in self.footers for n in footer.rows], np.int64)
+        self.ends = np.concatenate(([0], np.cumsum(rows)))
+        self.file_ends = np.array([0, *accumulate(sum(f.rows) for f in self.footers)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrowBatches, (self.folder, self.names)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the first file."""
+        return self.schema_of(0)
+
+    def schema_of(self, number: int) -> pa.Schema:
+        """Return the columns of a file."""
+        return self._batches[number][0]
+
+    def origin(self, number: int) -> str:
+        """Return what messages call a file."""
+        return os.path.join(self.folder, self.names[number])
+
+    def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        """Return some columns of a record batch, as they lie in the file."""
+        import pyarrow as pa
+
+        number = int(self.file[group])
+        batch = self._batches[number][1][group - int(self.first[number])]
+        return pa.Table.from_batches([batch]).select(list(columns))
+
+    def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
+        """Return about where a record batch begins and ends in the file."""
+        number = int(self.file[group])
+        footer = self.footers[number]
+        share = footer.size / max(1, sum(footer.rows))
+        base = int(self.file_ends[number])
+        low, high = (int(end) - base for end in self.ends[group : group + 2])
+        return [(int(low * share), int(high * share))]
+
+    def range_file(self, number: int) -> RangeFile:
+        """Return a file, open for reading ranges."""
+        return OpenFile(self.origin(number))
+
+    def _map(self, name: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+        with needs_extra("parquet", "Arrow files need pyarrow"):
+            import pyarrow as pa
+        path = os.path.join(self.folder, name)
+        if not os.path.isfile(path):
+            raise DatasetNotFoundError(f"{path} does not exist, but {STATE} beside it lists it")
+        try:
+            reader = pa.ipc.open_stream(pa.memory_map(path))
+            batches = list(reader)
+            for batch in batches:
+                batch.validate()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise TruncatedError(
+                f"{path}: is no whole stream of Arrow: {error}; copy it again"
+            ) from error
+        return reader.schema, batches
+
+
+class ArrowSource(RowSource):
+    """The rows of a split of a folder that `save_to_disk` wrote, numbered from 0.
+
+    Args:
+        address: The folder.
+        split_part: Which split.
+        options: Which columns are read, and which splits there are.
+        parts: The columns to read, if `options` say none; None for all.
+        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        exclude: Keys that are left out, or names of files.
+
+    Raises:
+        DatasetNotFoundError: If a file is missing.
+        FormatError: If a file is damaged.
+        ConfigError: If there is no such split or column, or the folder is remote.
+        EmptyDatasetError: If no sample is left.
+        MissingExtraError: If pyarrow is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        options: RowOptions | None = None,
+        parts: Collection[str] | PartFilter | None = None,
+        subsets: Sequence[Any] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        folder = os.fspath(address)
+        options = options or RowOptions(origin=redact(folder))
+        names, by_ratio = _split_files(folder, options, split_part)
+        super().__init__(
+            any_path(folder),
+            ArrowBatches(folder, names),
+            split_part=split_part,
+            by_ratio=by_ratio,
+            options=options,
+            parts=parts,
+            subsets=subsets,
+            exclude=exclude,
+        )
+
+    @cached_property
+    def mean_sample_bytes(self) -> float:
+        """Bytes of a row in the files, on average."""
+        size = sum(footer.size for footer in self.groups.footers)
+        return size / float(self.groups.ends[-1])
+
+
+def split_folders(folder: str) -> dict[str, str]:
+    """Return the folder of each split, by its name; without splits, there is one called "".
+
+    Raises:
+        ConfigError: If it is not on this machine.
+        FormatError: If `dataset_dict.json` makes no sense.
+    """
+    if is_remote(folder):
+        raise ConfigError(
+            f"{redact(folder)}: what save_to_disk wrote is mapped into memory, and has to be on "
+            "this machine; copy it, or train on the Parquet files of the dataset"
+        )
+    path = os.path.join(folder, SPLITS)
+    if not is_file(path):
+        return {"": folder}
+    about = parse_json(read_bytes(path), origin=path)
+    names = about.get("splits") if isinstance(about, Mapping) else None
+    if not isinstance(names, list) or not all(_is_name(name) for name in names):
+        raise FormatError(f"{path}: expected the names of splits, found {names!r:.100}")
+    return {name: os.path.join(folder, name) for name in names}
+
+
+def data_files(folder: str) -> list[str]:
+    """Return the names of the Arrow files of a folder.
+
+    Raises:
+        FormatError: If `state.json` makes no sense, or the rows have another order than the files.
+    """
+    path = os.path.join(folder, STATE)
+    about = parse_json(read_bytes(path), origin=path)
+    files = about.get("_data_files") if isinstance(about, Mapping) else None
+    names = [each.get("filename") if isinstance(each, Mapping) else each for each in files or ()]
+    if not isinstance(files, list) or not all(_is_name(name) for name in names):
+        raise FormatError(f"{path}: expected a list of files, found {files!r:.100}")
+    if about.get("_indices_data_files"):
+        raise FormatError(
+            f"{path}: has indices, which say another order than that of the files; call "
+            "flatten_indices() and save the dataset again"
+        )
+    return [str(name) for name in names]
+
+
+def _is_name(name: Any) -> bool:
+    """Return whether a name is that of something directly in a folder."""
+    return isinstance(name, str) and name not in ("", ".", "..") and os.path.basename(name) == name
+
+
+def _split_files(folder: str, options: RowOptions, split_part: str) -> tuple[list[str], bool]:
+    """Return the files that a split is in, and whether a ratio says which of their rows."""
+    splits = split_folders(folder)
+    if "" in splits:
+        return data_files(folder), True
+    found = find_split(split_part, splits)
+    if found is None:
+        raise ConfigError(f"{folder}: there is no split {split_part!r}, only {', '.join(splits)}")
+    if options.split is not None:
+        raise ConfigError(
+            f"{options.origin}: read: {folder} has the splits {', '.join(splits)}; drop `split`"
+        )
+    return [f"{found}/{name}" for name in data_files(splits[found])], False
+
+
+class ArrowKind(DatasetKind):
+    """Folders that `save_to_disk` of Hugging Face `datasets` wrote."""
+
+    name = "arrow"
+    noun = "a dataset of Arrow files"
+    options = RowOptions.names()
+
+    def split_names(
+        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
+    ) -> list[str]:
+        splits = list(split_folders(address))
+        return ratio_names(None, origin=address) if splits == [""] else splits
+
+    def config(self, leaf: Leaf) -> DatasetConfig:
+        return row_config(leaf)
+
+    def open(
+        self,
+        leaf: Leaf,
+        config: DatasetConfig,
+        *,
+        exclude: Sequence[str] = (),
+        parts: Collection[str] | PartFilter | None = None,
+        pool: ShardPool | None = None,
+        allow: Collection[str] = (),
+    ) -> ArrowSource:
+        return ArrowSource(
+            leaf.path,
+            split_part=leaf.split_part,
+            options=RowOptions(**leaf.read, origin=leaf.origin),
+            parts=parts,
+            subsets=leaf.subsets,
+            exclude=exclude,
+        )
+
+    def check_field_map(self, source: Any, field_map: FieldMap) -> None:
+        field_map.check_parts(source.all_parts, origin=str(source.path))
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        splits, size, schema = {}, 0, None
+        for name, folder in split_folders(address).items():
+            batches = ArrowBatches(folder, data_files(folder))
+            count = int(batches.ends[-1])
+            splits[name or "train"] = {
+                "samples": count,
+                "shards": len(batches.names),
+                "excluded": 0,
+            }
+            size += sum(footer.size for footer in batches.footers)
+            schema = schema or (batches.schema if batches.names else None)
+        return {
+            "sample_type": "CrudeSample",
+            "samples": sum(split["samples"] for split in splits.values()),
+            "shards": sum(split["shards"] for split in splits.values()),
+            "bytes": size,
+            "missing_shards": [],
+            "energon_version": None,
+            "splits": splits,
+            "columns": {field.name: str(field.type) for field in schema or ()},
+        }
+
+
+KIND = ArrowKind()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import datasets
+import numpy as np
+import pytest
+
+from energon import ConfigError, DatasetNotFoundError, EmptyDatasetError, get_train_dataset
+from energon.errors import FormatError, TruncatedError
+from energon.metadataset.kind import dataset_kind
+from energon.sources.arrow import ArrowSource
+from energon.sources.rows import RowOptions
+from tests.commands import run
+from tests.datasets import jpeg, make_crude
+from tests.kind_checks import check_kind
+from tests.sources.test_parquet import Encoder
+from tests.task_encoder.runs import config
+
+N = 60
+
+
+def make(count, start=0):
+    rows = {
+        "n": list(range(start, start + count)),
+        "text": [f"text {n}" for n in range(start, start + count)],
+        "label": [n % 2 for n in range(count)],
+    }
+    labels = datasets.ClassLabel(names=["cat", "dog"])
+    features = datasets.Features(
+        {"n": datasets.Value("int64"), "text": datasets.Value("string"), "label": labels}
+    )
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make(N).save_to_disk(tmp_path / "data", num_shards=3)
+    return tmp_path / "data"
+
+
+def numbers(source, ordinals=None):
+    found = source.read(np.arange(len(source)) if ordinals is None else np.array(ordinals))
+    return [sample["n"] for sample in found]
+
+
+def test_rows_come_by_number_with_the_names_of_classes(folder):
+    assert dataset_kind(folder) == "arrow"
+    source = pickle.loads(pickle.dumps(ArrowSource(folder)))
+    ordinals = np.random.default_rng(0).integers(0, N, 200).tolist()
+    assert numbers(source, ordinals) == ordinals
+    sample = source.read(np.array([25]))[0]
+    assert (sample["__key__"], sample["text"]) == ("data-00001-of-00003/5", "text 25")
+    assert (sample["label"], sample["label_name"]) == (1, "dog")
+    assert source.find("data-00001-of-00003/5") == [25]
+    with pytest.raises(IndexError, match="0 to 59, not 60"):
+        source.read(np.array([60]))
+
+
+def test_splits_are_those_of_the_dataset(tmp_path):
+    parts = {"train": make(8), "validation": make(3, 100)}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "d")
+    assert dataset_kind(tmp_path / "d") == "arrow"
+    assert numbers(ArrowSource(tmp_path / "d", split_part="val")) == [100, 101, 102]
+    assert len(ArrowSource(tmp_path / "d")) == 8
+    with pytest.raises(ConfigError, match="no split 'test', only train, validation"):
+        ArrowSource(tmp_path / "d", split_part="test")
+    with pytest.raises(ConfigError, match="has the splits train, validation; drop `split`"):
+        ArrowSource(tmp_path / "d", options=RowOptions(split="9,1"))
+    about = json.loads(run("info", tmp_path / "d", "--json").output)
+    assert {name: split["samples"] for name, split in about["splits"].items()} == {
+        "train": 8,
+        "validation": 3,
+    }
+
+
+def test_a_ratio_deals_rows_where_there_are_no_splits(folder):
+    options = RowOptions(split="9,1")
+    assert numbers(ArrowSource(folder, split_part="val", options=options)) == [*range(54, 60)]
+    with pytest.raises(ConfigError, match="no split 'val', only train"):
+        ArrowSource(folder, split_part="val")
+
+
+def test_images_are_decoded(tmp_path):
+    rows = {"image": [{"bytes": jpeg(n), "path": None} for n in range(6)]}
+    features = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "d")
+    batch = next(iter(get_train_dataset(tmp_path / "d", worker_config=config(), batch_size=4)))
+    assert batch["image"].shape == (4, 3, 8, 12)
+    result = run("lint", tmp_path / "d", "--num-workers", 1)
+    assert (result.exit_code, result.output) == (0, "6 samples: no problems\n")
+
+
+def test_every_topology_and_every_restore_gives_the_same_batches(folder):
+    check_kind(folder, encoder=Encoder)
+
+
+def test_they_are_blended_with_shards(folder, tmp_path):
+    make_crude(tmp_path / "tars", [20, 15])
+    (tmp_path / "blend.yaml").write_text(
+        "splits: {train: {blend: [{path: tars}, {path: data, read: {columns: [text]}}]}}"
+    )
+    expected = check_kind(tmp_path / "blend.yaml", encoder=Encoder)
+    keys = [key for batch in expected for key in batch["__key__"]]
+    assert {"/" in key for key in keys} == {True, False}
+
+
+def test_the_commands_tell_about_them(folder):
+    assert "n (int64), text (string), label (int64)" in run("info", folder).output
+    assert "text: 'text 0'" in run("preview", folder, "--count", 1).output
+    assert "60 samples" in run("plan", folder).output
+
+
+def test_damaged_files_are_reported(folder):
+    path = folder / "data-00001-of-00003.arrow"
+    whole = path.read_bytes()
+    for content in (b"", whole[:100], whole[:-200], b"PK" * 200):
+        path.write_bytes(content)
+        with pytest.raises(TruncatedError, match=r"data-00001-of-00003\.arrow: is no whole stream"):
+            ArrowSource(folder)
+    path.unlink()
+    with pytest.raises(DatasetNotFoundError, match=r"does not exist, but state\.json beside it"):
+        ArrowSource(folder)
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ("[]", "expected a list of files, found None"),
+        ('{"_data_files": [{"filename": "../x.arrow"}]}', "expected a list of files"),
+        ('{"_data_files": [{}]}', "expected a list of files"),
+        ("{", r"state\.json"),
+        ('{"_data_files": [], "_indices_data_files": [{}]}', "call flatten_indices"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_reported(folder, state, problem):
+    (folder / "state.json").write_text(state)
+    with pytest.raises(FormatError, match=problem):
+        ArrowSource(folder)
+
+
+def test_nothing_to_read_and_other_places_are_errors(tmp_path, folder):
+    make(0).save_to_disk(tmp_path / "empty")
+    with pytest.raises(EmptyDatasetError, match="has 0 of 0 rows"):
+        ArrowSource(tmp_path / "empty")
+    (folder / "state.json").write_text('{"_data_files": []}')
+    with pytest.raises(EmptyDatasetError, match="in 0 files"):
+        ArrowSource(folder)
+    with pytest.raises(ConfigError, match="has to be on this machine; copy it, or train on"):
+        ArrowSource("s3://bucket/data")
+    (tmp_path / "empty" / "dataset_dict.json").write_text('{"splits": ["../data"]}')
+    with pytest.raises(FormatError, match="expected the names of splits"):
+        ArrowSource(tmp_path / "empty")
