@@ -261,7 +261,7 @@ def test_the_folder_may_say_itself_what_its_rows_become(folder):
 
 def test_prepare_notes_the_footers_and_notices_changes(folder, monkeypatch):
     result = run("prepare", folder)
-    assert (result.exit_code, result.output) == (0, "60 samples\n")
+    assert (result.exit_code, result.output) == (0, "Done. Found 60 samples.\n")
     assert (folder / ".nv-meta" / "parquet.footers").is_file()
     read = []
     real = parquet_files.ParquetFiles.read_footer
@@ -336,7 +336,7 @@ def test_remote_files_are_read_by_ranges_and_their_footers_kept(folder, s3):
     assert batches[0] == batches[1]
     assert numbers(ParquetSource(join_address(s3.address, "data/001.parquet"))) == [*range(20, 40)]
     result = run("prepare", join_address(s3.address, "data"))
-    assert (result.exit_code, result.output) == (0, "60 samples\n")
+    assert (result.exit_code, result.output) == (0, "Done. Found 60 samples.\n")
 
 
 def footer_at(data):

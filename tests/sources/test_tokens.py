@@ -289,7 +289,7 @@ def test_the_commands_tell_about_them(path, tmp_path):
     assert "tokens: ndarray (16,) int64" in run("preview", tmp_path / "m.yaml").output
     assert "55 samples" in run("plan", tmp_path / "m.yaml").output
     result = run("prepare", path)
-    assert (result.exit_code, result.output) == (0, "200 samples\n")
+    assert (result.exit_code, result.output) == (0, "Done. Found 200 samples.\n")
     (tmp_path / "mount").mkdir()
     result = run("mount", path, tmp_path / "mount")
     assert result.exit_code == 2
