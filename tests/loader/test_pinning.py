@@ -4,7 +4,9 @@ from typing import NamedTuple
 import pytest
 
 from energon.errors import ConfigError
-from energon.loader.pinning import map_tensors, pin_batches, to_device
+from energon.loader.pinning import pin_batches, to_device
+from energon.samples.source_info import sources_of
+from energon.samples.tensors import map_tensors
 
 torch = pytest.importorskip("torch")
 
@@ -36,6 +38,13 @@ def test_goes_into_containers_and_dataclasses():
 def test_keeps_what_holds_no_tensor():
     batch = {"a": [1, 2], "b": Frozen("x")}
     assert doubled(batch) is batch
+
+
+def test_keeps_the_sources_of_a_sample_that_was_just_read():
+    raw = {"__key__": "a", "__restore_key__": (0,), "__shard__": "0.tar", "txt": b"x"}
+    sources = sources_of("captions", raw)
+    batch = {"text": torch.ones(1), "sources": sources}
+    assert doubled(batch)["sources"] is sources
 
 
 def test_keeps_the_class_of_a_dict():

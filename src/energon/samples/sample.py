@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
 
 from energon.samples.collate import generic_batch
 from energon.samples.source_info import SourceInfo
+from energon.samples.tensors import map_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -131,31 +132,6 @@ class Batch(PinMemoryMixin):
     def extend(cls, src: Any, **values: Any) -> Self:
         """Return a batch with all fields of `src`, and `values` for those that it lacks."""
         return cls(**{**_meta(src), **_own_fields(src), **values})
-
-
-def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
-    """Return `value` with `function` applied to each tensor in its lists, dicts and fields."""
-    return _map(value, function)  # type: ignore[no-any-return]
-
-
-def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        found = {name: getattr(value, name) for name in _field_names(value)}
-        found |= getattr(value, "__dict__", {})
-        changed = {name: _map(item, function) for name, item in found.items()}
-        copy = object.__new__(type(value))
-        for name, item in changed.items():
-            object.__setattr__(copy, name, item)
-        return copy
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, function) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_map(item, function) for item in value)
-    if isinstance(value, dict):
-        return {key: _map(item, function) for key, item in value.items()}
-    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "pin_memory"):
-        return function(value)
-    return value
 
 
 _META = ("__key__", "__restore_key__", "__subflavors__", "__sources__")

@@ -94,12 +94,13 @@ class SampleSource(SourceInfo):
         return (path, names) if restore_key is get("__restore_key__") else None
 
 
+_new = SampleSource.__new__
 _know = SampleSource._known.__set__  # type: ignore[attr-defined]
 
 
 def known_source(*known: Any) -> SampleSource:
     """Return the source of a sample: dataset, key, restore key, shard and names of its parts."""
-    source = SampleSource.__new__(SampleSource)
+    source = _new(SampleSource)
     _know(source, known)
     return source
 
@@ -112,7 +113,9 @@ def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, .
         raw: The sample, with its key, shard and restore key.
     """
     key, restore_key, shard = raw["__key__"], raw["__restore_key__"], raw["__shard__"]
-    return (known_source(dataset_path, key, restore_key, shard, tuple(raw)),)
+    source = _new(SampleSource)  # not known_source: this is called for every sample
+    _know(source, (dataset_path, key, restore_key, shard, tuple(raw)))
+    return (source,)
 
 
 def add_source_info(sample: T, *sources: SourceInfo) -> T:
