@@ -155,6 +155,8 @@ def read_document(path: str | os.PathLike[str]) -> bytes:
         size = os.fstat(file.fileno()).st_size
         check_document(size, os.fspath(path))
         content = file.read(size + 1)
+        if len(content) <= size:
+            return content
         while more := file.read(_PIECE_BYTES):  # pipes, devices and what grows
             content += more
             check_document(len(content), os.fspath(path))
