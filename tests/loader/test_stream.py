@@ -4,13 +4,14 @@ import pytest
 
 from energon.loader.loader import RankStream, deal_lanes
 from energon.loader.local_workers import InlineWorker
+from energon.loader.options import LoaderOptions
 from energon.loader.state import LanePosition
 from tests.loader.fake_pipeline import fake, in_order
 
 
 def stream(workers, lanes=5, rows=2):
     positions = {lane: LanePosition() for lane in range(lanes)}
-    hosts = [InlineWorker(fake(rows=rows)) for _ in range(workers)]
+    hosts = [InlineWorker(fake(rows=rows), LoaderOptions()) for _ in range(workers)]
     return RankStream(hosts, positions, lanes=lanes)
 
 

@@ -99,6 +99,7 @@ class Watch:
         self.seeds = seed is None
         self._seed = seed
         self._has_begun = False
+        self._was_inside = False
         self._drawn = False
         self._expected = present_states()
 
@@ -122,13 +123,14 @@ class Watch:
             return
         if self.check():
             raise Drawn
+        self._was_inside = _thread.inside
         self.seeds = self._has_begun = _thread.inside = True
         _seed(self._seed())
 
     def put_back(self) -> None:
         """Put the generators back for the program around, if they were drawn from or seeded."""
         if self._has_begun:
-            _thread.inside = False
+            _thread.inside = self._was_inside
         if (self._drawn or self._has_begun) and not _has_no_program():
             put_back(self._expected)
 

@@ -22,7 +22,8 @@ class SeedDataset(ThroughDataset):
     topology and after every restore, although they know nothing of it.
 
     The first item shows whether they draw anything. If not, the next ones are made without
-    seeding, and should one draw after all, it is made again.
+    seeding, and should one draw after all, it is made again. A pipeline that wraps another holds
+    two of these stages; the watch of the outer one is back when the inner one has its item.
     """
 
     dataset: Dataset[Any]
@@ -58,22 +59,23 @@ class _SeedIterator(ThroughIterator):
     def _next_seeded(self) -> Any:
         """Return the next item, made with seeded generators, and note whether any is drawn from."""
         host = self.lane.host
+        around = host.watch
         self.saved = None
-        with seeded(self._seed(self.inner.address)):
+        with seeded(self._seed(self.inner.address), around):
             if host.draws:
                 return next(self.inner)
-            host.watch = Watch()
+            watch = host.watch = Watch()
             try:
                 item = next(self.inner)
-                host.draws = host.watch.check()
+                host.draws = watch.check()
             finally:
-                host.watch = None
+                host.watch = around
         return item
 
     def _next_watched(self) -> Any:
         """Return the next item, made without seeding, unless something draws after all."""
         lane, before = self.lane, self.saved or self.inner.state_dict()
-        counts = dict(lane.counts)
+        counts, around = dict(lane.counts), lane.host.watch
         self.saved = None
         watch = lane.host.watch = Watch(partial(self._seed, self.inner.address))
         try:
@@ -84,7 +86,7 @@ class _SeedIterator(ThroughIterator):
             if not watch.check():
                 raise
         finally:
-            lane.host.watch = None
+            lane.host.watch = around
             watch.put_back()
         lane.counts.clear()
         lane.counts.update(counts)
