@@ -219,12 +219,12 @@ def test_lint_names_the_sample_that_has_a_part_twice(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from energon.prepare.writers import tar_writer
+from energon.prepare.writers import shard_writer
 
 def write_atomic(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-tar_writer.write_atomic = write_atomic
+shard_writer.write_atomic = write_atomic
 from tests.prepare.test_duplicates import ALL, FIX
 from energon.prepare.dataset import prepare_dataset
 prepare_dataset(sys.argv[1], indexing=FIX, **ALL)

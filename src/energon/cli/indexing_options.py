@@ -107,8 +107,6 @@ def show_size(info: DatasetInfo, path: AnyPath, *, as_json: bool, **more: Any) -
         return
     shards = counted(len(info.shard_counts), "shard")
     echo(f"{counted(info.num_samples, 'sample')} in {shards}", err=True)
-    # Scripts look for it.
-    echo("Done")
 
 
 @contextmanager

@@ -80,8 +80,13 @@ def report_json(report: MediaReport) -> dict[str, Any]:
 
 
 def show_report(report: MediaReport) -> None:
-    """Say what a run has done."""
+    """Say how many files have metadata now, and which failed."""
     echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
+    show_failures(report)
+
+
+def show_failures(report: MediaReport) -> None:
+    """Say which files have no metadata, and why."""
     for name, reason in report.failed[:SHOWN_FAILURES]:
         echo(f"  left out {name}: {reason}", err=True)
     if len(report.failed) > SHOWN_FAILURES:

@@ -150,6 +150,8 @@ def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json:
     if report is not None and not as_json:
         show_report(report)
     show_size(info, path, as_json=as_json, **media)
+    if not as_json and not is_quiet():
+        echo("Done")  # scripts wait for it
 
 
 def _kind(path: AnyPath) -> DatasetKind | None:

@@ -9,7 +9,7 @@ import click
 
 from energon.cli.address import ADDRESS
 from energon.cli.indexing_options import open_indexing, reading_options
-from energon.cli.media_options import media_filter, media_options, report_json, show_report
+from energon.cli.media_options import media_filter, media_options, report_json, show_failures
 from energon.cli.options import allow_option
 from energon.cli.verbosity import echo, echo_json
 from energon.errors import ConfigError
@@ -65,5 +65,5 @@ def command(
     if as_json:
         echo_json({"path": redact(path), **report_json(report)})
     else:
-        show_report(report)
+        show_failures(report)
         echo(f"Done. Stored metadata for {report.stored} files.")

@@ -28,7 +28,8 @@ from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
 from energon.prepare.importers.selection import FileSelection, open_ascending
 
-SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+LINES = (".jsonl", ".ndjson")
+SUFFIXES = (".csv", ".tsv", ".json", *LINES, ".parquet")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30

@@ -1,4 +1,4 @@
-"""Tokenize the texts of JSONL and Parquet files, and write them as token files.
+"""Tokenize the texts of JSON lines and Parquet files, and write them as token files.
 
 The files are cut into ranges: runs of lines of about 32 MiB, or of row groups. Each range is
 tokenized by itself, in any process, and its tokens go to a file of their own in
@@ -32,10 +32,9 @@ from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import select
-from energon.prepare.importers.table import Table, read_rows, table_suffix
+from energon.prepare.importers.table import LINES, Table, read_rows, table_suffix
 
 RANGE_BYTES = 32 << 20
-LINES = (".jsonl", ".ndjson")
 PARTIAL = ".tokens-partial"
 COPIED_BYTES = 8 << 20
 
@@ -107,7 +106,7 @@ def pack_tokens(
     A run that was interrupted goes on where it was when it is given the same again.
 
     Args:
-        sources: JSONL files, compressed or not, or Parquet files of this machine; patterns, or a
+        sources: JSON lines, compressed or not, or Parquet files of this machine; patterns, or a
             folder of them.
         target: The `.idx` or `.bin` file, or what the names of the two have in common.
         options: How texts become tokens.
@@ -220,7 +219,9 @@ def _files(sources: Sequence[str]) -> list[Path]:
     tables = [path for path in paths if table_suffix(path.name) in (*LINES, ".parquet")]
     if not tables or (len(tables) < len(paths) and not chosen.is_folder):
         other = next((path for path in paths if path not in tables), chosen.folder)
-        raise ConfigError(f"{other}: expected .jsonl or .parquet files, whose texts are tokenized")
+        raise ConfigError(
+            f"{other}: expected {LINES[0]} or .parquet files, whose texts are tokenized"
+        )
     local = [path for path in tables if isinstance(path, Path)]
     if len(local) < len(tables):
         raise ConfigError(f"{tables[0]}: texts are read from this machine; copy the files first")
