@@ -270,11 +270,7 @@ REASONS = {
     "energon/webdataset/pytorch.py": {
         "getattr(torch.utils.data, name)": PROGRAM,
     },
-    "energon/webdataset/reexport.py": {
-        "getattr(found, original or name)": TABLE,
-        "import_module(f'{package}.{home}')": TABLE,
-    },
-    "energon/webdataset/running/tensors.py": {
+    "energon/webdataset/running/lanes.py": {
         "find_spec('torch')": TORCH,
     },
     "energon/webdataset/stages/base.py": {
@@ -292,7 +288,9 @@ REASONS = {
     },
     "energon/webdataset/utils.py": {
         "eval(expr.format(s))": PROGRAM,
+        "getattr(found, original or name)": TABLE,
         "getattr(importlib.import_module(module), sym, None)": PROGRAM,
+        "import_module(f'{package}.{home}')": TABLE,
         "importlib.import_module(module)": PROGRAM,
     },
     "megatron/energon/__init__.py": {

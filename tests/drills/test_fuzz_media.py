@@ -11,7 +11,7 @@ import time
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_audio, torch_video
-from energon.webdataset.reading.compression import HEAD_BYTES, Unpacked, unpacker_for
+from energon.webdataset.reading.opening import HEAD_BYTES, Unpacked, unpacker_for
 from tests.media_files import damaged, media_files
 
 CASES_AT_LEAST = 100

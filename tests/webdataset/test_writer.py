@@ -18,7 +18,7 @@ from PIL import Image
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.webdataset.reading import lengths
+from energon.webdataset.wids import descriptor
 
 
 def members(path):
@@ -217,13 +217,13 @@ def test_shards_are_as_large_as_they_may_be(tmp_path):
             sink.write({"__key__": str(number), "cls": number})
         assert (sink.total, sink.shard, sink.count) == (10, 3, 2)
     assert done == [f"{tmp_path}/x-{n:03}.tar" for n in range(3)]
-    assert lengths.shard_counts(done) == [4, 4, 2]
+    assert descriptor.shard_counts(done) == [4, 4, 2]
     with wds.ShardWriter(f"{tmp_path}/y-%03d.tar", maxsize=30_000) as sink:
         for number in range(100):
             sink.write({"__key__": str(number), "bin": bytes(1000)})
     sizes = [path.stat().st_size for path in tmp_path.glob("y-*.tar")]
     assert max(sizes) <= 30_000
-    assert sum(lengths.shard_counts(sink.shards)) == 100
+    assert sum(descriptor.shard_counts(sink.shards)) == 100
 
 
 def test_a_writer_without_samples_writes_no_shard(tmp_path):

@@ -87,7 +87,6 @@ _NAMES = {
         "warn_and_continue",
         "warn_and_stop",
     ],
-    "reading.directory_shards": ["DirectoryShardList"],
     "legacy": [
         "FakeLength",
         "Processor",
@@ -96,8 +95,7 @@ _NAMES = {
         "ShardList",
         "ddp_equalize",
     ],
-    "mix": ["RandomMix", "RoundRobin"],
-    "mixture": ["mixture"],
+    "mix": ["RandomMix", "RoundRobin", "mixture"],
     "pipeline": ["DataPipeline"],
     "pytorch": ["DataLoader", "IterableDataset", "TorchTensor"],
     "records": [
@@ -106,8 +104,7 @@ _NAMES = {
         "jsonl_to_samples",
         "msgpacks_to_samples",
     ],
-    "reading.shard_sets": ["MultiShardSample"],
-    "reading.shard_sources": ["shardspec"],
+    "reading.shard_sources": ["DirectoryShardList", "MultiShardSample", "shardspec"],
     "shardlists": [
         "ResampledShardList",
         "ResampledShards",

@@ -16,7 +16,6 @@ from energon.decode.sample_decoder import DECODERS
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
 from energon.webdataset import security
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.reexport import reexport
 from energon.webdataset.stages.decoding_handlers import (
     IMAGE_EXTENSIONS,
     Continue,
@@ -26,9 +25,11 @@ from energon.webdataset.stages.decoding_handlers import (
     gzfilter,
     handle_extension,
     imagehandler,
+    torch_audio,
+    torch_video,
 )
 from energon.webdataset.stages.mapping import Apply
-from energon.webdataset.stages.media_handlers import torch_audio, torch_video
+from energon.webdataset.utils import reexport
 
 __all__ = [
     "IMAGE_EXTENSIONS",

@@ -21,8 +21,8 @@ from energon.webdataset.reading.opening import Opening
 from energon.webdataset.reading.shard_cache import ShardCache, cache_of, path_in_cache
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.reading.urls import local_path
-from energon.webdataset.reexport import reexport
 from energon.webdataset.tariterators import url_opener
+from energon.webdataset.utils import reexport
 
 __all__ = [
     "FileCache",

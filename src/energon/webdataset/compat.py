@@ -9,13 +9,13 @@ from energon.webdataset import filters
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reading.tar_samples import NonEmpty, TarSamples
-from energon.webdataset.reexport import reexport
 from energon.webdataset.shardlists import (
     DealShards,
     ShuffleShards,
     non_empty,
 )
 from energon.webdataset.stages.batching import Collation, default_collation_fn
+from energon.webdataset.utils import reexport
 
 
 def check_empty(source: Iterable[Any]) -> Iterator[Any]:

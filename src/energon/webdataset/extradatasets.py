@@ -8,9 +8,9 @@ from typing import Any
 
 from energon.webdataset import utils
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.reexport import reexport
-from energon.webdataset.running.dataset import TorchLookalike
+from energon.webdataset.running.place import TorchLookalike
 from energon.webdataset.stages.make import IterableStage
+from energon.webdataset.utils import reexport
 
 
 class _Repeated:

@@ -12,7 +12,6 @@ from typing import Any
 from energon.errors import ConfigError
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reexport import reexport
 from energon.webdataset.stages.base import Stage
 from energon.webdataset.stages.batching import (
     Batched,
@@ -55,7 +54,7 @@ from energon.webdataset.stages.item_cache import Cached, LMDBCached
 from energon.webdataset.stages.make import pipelinefilter
 from energon.webdataset.stages.mapping import Apply, Map, RandomSample, Select, Slice
 from energon.webdataset.stages.shuffling import Shuffle, detshuffle
-from energon.webdataset.utils import transform_with
+from energon.webdataset.utils import reexport, transform_with
 
 __all__ = [
     "Cached",

@@ -3,25 +3,106 @@
 Known are local paths and `file:`, "-" for standard input and output, `pipe:` with a command for
 the shell (if that is allowed), and whatever energon's storage knows: http(s), s3, gs, az, ….
 Openers of one's own go into `gopen_schemes`.
+
+Addresses are rewritten by rules in the environment, to use other copies of the same data:
+GOPEN_REWRITE, or WDS_REWRITE, holds rules with semicolons between them: a regular expression
+for the beginning of an address, an equals sign, and what stands there instead. The first rule
+that fits is used, once. USE_AIS_FOR names schemes whose objects are asked of the AIStore at
+AIS_ENDPOINT.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from subprocess import PIPE
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact, scheme_of
 from energon.webdataset import security
-from energon.webdataset.reading.pipes import BROKEN_PIPE, Pipe
-from energon.webdataset.reading.remote_stream import RemoteReader, RemoteWriter
-from energon.webdataset.reading.rewriting import rewrite_url
+from energon.webdataset.reading.streams import BROKEN_PIPE, Pipe, RemoteReader, RemoteWriter
 from energon.webdataset.reading.urls import is_local, local_path
-from energon.webdataset.reexport import reexport
-from energon.webdataset.verbose import tell
+from energon.webdataset.utils import reexport
+
+logger = logging.getLogger("energon")
+
+
+def tell(variable: str, message: str, *args: object) -> None:
+    """Log a line; if the environment asks for it, show it even where logging is not set up.
+
+    Args:
+        variable: Asks for it, unless it is unset, empty or 0.
+        message: The line, and `args` to go into it.
+        args: See `message`.
+    """
+    if os.environ.get(variable, "0") in ("", "0"):
+        logger.debug(message, *args)
+    elif logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info(message, *args)
+    else:
+        sys.stderr.write(f"{message % args}\n")
+
+
+_PROVIDERS = {"gs": "gcp", "s3": "aws", "az": "azure", "ais": "ais"}
+
+
+def rewrite_url(url: str) -> str:
+    """Return the address that is to be opened for `url`.
+
+    Raises:
+        ConfigError: If a rule is malformed, or AIStore is asked for without an endpoint.
+        SecurityError: If there are rules, and the lock is on; see `security`.
+    """
+    text = os.environ.get("GOPEN_REWRITE") or os.environ.get("WDS_REWRITE") or ""
+    if text:
+        security.check_lock("rewrite")
+    for pattern, replacement in _rules(text):
+        rewritten = pattern.sub(replacement, url, count=1) if pattern.match(url) else url
+        if rewritten != url:
+            return rewritten
+    return _through_aistore(url)
+
+
+@lru_cache(maxsize=16)
+def _rules(text: str) -> list[tuple[re.Pattern[str], str]]:
+    rules = []
+    for rule in filter(None, text.split(";")):
+        pattern, equals, replacement = rule.partition("=")
+        try:
+            if not equals:
+                raise ValueError("there is no equals sign")
+            rules.append((re.compile(f"^(?:{pattern})"), replacement))
+        except (ValueError, re.error) as error:
+            raise ConfigError(
+                f"GOPEN_REWRITE: rule {rule!r}: {error}; expected REGEX=REPLACEMENT, with "
+                "semicolons between rules"
+            ) from error
+    return rules
+
+
+def _through_aistore(url: str) -> str:
+    scheme = scheme_of(url)
+    routed = scheme and scheme in os.environ.get("USE_AIS_FOR", "").split(":")
+    if scheme != "ais" and not routed:
+        return url
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    if not endpoint:
+        raise ConfigError(
+            f"{url}: is to be asked of AIStore; set AIS_ENDPOINT to its address, like "
+            "http://host:51080"
+        )
+    if scheme not in _PROVIDERS:
+        raise ConfigError(
+            f"USE_AIS_FOR names {scheme}; AIStore knows {', '.join(sorted(_PROVIDERS))}"
+        )
+    path = url[len(scheme) + 3 :]
+    return f"{endpoint.rstrip('/')}/v1/objects/{path}?provider={_PROVIDERS[scheme]}"
+
 
 __all__ = ["PIPE", "Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
 

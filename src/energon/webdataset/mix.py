@@ -1,14 +1,16 @@
-"""Mix the items of several pipelines."""
+"""Mix the items of several pipelines, also of one for each source of a document."""
 
 from __future__ import annotations
 
+import os
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.webdataset.compat import FluidInterface
+from energon.webdataset.compat import FluidInterface, WebDataset
+from energon.webdataset.dataset_spec import DatasetSpec, load_spec
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.stages.base import (
     Context,
@@ -19,8 +21,8 @@ from energon.webdataset.stages.base import (
     load_state,
     state_of,
 )
-from energon.webdataset.stages.draws import Draws, make_draws
 from energon.webdataset.stages.make import as_stages
+from energon.webdataset.stages.shuffling import Draws, make_draws
 
 _END = object()
 
@@ -259,3 +261,46 @@ def round_robin_shortest(*sources: Any) -> Iterator[Any]:
 def round_robin_longest(*sources: Any) -> Iterator[Any]:
     """Yield an item of each iterable in turn, until all have ended."""
     return iter(RoundRobin(sources, longest=True))
+
+
+def mixture(
+    spec: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    prepare: Callable[[WebDataset, dict[str, Any]], Any] | None = None,
+    longest: bool = False,
+    seed: int | None = None,
+    **options: Any,
+) -> RandomMix:
+    """Return a pipeline that draws each sample from one of the sources of a document.
+
+    Unlike `WebDataset(document)`, which mixes shards, this has a pipeline for each source, so
+    that weights are shares of samples, and sources may be prepared differently.
+
+    Args:
+        spec: Address of a YAML document, or a mapping like one; see `dataset_spec`. Sources
+            without a weight have as much of it as they have shards.
+        prepare: Called with the dataset of each source and its options (`scale`, ...); returns
+            what to mix.
+        longest: Whether to go on with the others when one source has ended.
+        seed: See `DataPipeline`.
+        options: Arguments of `WebDataset`, like `resampled=True` for mixtures without end.
+
+    Raises:
+        ConfigError: If the document breaks the grammar, or is one of the older form.
+    """
+    loaded = load_spec(spec, allow=options.get("allow", ()))
+    if not isinstance(loaded.content, DatasetSpec):
+        raise ConfigError("documents with `datasets` choose shards: use WebDataset(document)")
+    parts, weights = [], []
+    for source, urls in zip(loaded.content.dataset, loaded.urls, strict=True):
+        one = {"dataset": [{**_entry(source), "shards": urls}]}
+        dataset = WebDataset(one, seed=seed, **options)
+        parts.append(dataset if prepare is None else prepare(dataset, source.sample_options))
+        weights.append(float(len(urls)) if source.weight is None else source.weight)
+    return RandomMix(parts, weights, longest, seed=seed)
+
+
+def _entry(source: Any) -> dict[str, Any]:
+    """Return a source as a document says it, without its weight."""
+    entry: dict[str, Any] = source.model_dump(exclude={"weight", "shards"}, exclude_none=True)
+    return entry

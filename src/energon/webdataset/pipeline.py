@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from energon.errors import ConfigError
-from energon.webdataset.reexport import reexport
-from energon.webdataset.running.dataset import TorchLookalike, add_length_method
-from energon.webdataset.running.epochs import EpochCounter
 from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot
-from energon.webdataset.running.place import current_place
+from energon.webdataset.running.place import (
+    EpochCounter,
+    TorchLookalike,
+    add_length_method,
+    current_place,
+)
 from energon.webdataset.stages.base import Context, Stage, State, close
-from energon.webdataset.stages.draws import default_seed
 from energon.webdataset.stages.make import as_stages, flat
+from energon.webdataset.stages.shuffling import default_seed
+from energon.webdataset.utils import reexport
 
 __all__ = ["DataPipeline", "add_length_method"]
 
@@ -187,7 +190,7 @@ class DataPipeline(TorchLookalike):
             ConfigError: If the length is negative, or there are no indexes.
         """
         if n is None:
-            from energon.webdataset.reading.lengths import count_samples
+            from energon.webdataset.wids.descriptor import count_samples
 
             n = count_samples(self)
         if not isinstance(n, int) or n < 0:

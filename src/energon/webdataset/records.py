@@ -16,7 +16,7 @@ from energon.limits import DOCUMENT_BYTES, PART_DEPTH
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import Opening
-from energon.webdataset.reading.shard_stream import ShardStream
+from energon.webdataset.reading.shard_cache import ShardStream
 from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
 
 Records = Callable[[ShardStream], Iterator[Any]]

@@ -17,12 +17,10 @@ from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
 from energon.webdataset.reading.urls import envlookup, envsubst, expand_source, expand_urls
-from energon.webdataset.reexport import reexport
-from energon.webdataset.running.dataset import TorchLookalike
-from energon.webdataset.running.place import Place, current_place
+from energon.webdataset.running.place import Place, TorchLookalike, current_place
 from energon.webdataset.stages.base import Context, Stage
-from energon.webdataset.stages.draws import default_seed, make_draws
-from energon.webdataset.utils import pytorch_worker_seed
+from energon.webdataset.stages.shuffling import default_seed, make_draws
+from energon.webdataset.utils import pytorch_worker_seed, reexport
 
 __all__ = [
     "DealShards",
@@ -276,13 +274,13 @@ def expand(s: str) -> str:
 __getattr__ = reexport(
     __name__,
     {
-        "DirectoryShardList": "reading.directory_shards",
-        "MSSource": "reading.shard_sets",
-        "MultiShardSample": "reading.shard_sets",
-        "check_pid_is_running": "reading.directory_shards",
-        "get_pid_from_filename": "reading.directory_shards",
+        "DirectoryShardList": "reading.shard_sources",
+        "MSSource": "reading.shard_sources",
+        "MultiShardSample": "reading.shard_sources",
+        "check_pid_is_running": "reading.shard_sources",
+        "get_pid_from_filename": "reading.shard_sources",
         "utils": "utils:",
-        "without_last_extension": "reading.directory_shards",
+        "without_last_extension": "reading.shard_sources",
         "is_iterable": "utils",
         "obsolete": "utils",
         "pipelinefilter": "filters",

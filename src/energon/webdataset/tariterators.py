@@ -13,10 +13,9 @@ from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.archive_errors import as_read_error
 from energon.webdataset.reading.opening import Opening
-from energon.webdataset.reading.tar_samples import TarSamples
-from energon.webdataset.reexport import reexport
+from energon.webdataset.reading.tar_samples import TarSamples, as_read_error
+from energon.webdataset.utils import reexport
 
 Shard = dict[str, Any]
 Sample = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Switches and small helpers."""
+"""Switches and small helpers, and names that programs look for in other modules than their own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,36 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from glob import glob
+from importlib import import_module
 from typing import Any, TypeVar
 
 from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_braces
-from energon.plan.seeds import derive_seed
-from energon.webdataset.reexport import reexport
 from energon.webdataset.running.place import current_place
+
+
+def reexport(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module that has names of other ones, imported when used.
+
+    Args:
+        module: Its name.
+        homes: By name, the module of this package that has it; "home:other" if under another
+            name, "home:" if it is the module itself.
+    """
+    package = module.rpartition(".")[0]
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home, colon, original = homes[name].partition(":")
+        found = import_module(f"{package}.{home}")
+        return found if colon and not original else getattr(found, original or name)
+
+    return get
+
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,6 +89,9 @@ def lookup_sym(sym: str, modules: Iterable[str]) -> Any:
 
 def make_seed(*args: Any) -> int:
     """Return a seed of 31 bits for anything that has a `repr`, the same in every process."""
+    # It needs numpy, for which importing the package does not wait.
+    from energon.plan.seeds import derive_seed
+
     return derive_seed(*map(repr, args)) & 0x7FFFFFFF
 
 

@@ -11,12 +11,16 @@ from energon.loader.savable import SavableDataLoader
 from energon.loader.state import LanePosition, merge_states
 from energon.webdataset.compat import FluidInterface
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.running.lanes import LanePipeline
+from energon.webdataset.running.lanes import (
+    LanePipeline,
+    WorkerProcess,
+    convert,
+    has_torch,
+    merge_rank_states,
+    torch_or_none,
+)
 from energon.webdataset.running.loop import Loop, Snapshot
 from energon.webdataset.running.place import current_place
-from energon.webdataset.running.rank_states import merge_rank_states
-from energon.webdataset.running.tensors import convert, has_torch, torch_or_none
-from energon.webdataset.running.worker_process import WorkerProcess
 from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
 from energon.webdataset.stages.batching import Batched, default_collation_fn
 from energon.worker import WorkerConfig

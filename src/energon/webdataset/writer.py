@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.webdataset.reexport import reexport
+from energon.webdataset.utils import reexport
 from energon.webdataset.writing.encoders import (
     content_bytes,
     default_handlers,

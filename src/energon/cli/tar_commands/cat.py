@@ -71,7 +71,7 @@ def command(
       energon tar cat 'train-{000..127}.tar' --shuffle 10000 -o mixed-%06d.tar --maxcount 5000
       energon tar cat big.tar --slice 0:100 --fields 'image:png,jpg cls' -o - | tar t
     """
-    from energon.webdataset.tools import choose
+    from energon.webdataset.tools import streams
     from energon.webdataset.tools.streams import (
         Output,
         SkipDamaged,
@@ -82,20 +82,20 @@ def command(
 
     urls = expand_inputs(inputs)
     if shuffle_shards:
-        urls = choose.shuffled_list(urls, seed)
-    part, whole = choose.parse_slice(shard_slice), choose.parse_slice(sample_slice)
-    chosen = choose.parse_fields(fields)
+        urls = streams.shuffled_list(urls, seed)
+    part, whole = streams.parse_slice(shard_slice), streams.parse_slice(sample_slice)
+    chosen = streams.parse_fields(fields)
     handler = SkipDamaged(max_errors)
     shards = [
-        choose.sliced(read_samples([url], allow=allow, handler=handler), part) for url in urls
+        streams.sliced(read_samples([url], allow=allow, handler=handler), part) for url in urls
     ]
-    samples = choose.interleaved(shards, mix) if mix > 1 else chain.from_iterable(shards)
-    samples = choose.sliced(samples, whole)
+    samples = streams.interleaved(shards, mix) if mix > 1 else chain.from_iterable(shards)
+    samples = streams.sliced(samples, whole)
     if chosen is not None:
-        samples = choose.with_fields(samples, chosen)
-    samples = choose.shuffled(samples, shuffle, seed)
+        samples = streams.with_fields(samples, chosen)
+    samples = streams.shuffled(samples, shuffle, seed)
     if rekey is not None:
-        samples = choose.with_keys(samples, rekey)
+        samples = streams.with_keys(samples, rekey)
     target = Output(output, maxcount, maxsize, index=index, allow=allow)
     with options.progress_bar(progress, "joining", "samples") as advance:
         count = write_all(options.counted(samples, advance), target)

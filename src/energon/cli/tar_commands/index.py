@@ -41,7 +41,7 @@ def command(
     """
     from energon.errors import ConfigError
     from energon.io.files import read_document
-    from energon.webdataset.tools.index import can_have_index, check_plain, index_anywhere
+    from energon.webdataset.tools.inspect import can_have_index, check_plain, index_anywhere
     from energon.webdataset.tools.streams import expand_inputs
     from energon.webdataset.wids import create_descriptor, save_descriptor
 

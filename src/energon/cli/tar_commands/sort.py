@@ -74,13 +74,13 @@ def command(
       energon tar sort in.tar --by cls --as int -o by-class-%06d.tar
       energon tar sort 'train-{000..127}.tar' --by __random__ -o shuffled-%06d.tar
     """
-    from energon.webdataset.tools import choose, sort
+    from energon.webdataset.tools import sort, streams
     from energon.webdataset.tools.streams import Output, expand_inputs, read_samples, write_all
 
-    samples = choose.sliced(
-        read_samples(expand_inputs(inputs), allow=allow), choose.parse_slice(sample_slice)
+    samples = streams.sliced(
+        read_samples(expand_inputs(inputs), allow=allow), streams.parse_slice(sample_slice)
     )
-    chosen = choose.parse_fields(fields)
+    chosen = streams.parse_fields(fields)
     if by == "__random__":
         value = sort.random_value(seed)
     else:
@@ -94,9 +94,9 @@ def command(
             folder=tmpdir,
         )
         if chosen is not None:
-            ordered = choose.with_fields(ordered, chosen)
+            ordered = streams.with_fields(ordered, chosen)
         if rekey is not None:
-            ordered = choose.with_keys(ordered, rekey)
+            ordered = streams.with_keys(ordered, rekey)
         target = Output(output, maxcount, maxsize, index=index, allow=allow)
         count = write_all(ordered, target)
     options.report(options.amount(count, "sample"))

@@ -69,11 +69,11 @@ def command(
       energon tar split huge.tar --size 1e9 -o part-%06d.tar
       energon tar split huge.tar -o part-%06d.tar --post 'gsutil cp {} gs://bucket/' --delete
     """
-    from energon.webdataset.tools import choose
+    from energon.webdataset.tools import streams
     from energon.webdataset.tools.streams import Output, expand_inputs, read_samples, write_all
 
     urls = expand_inputs(inputs)
-    samples = choose.sliced(read_samples(urls, allow=allow), choose.parse_slice(sample_slice))
+    samples = streams.sliced(read_samples(urls, allow=allow), streams.parse_slice(sample_slice))
     target = Output(output, count, size, start=start, index=index, allow=allow)
     made: list[str] = []
 

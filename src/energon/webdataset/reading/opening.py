@@ -1,17 +1,164 @@
-"""Open a shard to read from: whatever its address, compressed or not, from any position."""
+"""Open a shard to read from: whatever its address, compressed or not, from any position.
+
+Streams are unpacked as told by their first bytes: gzip, bzip2, xz and zstd. Where opening takes
+time, the next shard is opened while the present one is read.
+"""
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import lzma
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from energon.errors import ConfigError, StateError
-from energon.webdataset.gopen import open_url
-from energon.webdataset.reading.compression import HEAD_BYTES, Unpacked, unpacker_for
-from energon.webdataset.reading.rewriting import rewrite_url
-from energon.webdataset.reading.shard_cache import ShardCache
-from energon.webdataset.reading.shard_stream import ShardStream, nothing
-from energon.webdataset.reading.urls import local_path
+from energon.errors import ConfigError, EnergonError, FormatError, StateError, TruncatedError
+from energon.extra import needs_extra
+from energon.webdataset.gopen import open_url, rewrite_url
+from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, nothing
+from energon.webdataset.reading.urls import is_local, local_path
+
+HEAD_BYTES = 6
+"""So many bytes tell what a stream is."""
+CHUNK_BYTES = 1 << 18
+ZSTD_BYTES = 1 << 10
+
+
+def unpacker_for(head: bytes) -> Callable[[], Any] | None:
+    """Return what makes decompressors for a stream that begins with `head`; None if it is plain."""
+    return next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)
+
+
+class Unpacked:
+    """What a compressed stream holds. Streams that were joined are read through to the end.
+
+    Args:
+        stream: The compressed bytes after `head`.
+        head: The first of them.
+        make: Makes a decompressor.
+        origin: What messages call the stream.
+    """
+
+    def __init__(self, stream: Any, head: bytes, make: Callable[[], Any], *, origin: str) -> None:
+        self._stream = stream
+        self._packed = head
+        self._make = make
+        self._origin = origin
+        self._unpack = make()
+        self._is_over = False
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes, none at the end only.
+
+        Raises:
+            TruncatedError: If the end is missing.
+            FormatError: If the bytes are damaged.
+        """
+        while not self._is_over:
+            if self._unpack.eof:
+                self._next_stream()
+                continue
+            unpacked = self._unpack_some(size)
+            if unpacked:
+                return unpacked
+            if not self._unpack.eof:
+                self._packed = self._stream.read(CHUNK_BYTES) or b""
+                if not self._packed:
+                    raise TruncatedError(
+                        f"{self._origin}: the compressed data end too early; restore the file or "
+                        "write it again"
+                    )
+        return b""
+
+    def close(self) -> None:
+        """Close the compressed stream."""
+        self._stream.close()
+
+    def _next_stream(self) -> None:
+        """Go on with what follows the end of a compressed stream: another one, or padding."""
+        rest = self._unpack.unused_data or self._stream.read(CHUNK_BYTES) or b""
+        # tar pads with zeros, and so may who stores compressed archives.
+        rest = rest.lstrip(b"\0") or (self._stream.read(CHUNK_BYTES) or b"").lstrip(b"\0")
+        if rest:
+            self._unpack, self._packed = self._make(), rest
+        else:
+            self._is_over = True
+
+    def _unpack_some(self, size: int) -> bytes:
+        packed, self._packed = self._packed, b""
+        try:
+            unpacked: bytes = self._unpack.decompress(packed, size)
+        except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
+            raise FormatError(
+                f"{self._origin}: the compressed data are damaged ({error}); restore the file or "
+                "write it again"
+            ) from error
+        return unpacked
+
+
+class _Gzip:
+    """zlib's decompressor with the interface of the other ones."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(31)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, size)
+
+
+class _Zstd:
+    """zstandard's decompressor with the interface of the other ones."""
+
+    def __init__(self) -> None:
+        with needs_extra("formats", "zstd needs zstandard"):
+            import zstandard
+        self._inner = zstandard.ZstdDecompressor().decompressobj()
+        self._error = zstandard.ZstdError
+        self._packed, self._at = b"", 0
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data + self._packed[self._at :]
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        if data:
+            self._packed, self._at = data, 0
+        try:
+            while self._at < len(self._packed):
+                # A byte may stand for 32 KiB, and all that is given is unpacked at once.
+                piece = self._packed[self._at : self._at + ZSTD_BYTES]
+                self._at += len(piece)
+                unpacked: bytes = self._inner.decompress(piece)
+                if unpacked or self._inner.eof:
+                    return unpacked
+        except self._error as error:
+            raise ValueError(str(error)) from error
+        return b""
+
+
+_FORMATS: dict[bytes, Callable[[], Any]] = {
+    b"\x1f\x8b": _Gzip,
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\0": lzma.LZMADecompressor,
+    b"\x28\xb5\x2f\xfd": _Zstd,
+}
+
 
 SKIP_BYTES = 1 << 20
 
@@ -90,3 +237,120 @@ def _skip(opened: ShardStream, position: int) -> None:
                 "it changed since?"
             )
         passed += more
+
+
+END_SECONDS = 1.0
+"""How long to wait for a command that was told to end, so that nothing of it is left."""
+
+_END = object()
+
+
+class OpeningAhead(Iterator[Any]):
+    """Some shards, of which the next is opened early: a server or a command needs time to begin.
+
+    Local files are not, and lists of them are not looked into: whoever lists them may take a
+    file away as soon as the next is asked for.
+
+    Args:
+        shards: What `Opening.open` takes.
+        opening: How they are opened.
+    """
+
+    def __init__(self, shards: Iterator[Any], opening: Opening) -> None:
+        self._shards = shards
+        self._opening = opening
+        self._next: Any = None
+        self._failure: Exception | None = None
+        self._begun: _Begun | None = None
+
+    def __next__(self) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        shard, self._next = self._next, None
+        shard = next(self._shards) if shard is None else shard
+        if shard is _END:
+            raise StopIteration
+        return shard
+
+    def open(self, shard: Any, *, position: int = 0) -> ShardStream:
+        """Open the shard that was given last, or wait until it is, and begin with the next.
+
+        Args:
+            shard: The shard.
+            position: Where to begin, in unpacked bytes.
+        """
+        begun, self._begun = self._begun, None
+        opened = self._opening.open(shard, position=position) if begun is None else begun.result()
+        if not _is_local(shard):
+            self._look_ahead()
+        return opened
+
+    def close(self) -> None:
+        """Close what was opened early."""
+        if self._begun is not None:
+            self._begun.leave()
+            self._begun = None
+
+    def _look_ahead(self) -> None:
+        try:
+            self._next = next(self._shards, _END)
+        except Exception as error:
+            # It is the next one's, and the present one has to be given out before.
+            self._failure = error
+            return
+        if self._next is not _END and not _is_local(self._next):
+            self._begun = _Begun(self._opening, self._next)
+
+
+class _Begun:
+    """A shard that a thread opens.
+
+    Args:
+        opening: How.
+        shard: The shard.
+    """
+
+    def __init__(self, opening: Opening, shard: Any) -> None:
+        self._opened: Future[ShardStream] = Future()
+        self._stream: Any = None
+        self._is_left = False
+        # One that waits for a server that never answers keeps no program from ending.
+        self._thread = threading.Thread(target=self._open, args=(opening, shard), daemon=True)
+        self._thread.start()
+
+    def result(self) -> ShardStream:
+        """Return the shard, as soon as it is open."""
+        return self._opened.result()
+
+    def leave(self) -> None:
+        """Close it, or see to it that it is closed."""
+        self._is_left = True
+        if hasattr(self._stream, "terminate"):
+            self._stream.terminate()
+            self._thread.join(END_SECONDS)
+        self._opened.add_done_callback(_close)
+
+    def _open(self, opening: Opening, shard: Any) -> None:
+        try:
+            opened = opening.open_packed(shard)
+            self._stream = opened.stream
+            if not self._is_left:
+                opening.unpack(opened)
+            self._opened.set_result(opened)
+        except BaseException as error:
+            if self._stream is not None:
+                with contextlib.suppress(EnergonError, OSError):
+                    self._stream.close()
+            self._opened.set_exception(error)
+
+
+def _is_local(shard: Any) -> bool:
+    url = shard.get("url") if isinstance(shard, dict) else shard
+    if isinstance(shard, dict) and "stream" in shard:
+        return True
+    return not isinstance(url, str) or is_local(url) or url == "-"
+
+
+def _close(opened: Future[ShardStream]) -> None:
+    if opened.exception() is None:
+        opened.result().stream.close()

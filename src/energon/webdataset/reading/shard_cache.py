@@ -32,13 +32,37 @@ from typing import Any, NamedTuple
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.json_text import parse_json
+from energon.formats.tar.stream import ByteStream
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import write_atomic
 from energon.io.file_lock import FileLock
 from energon.limits import read_document
 from energon.warn_once import warn_once
-from energon.webdataset.reading.shard_stream import ShardStream
-from energon.webdataset.verbose import tell
+from energon.webdataset.gopen import tell
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass
+class ShardStream:
+    """An open shard.
+
+    Args:
+        url: Its address, as it is listed.
+        stream: Its bytes after `head`, unpacked.
+        head: The first of them, if they were looked at.
+        local_path: Where it is on disk, if that is known.
+        completed: Called when it was read to its end, and found to be whole.
+    """
+
+    url: str
+    stream: ByteStream
+    head: bytes = b""
+    local_path: str | None = None
+    completed: Callable[[], None] = nothing
+
 
 logger = logging.getLogger("energon")
 

@@ -1,16 +1,327 @@
-"""Choose the source of shards by what a program names as its data."""
+"""Choose the source of shards by what a program names as its data.
+
+Beside lists of addresses these are shards of several sources, in the proportions that a document
+says, and a folder that others fill: each file of it is claimed by renaming it, then used.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Mapping
+import random
+import re
+import time
+from bisect import bisect
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, count
 from typing import Any
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import is_remote, redact
-from energon.webdataset.reading.urls import check_variables
-from energon.webdataset.shardlists import ResampledShards, SimpleShardList
-from energon.webdataset.stages.base import Stage
+from energon.webdataset.dataset_spec import DatasetSpec, LoadedSpec, SelectionSpec, load_spec
+from energon.webdataset.reading.urls import check_variables, local_path
+from energon.webdataset.running.place import TorchLookalike, current_place
+from energon.webdataset.shardlists import (
+    ResampledShards,
+    Shard,
+    ShardSource,
+    SimpleShardList,
+    permuted,
+)
+from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
+from energon.webdataset.stages.shuffling import Draws
+from energon.webdataset.utils import glob_with_braces
+
+
+@dataclass
+class MSSource:
+    """One source of a document, as programs see it.
+
+    Attributes:
+        name: Its name.
+        perepoch: How many shards an epoch takes of it; -1 for all.
+        resample: How many it draws, with replacement; -1 for none.
+        urls: Its shards.
+    """
+
+    name: str = ""
+    perepoch: int = -1
+    resample: int = -1
+    urls: list[str] = field(default_factory=list)
+
+
+class MultiShardSample(ShardSource):
+    """Gives the shards of a document: all of them once in a pass, or drawn at random without end.
+
+    They are drawn if the document gives weights, or if that is asked for. Samples have what the
+    document says of their source as `__options__`.
+
+    Args:
+        fname: Address of a YAML document, or a mapping like one, see `dataset_spec`.
+        resampled: Whether to draw at random.
+        allow: "env" lets addresses in it read variables of the environment.
+    """
+
+    def __init__(
+        self,
+        fname: str | os.PathLike[str] | Mapping[str, Any],
+        resampled: bool = False,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.allow = allow
+        self._resampled = resampled
+        self._seed: int | None = None
+        self.parse_spec(fname)
+
+    def parse_spec(self, fname: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        """Take the sources from another document."""
+        spec = load_spec(fname, allow=self.allow)
+        self._shards = [_shards(spec, number) for number in range(len(spec.urls))]
+        self.urls = [shard["url"] for source in self._shards for shard in source]
+        self.content = spec.content
+        self.is_endless = self._resampled or _weighted(spec)
+
+    @property
+    def sources(self) -> list[MSSource]:
+        """The sources of the document."""
+        content = self.content
+        listed = content.datasets if isinstance(content, SelectionSpec) else content.dataset
+        return [
+            MSSource(
+                name=getattr(source, "name", None) or "",
+                perepoch=getattr(source, "choose", None) or -1,
+                resample=getattr(source, "resample", None) or -1,
+                urls=[shard["url"] for shard in shards],
+            )
+            for source, shards in zip(listed, self._shards, strict=True)
+        ]
+
+    def set_epoch(self, seed: int) -> None:
+        """Let what is chosen and drawn be a function of `seed`, on all ranks."""
+        self._seed = seed
+
+    def get_shards_for_epoch(self) -> list[str]:
+        """Return the shards of the next pass by itself, without counting it.
+
+        Raises:
+            ConfigError: If they are drawn without end.
+        """
+        if self.is_endless:
+            raise ConfigError("the shards of an epoch have no end: they are drawn by weight")
+        context = Context(current_place(), epoch=self.epoch + 1)
+        return [shard["url"] for shard in self.open(iter(()), context)]
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
+        if self._seed is not None:
+            context = replace(context, seed=self._seed)
+        if isinstance(self.content, SelectionSpec):
+            return iter(self._selected(self.content, context))
+        if self.is_endless:
+            return self._drawn(self.content, context)
+        return iter([shard for source in self._shards for shard in source])
+
+    def describe(self) -> dict[str, Any]:
+        return {"stage": "MultiShardSample", "spec": self.content.model_dump(mode="json")}
+
+    def _drawn(self, content: DatasetSpec, context: Context) -> Iterator[Shard]:
+        """Draw a source by its weight, then one of its shards."""
+        draws = Draws(context.seed_of)
+        weights = [
+            len(shards) if each.weight is None else each.weight
+            for each, shards in zip(content.dataset, self._shards, strict=True)
+        ]
+        bounds = list(accumulate(weights))
+        for _ in count():
+            place = bisect(bounds, draws.fraction() * bounds[-1])
+            shards = self._shards[min(place, len(self._shards) - 1)]
+            yield shards[draws.below(len(shards))]
+
+    def _selected(self, content: SelectionSpec, context: Context) -> list[Shard]:
+        """Return the shards of one epoch, the same ones for all workers."""
+        chosen: list[Shard] = []
+        for number, (each, shards) in enumerate(zip(content.datasets, self._shards, strict=True)):
+            seed = context.seed_of("source", number, shared=True)
+            if each.resample is not None:
+                draws = Draws(lambda block, seed=seed: seed + block)  # type: ignore[misc]
+                chosen += [shards[draws.below(len(shards))] for _ in range(each.resample)]
+            else:
+                chosen += permuted(shards, seed)[: each.choose]
+        return permuted(chosen, context.seed_of("order", shared=True))
+
+
+def _shards(spec: LoadedSpec, number: int) -> list[Shard]:
+    urls = spec.urls[number]
+    if isinstance(spec.content, SelectionSpec):
+        return [{"url": url} for url in urls]
+    source = spec.content.dataset[number]
+    about: Shard = {"options": source.sample_options} if source.sample_options else {}
+    if source.fields is not None:
+        about["fields"] = source.fields
+    return [{"url": url, **about} for url in urls]
+
+
+def _weighted(spec: LoadedSpec) -> bool:
+    content = spec.content
+    return isinstance(content, DatasetSpec) and any(
+        source.weight is not None for source in content.dataset
+    )
+
+
+_CLAIMED = re.compile(r"^(?P<name>.*)\._(?P<pid>\d+)_$")
+_SELECT = ("random", "oldest")
+_FATES = ("unlink", "keep", "resample")
+
+
+class DirectoryShardList(TorchLookalike, Stage):
+    """Gives the files of a folder as they come, to one process each.
+
+    A file is claimed by giving it the number of the process as a suffix, and recycled when the
+    next one is asked for. Files that dead processes have claimed are recycled as well.
+
+    Args:
+        path: The folder.
+        pattern: Which files, with braces.
+        poll: Seconds between looks into the folder while it has no file; None ends there.
+        timeout: Seconds without a file after which the source ends.
+        mode: What happens to a file that was used: "unlink" deletes it, "keep" gives it the
+            suffix `._done_`, "resample" puts it back, to be used again.
+        select: Which file comes next: "random" or "oldest".
+        fate: Called with the path of a file that was used, in place of what the mode says.
+
+    Raises:
+        ConfigError: If mode or select is none of these.
+        DatasetNotFoundError: If there is no such folder.
+    """
+
+    is_endless = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        pattern: str = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}",
+        poll: float | None = 1.0,
+        timeout: float = 1e12,
+        mode: str = "resample",
+        select: str = "random",
+        fate: Any = None,
+    ) -> None:
+        self.path = local_path(os.fspath(path)) or ""
+        if not os.path.isdir(self.path):
+            raise DatasetNotFoundError(f"{path}: no such folder on this machine")
+        if mode not in _FATES or select not in _SELECT:
+            raise ConfigError(
+                f"{mode=}, {select=}: expected a mode of {', '.join(_FATES)}, and a selection of "
+                f"{', '.join(_SELECT)}"
+            )
+        self.pattern, self.poll, self.timeout = pattern, poll, timeout
+        self.mode, self.select, self.fate = mode, select, fate
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        # Whoever drops this may still have to read the last file.
+        return self._claimed_files(random.Random(), puts_back=False)
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        files = self._claimed_files(random.Random(context.seed_of()), puts_back=True)
+        return UnsavableIterator(files, "DirectoryShardList")
+
+    def recycle(self, activename: str) -> None:
+        """Give a claimed file its fate."""
+        name = without_last_extension(activename)
+        with contextlib.suppress(FileNotFoundError):
+            if self.fate is not None:
+                self.fate(activename)
+            elif self.mode == "unlink":
+                os.unlink(activename)
+            elif self.mode == "keep":
+                os.rename(activename, f"{name}._done_")
+            else:
+                os.rename(activename, name)
+
+    def cleanup_files_without_processes(self) -> None:
+        """Give files their fate that processes have claimed which are no more."""
+        for name in os.listdir(self.path):
+            pid = get_pid_from_filename(name)
+            if pid is not None and not check_pid_is_running(pid):
+                self.recycle(os.path.join(self.path, name))
+
+    def _claimed_files(
+        self, chooser: random.Random, *, puts_back: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Yield files; one that was not read to its end when this is closed may be put back."""
+        waiting_since = time.monotonic()
+        while time.monotonic() - waiting_since < self.timeout:
+            claimed = self._claim(chooser)
+            if claimed is None:
+                if self.poll is None:
+                    return
+                time.sleep(min(self.poll, self.timeout))
+                continue
+            try:
+                yield {"url": claimed}
+            except GeneratorExit:
+                if puts_back:
+                    _put_back(claimed)
+                raise
+            self.recycle(claimed)
+            waiting_since = time.monotonic()
+
+    def _claim(self, chooser: random.Random) -> str | None:
+        """Return the present path of a file that is this process's own now."""
+        self._free_orphans()
+        files = glob_with_braces(os.path.join(self.path, self.pattern))
+        if self.select == "oldest":
+            files = sorted(files, key=_age)
+        else:
+            chooser.shuffle(files)
+        for file in files:
+            claimed = f"{file}._{os.getpid()}_"
+            # Whoever renames it first has it.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(file, claimed)
+                return claimed
+        return None
+
+    def _free_orphans(self) -> None:
+        """Put files back that processes have claimed which are no more: nobody has used them."""
+        for name in os.listdir(self.path):
+            pid = get_pid_from_filename(name)
+            if pid is not None and not check_pid_is_running(pid):
+                _put_back(os.path.join(self.path, name))
+
+
+def _put_back(claimed: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(claimed, without_last_extension(claimed))
+
+
+def get_pid_from_filename(fname: str) -> int | None:
+    """Return the process that has claimed a file, or None."""
+    found = _CLAIMED.match(fname)
+    return int(found["pid"]) if found else None
+
+
+def without_last_extension(fname: str) -> str:
+    """Return a name without what follows its last dot."""
+    return re.sub(r"\.[^.]*$", "", fname)
+
+
+def check_pid_is_running(pid: int) -> bool:
+    """Return whether there is a process of that number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _age(path: str) -> float:
+    try:
+        return os.path.getmtime(path)
+    except FileNotFoundError:
+        return 0.0
 
 
 def shardspec(spec: Any) -> Stage:
@@ -39,13 +350,9 @@ def shard_source(
             f"mode={mode!r}: expected resampled, or unlink, keep or resample for a folder"
         )
     if mode in ("unlink", "keep", "resample"):
-        from energon.webdataset.reading.directory_shards import DirectoryShardList
-
         return DirectoryShardList(urls, mode=mode)
     resampled = resampled or mode == "resampled"
     if isinstance(urls, Mapping) or _is_document(urls):
-        from energon.webdataset.reading.shard_sets import MultiShardSample
-
         return MultiShardSample(urls, resampled=resampled, allow=allow)
     if _is_descriptor(urls):
         from energon.webdataset.wids.descriptor import load_descriptor

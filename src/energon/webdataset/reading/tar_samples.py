@@ -1,8 +1,12 @@
-"""Read the samples of shards: the stage between addresses of tar files and samples."""
+"""Read the samples of shards: the stage between addresses of tar files and samples.
+
+Damaged archives raise what programs expect that were written for the tar library of Python.
+"""
 
 from __future__ import annotations
 
 import logging
+import tarfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -11,17 +15,15 @@ from itertools import islice
 from operator import length_hint
 from typing import Any
 
-from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError
+from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError, TruncatedError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.names import split_name
 from energon.formats.tar.stream import Sample, SampleParser, StreamReader
 from energon.loader.heap import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import Opening
-from energon.webdataset.reading.opening_ahead import OpeningAhead
-from energon.webdataset.reading.shard_cache import cache_of
-from energon.webdataset.reading.shard_stream import ShardStream
+from energon.webdataset.reading.opening import Opening, OpeningAhead
+from energon.webdataset.reading.shard_cache import ShardStream, cache_of
 from energon.webdataset.stages.base import (
     Context,
     Stage,
@@ -31,6 +33,27 @@ from energon.webdataset.stages.base import (
     state_of,
     unpack,
 )
+
+
+class DamagedArchiveError(FormatError, tarfile.ReadError):
+    """An archive is damaged."""
+
+
+class CutOffArchiveError(TruncatedError, tarfile.ReadError):
+    """An archive ends before its content does."""
+
+
+def as_read_error(error: Exception) -> Exception:
+    """Return an error of the format of an archive as a `tarfile.ReadError`, any other as it is."""
+    if type(error) is TruncatedError:
+        found: FormatError = CutOffArchiveError(*error.args)
+    elif type(error) is FormatError:
+        found = DamagedArchiveError(*error.args)
+    else:
+        return error
+    found.__cause__ = error.__cause__
+    return found.with_traceback(error.__traceback__)
+
 
 logger = logging.getLogger("energon")
 
@@ -205,8 +228,6 @@ class _TarSamplesIterator(StageIterator):
                     yield from self._shard_samples(shard, ahead)
                 except Exception as error:
                     if isinstance(error, FormatError):
-                        from energon.webdataset.reading.archive_errors import as_read_error
-
                         error = as_read_error(error)
                     if not self._stage.handler(error):
                         return

@@ -3,26 +3,155 @@
 Each worker of a DataLoader is a lane: it has its part of the shards and its own place in the
 job, that stays the same wherever the lane is hosted. So the order of the batches is a function
 of the number of lanes alone, and a state fits any number of ranks and workers.
+
+Code in workers finds what torch's DataLoader would tell it, and batches of arrays become tensors
+as they do there.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from energon.errors import StateError
 from energon.formats.json_text import parse_json
+from energon.loader.state import merge_states
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
+from energon.webdataset import utils
 from energon.webdataset.running.place import Place, running_at
-from energon.webdataset.running.worker_process import WorkerProcess
 from energon.webdataset.stages.base import Context, State, load_state, state_of
 from energon.webdataset.stages.batching import Batched
 from energon.worker import WorkerConfig
+
+
+class WorkerProcess:
+    """What is done once in each worker process, and before each batch.
+
+    Args:
+        dataset: What `get_worker_info().dataset` is.
+        init: Called with the number of the worker, once in each process; None does nothing.
+        seed: Base of the seeds of workers.
+    """
+
+    def __init__(self, dataset: Any, init: Callable[[int], Any] | None, seed: int) -> None:
+        self._dataset = dataset
+        self._init = init
+        self._seed = seed
+        self._parent = os.getpid()
+        self._initialised = 0
+        self._enforce_security = utils.enforce_security
+
+    def enter(self, place: Place) -> None:
+        """Say that this process works for the worker at `place` now."""
+        if os.getpid() == self._parent:
+            return
+        utils.enforce_security = self._enforce_security
+        module: Any = sys.modules.get("torch.utils.data._utils.worker")
+        if module is not None:
+            # The one way to be found by torch.utils.data.get_worker_info().
+            module._worker_info = module.WorkerInfo(
+                id=place.worker,
+                num_workers=place.num_workers,
+                seed=self._seed + place.worker,
+                dataset=self._dataset,
+            )
+        if self._init is not None and self._initialised != os.getpid():
+            self._initialised = os.getpid()
+            self._init(place.worker)
+
+
+def merge_rank_states(states: Sequence[State]) -> State:
+    """Return a state of a loader that any rank of any job can load.
+
+    Args:
+        states: What `state_dict` of a `WebLoader` returned, once, on every rank.
+
+    Raises:
+        StateError: If they were saved at different times, or hold more than the position of the
+            workers: a stage after the loader that keeps items, or counts them.
+    """
+    first = states[0]
+    for other in states[1:]:
+        for name in ("stages", "seed", "epoch"):
+            if other[name] != first[name]:
+                raise StateError(
+                    f"the states of the ranks do not belong together: {name} is {first[name]!r} "
+                    f"in one and {other[name]!r} in another; were they saved after the same step?"
+                )
+    if all(state["items"] is None for state in states):
+        return {**first, "place": None}
+    if any(state["given"] for state in states):
+        raise StateError(
+            "the number of ranks has changed, and an epoch that was set after the loader counts "
+            "the items of a rank; set it on the dataset: WebLoader(dataset.with_epoch(n))"
+        )
+    positions = [_position(state) for state in states]
+    merged = {**positions[0], "loader": merge_states([each["loader"] for each in positions])}
+    return {**first, "place": None, "items": {**first["items"], "pass": merged}}
+
+
+def _position(state: State) -> dict[str, Any]:
+    """Return where the workers of a rank are, if that is all there is to know."""
+    found = None if state["items"] is None else state["items"]["pass"]
+    if not isinstance(found, Mapping) or set(found) != {"epoch", "loader"}:
+        raise StateError(
+            "the number of ranks has changed, and stages after the loader hold items of a rank (a "
+            "shuffle, a batch taken apart), or a rank has ended its epoch before the others; save "
+            "at the end of an epoch, or let these stages run in the workers"
+        )
+    return dict(found)
+
+
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
+
+
+@cache
+def has_torch() -> bool:
+    """Return whether torch is installed, without importing it, which takes a second or more."""
+    return find_spec("torch") is not None
+
+
+def torch_or_none() -> Any:
+    """Return torch, or None where it is not installed."""
+    if not has_torch():
+        return None
+    import torch
+    import torch.utils.data
+
+    return torch
+
+
+def convert(value: Any) -> Any:
+    """Return a value with tensors in place of numpy arrays and numbers; tuples become lists.
+
+    torch is imported for the first array.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return {name: convert(each) for name, each in value.items()}
+    if kind is list or kind is tuple:
+        if _PLAIN.issuperset(map(type, value)):
+            return list(value)
+        return [convert(each) for each in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return value if value.dtype.kind in "USO" else torch_or_none().as_tensor(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(convert(each) for each in value))
+    return value
+
 
 NOTE_SECONDS = 0.05
 """How old a noted position may be: restoring repeats what was done since."""

@@ -15,8 +15,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from energon.errors import ConfigError, StateError
-from energon.webdataset.running.epochs import EpochCounter
-from energon.webdataset.running.place import Place, torch_worker_info
+from energon.webdataset.running.place import EpochCounter, Place, torch_worker_info
 from energon.webdataset.stages.base import (
     Context,
     Stage,

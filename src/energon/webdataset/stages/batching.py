@@ -14,13 +14,13 @@ from energon.errors import SampleError
 from energon.samples.collate import batch_stack
 from energon.webdataset.stages.base import (
     Context,
+    Replay,
     Stage,
     StageIterator,
     State,
     check_positive,
     unpack,
 )
-from energon.webdataset.stages.replay import Replay
 
 _SCALARS = (int, float, np.number, np.bool_)
 

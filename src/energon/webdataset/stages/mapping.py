@@ -18,7 +18,7 @@ from energon.webdataset.stages.base import (
     state_of,
     unpack,
 )
-from energon.webdataset.stages.draws import make_draws
+from energon.webdataset.stages.shuffling import make_draws
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,29 @@
-"""Look at tar files: what is in them, how much of it, and what is wrong."""
+"""Look at tar files: what is in them, how much of it, and what is wrong; and index them."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from energon.errors import EnergonError
+from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
+from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tar.index import encode_tar_index
 from energon.formats.tar.names import split_name
 from energon.formats.tar.stream import SampleParser, StreamReader
+from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
+from energon.io.files import is_file, read_bytes, write_bytes
+from energon.io.range_file import RemoteFile
+from energon.prepare.index.index import IndexOptions, index_shard
+from energon.prepare.index.remote_scan import index_remote
 from energon.webdataset.autodecode import Decoder
-from energon.webdataset.reading.opening import Opening
+from energon.webdataset.gopen import open_url
+from energon.webdataset.reading.opening import HEAD_BYTES, Opening, unpacker_for
 from energon.webdataset.tools.streams import read_samples
 
 Sample = dict[str, Any]
@@ -171,3 +183,67 @@ class Verifier:
                 self._decoder.decode({"__key__": key, part: content})
             except EnergonError as error:
                 yield "damaged content", str(error)
+
+
+def can_have_index(url: str) -> bool:
+    """Return whether an index can be written beside a shard: web servers only give files out."""
+    return scheme_of(url) not in ("http", "https")
+
+
+def index_anywhere(url: str) -> int:
+    """Write the index of a shard beside it, unless it is there; return how many samples it has.
+
+    Shards in a store are read by ranges: their headers, and what costs no more than a request.
+
+    Raises:
+        ConfigError: If the shard is compressed, or no file.
+        FormatError: If it is damaged, cut off or has no samples.
+    """
+    check_plain(url)
+    if not is_remote(url):
+        return index_shard(local_path(url)).num_samples
+    return _index_remote(url).num_samples
+
+
+def check_plain(url: str) -> None:
+    """Raise ConfigError if samples of a shard have no positions that could be noted."""
+    if url == "-" or url.startswith("pipe:"):
+        raise ConfigError(f"{url}: a stream has no place for an index; write it to a file first")
+    stream = open_url(url)
+    try:
+        is_packed = unpacker_for(stream.read(HEAD_BYTES) or b"") is not None
+    finally:
+        stream.close()
+    if is_packed:
+        raise ConfigError(
+            f"{redact(url)}: is compressed, so its samples cannot be read one by one; write a "
+            f"plain shard with `energon tar cat {redact(url)} -o NAME.tar`"
+        )
+
+
+def _index_remote(url: str) -> PartTable:
+    with tempfile.TemporaryDirectory(prefix="energon-index-") as folder:
+        copy = Path(folder) / address_name(url)
+        parts, index = _beside(url)
+        before = _content(parts)
+        if before is not None:
+            part_table_path(copy).write_bytes(before)
+        table = index_remote(RemoteFile(url), copy, IndexOptions())
+    content = table.to_bytes()
+    if content != before or not is_file(index):
+        write_bytes(parts, content)
+        # Readers believe in an index as soon as this one is there.
+        write_bytes(index, encode_tar_index(table.sample_offset))
+    return table
+
+
+def _beside(url: str) -> tuple[str, str]:
+    """Return the addresses of the part table and of the index of a shard."""
+    return f"{url}.parts", f"{os.path.splitext(url)[0]}.tar.idx"
+
+
+def _content(url: str) -> bytes | None:
+    try:
+        return read_bytes(url)
+    except DatasetNotFoundError:
+        return None

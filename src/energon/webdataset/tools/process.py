@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon.errors import ConfigError, SampleError
-from energon.webdataset.tools.choose import parse_fields, with_fields
-from energon.webdataset.tools.streams import Output, read_samples, write_all
+from energon.webdataset.tools.streams import (
+    Output,
+    parse_fields,
+    read_samples,
+    with_fields,
+    write_all,
+)
 
 Sample = dict[str, Any]
 OnError = Literal["stop", "skip", "keep"]

@@ -3,7 +3,8 @@
     {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "coco", "base": "s3://b/coco",
      "shardlist": [{"url": "000.tar", "nsamples": 1000, "filesize": 1048576, "md5sum": "…"}]}
 
-`datasets` may stand in place of `shardlist`: a list of such lists, or of their addresses.
+`datasets` may stand in place of `shardlist`: a list of such lists, or of their addresses. Without
+a list, samples are counted by the indexes of the shards, and the shards are not read.
 """
 
 from __future__ import annotations
@@ -12,17 +13,79 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon.errors import ConfigError, FormatError
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.address import is_remote, join_address, local_path, parent_address, redact
-from energon.io.files import file_size, read_document, write_text
+from energon.io.files import file_info, file_size, read_document, write_text
 from energon.io.range_file import RemoteFile
 from energon.io.readers import SkippingReader
 from energon.webdataset.gopen import open_url
-from energon.webdataset.reading.lengths import shard_counts
+
+_OFFSET_BYTES = 8
+
+
+def count_samples(pipeline: Any) -> int:
+    """Return how many samples the shards of a pipeline have.
+
+    Raises:
+        ConfigError: If its source is no list of shards, or a shard has no index.
+    """
+    urls = getattr(pipeline.stages[0] if pipeline.stages else None, "urls", None)
+    if urls is None:
+        raise ConfigError(
+            "the number of samples is unknown, because the pipeline does not begin with a list of "
+            "shards; give it: with_length(n)"
+        )
+    return sum(shard_counts(urls))
+
+
+def shard_counts(urls: Sequence[str]) -> list[int]:
+    """Return how many samples each shard has.
+
+    Looks for the list of shards that `energon prepare` or `energon tar index` wrote into a
+    folder, and for the `.tar.idx` beside a shard.
+
+    Raises:
+        ConfigError: If nothing says it.
+    """
+    folders = {parent_address(url) for url in urls}
+    known: dict[str, int] = {}
+    with ThreadPoolExecutor(16) as pool:
+        for found in pool.map(_folder_counts, sorted(folders)):
+            known |= found
+        missing = [url for url in urls if url not in known]
+        known |= dict(zip(missing, pool.map(_index_count, missing), strict=True))
+    return [known[url] for url in urls]
+
+
+def _folder_counts(folder: str) -> dict[str, int]:
+    """Return the counts of shards by address that a folder, or one above it, lists."""
+    for name in (".nv-meta/.info.json", "../.nv-meta/.info.json"):
+        try:
+            address = join_address(folder, name)
+            info = parse_json(read_document(address), origin=redact(address))
+            root = parent_address(parent_address(address))
+            counts = info.get("shard_counts", {}).items()
+            return {join_address(root, shard): int(count) for shard, count in counts}
+        except (DatasetNotFoundError, ConfigError, ValueError, TypeError, AttributeError):
+            continue
+    return {}
+
+
+def _index_count(url: str) -> int:
+    stem = url.removesuffix(".tar")
+    info = file_info(f"{stem}.tar.idx") if stem != url else None
+    if info is None:
+        raise ConfigError(
+            f"{redact(url)}: nothing says how many samples it has; write its index with "
+            "`energon tar index`, or give the number: with_length(n)"
+        )
+    return info.size // _OFFSET_BYTES - 1
+
 
 KIND = "wids-shard-index-v1"
 VERSION = 1

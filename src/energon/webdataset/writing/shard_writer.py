@@ -9,8 +9,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.atomic import ClosesOrAborts
-from energon.webdataset.writing.sinks import make_folder
-from energon.webdataset.writing.tar_writer import RECORD_BYTES, TarWriter
+from energon.webdataset.writing.tar_writer import RECORD_BYTES, TarWriter, make_folder
 
 logger = logging.getLogger("energon")
 
