@@ -41,7 +41,7 @@ REASONS = {
     "energon/cache/codec.py": {
         "vars(torch).get(name)": "taken only if it is a dtype",
     },
-    "energon/cli/lazy_group.py": {
+    "energon/cli/command_group.py": {
         "import_module(self._prefix + cmd_name.replace('-', '_'))": TABLE,
     },
     "energon/cli/preview.py": {
@@ -179,7 +179,7 @@ REASONS = {
     "energon/plan/recipe.py": {
         "getattr(self, name)": FIELDS,
     },
-    "energon/prepare/assistant/preview.py": {
+    "energon/prepare/assistant/fields.py": {
         "getattr(about, name)": FIELDS,
     },
     "energon/prepare/importers/draw.py": {

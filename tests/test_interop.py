@@ -11,7 +11,7 @@ import pytest
 from energon import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
-from energon.formats.tar.index import load_tar_index
+from energon.formats.tar.scan import load_tar_index
 from energon.prepare.dataset import prepare_dataset
 
 THEIRS = Path(__file__).parent / "data" / "energon7"

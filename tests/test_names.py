@@ -19,8 +19,7 @@ def modules():
 
 JSONL_AT_HOME = {
     "formats/meta/jsonl.py": "the format",
-    "prepare/jsonl.py": "indexes and splits",
-    "prepare/verify/jsonl.py": "its upkeep",
+    "prepare/jsonl.py": "indexes, splits and upkeep",
     "sources/jsonl.py": "the kind",
     "metadataset/kind.py": "the registry",
 }

@@ -12,7 +12,7 @@ from typing import Any
 import obstore
 from obstore.store import S3Store
 
-from energon.formats.tar.index import parse_tar_index
+from energon.formats.tar.scan import parse_tar_index
 from energon.io.epath import EPath
 
 VERSION = obstore.__version__

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from energon.cli.exit_codes import GO_ON
+from energon.cli.command_group import GO_ON
 from energon.cli.main import COMMANDS
 from energon.io.files import list_files
 from energon.prepare.dataset import prepare_dataset

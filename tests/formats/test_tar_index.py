@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tar.index import encode_tar_index, load_tar_index, tar_index_path
+from energon.formats.tar.scan import encode_tar_index, load_tar_index, tar_index_path
 
 
 def test_offsets_are_little_endian_numbers_without_a_header(tmp_path):

@@ -15,7 +15,7 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.io.backends.base import ObjectInfo, seconds_left
-from energon.io.backends.library_backend import LibraryBackend
+from energon.io.backends.libraries import LibraryBackend
 from energon.io.registry import open_store
 from energon.io.settings import StorageSettings
 from energon.io.store import Store

@@ -12,17 +12,15 @@ from rich.console import Console
 from energon.errors import ConfigError
 from energon.prepare.assistant.fields import (
     check_field,
+    describe,
     first_samples,
     known_ways,
-    part_names,
-    suggest,
-)
-from energon.prepare.assistant.preview import (
-    describe,
     loader_template,
+    part_names,
     preview,
     printable,
     show_sample,
+    suggest,
 )
 from energon.samples.types import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard

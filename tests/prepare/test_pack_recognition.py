@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.meta.split import load_split
-from energon.formats.meta.split_names import splits_by_name
+from energon.formats.meta.split import load_split, splits_by_name
 from energon.io.files import write_bytes
 from energon.prepare.importers.selection import select
 from energon.sources.webdataset import WebdatasetSource

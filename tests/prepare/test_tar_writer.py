@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.index import load_tar_index, tar_index_path
-from energon.formats.tar.scan import scan_tar
+from energon.formats.tar.scan import load_tar_index, scan_tar, tar_index_path
 from energon.prepare.writers.shard_writer import TarWriter
 
 names = st.text("ab0-_é ", min_size=1, max_size=8).filter(lambda name: not name.startswith("__"))

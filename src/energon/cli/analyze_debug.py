@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from energon.cli.verbosity import echo, echo_json
+from energon.cli.command_group import echo, echo_json
 from energon.errors import FormatError
 from energon.formats.json_text import parse_json
 from energon.messages import counted

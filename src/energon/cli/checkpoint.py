@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from energon.cli.address import ADDRESS
-from energon.cli.verbosity import echo, echo_lines
+from energon.cli.command_group import echo, echo_lines
+from energon.cli.options import ADDRESS
 from energon.io.epath import AnyPath
 from energon.messages import counted
 

@@ -1,16 +1,67 @@
-"""`energon index`."""
+"""`energon index`, and preparing datasets that are files, for `energon prepare`."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.address import ADDRESS, folder_of
-from energon.cli.indexing_options import indexing_options, open_indexing, show_size
-from energon.cli.options import allow_option
-from energon.cli.prepare_file import prepare_file
+from energon.cli.command_group import echo, echo_json, is_quiet
+from energon.cli.options import refuse_options
+from energon.io.address import redact
 from energon.io.epath import AnyPath
+from energon.messages import counted
+
+if TYPE_CHECKING:
+    from energon.prepare.upkeep import Upkeep
+
+from typing import Any
+
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    folder_of,
+    indexing_options,
+    open_indexing,
+    show_size,
+)
+
+_HONOURED = {
+    *("ratio", "exclude_from", "as_json"),
+    # There is no such thing, nobody is asked, all is read anew, by this process alone:
+    *("no_sqlite", "skip_dataset_yaml", "non_interactive", "force_overwrite", "write"),
+    *("reindex", "wait", "num_workers", "progress"),
+}
+
+
+def prepare_file(
+    context: click.Context,
+    path: AnyPath,
+    upkeep: Upkeep,
+    *,
+    split_ratio: str | None = None,
+    exclude_from: Sequence[str] = (),
+    as_json: bool = False,
+) -> None:
+    """Prepare a dataset by what its kind does for that, and say how many samples it has.
+
+    Raises:
+        ConfigError: If the command has options that mean nothing for such files.
+    """
+    from energon.prepare.splits import parse_ratio
+
+    refuse_options(context, f"{redact(path)} is {upkeep.noun}", _HONOURED)
+    num_samples = upkeep.prepare(
+        os.fspath(path),
+        split_ratio=parse_ratio(split_ratio) if split_ratio else None,
+        exclude_from=exclude_from,
+    )
+    if as_json:
+        echo_json({"path": redact(path), "samples": num_samples})
+    elif not is_quiet():
+        echo(counted(num_samples, "sample"), err=True)
 
 
 @click.command("index")
@@ -35,7 +86,7 @@ def command(
       energon prepare ./coco --split-ratio 8,1,1 --no-sqlite
       energon index ./coco
     """
-    from energon.prepare.index.reindex import reindex_dataset
+    from energon.prepare.dataset import reindex_dataset
     from energon.prepare.upkeep import upkeep_of
 
     upkeep = upkeep_of(path, compressed=True)

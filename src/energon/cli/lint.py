@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.exit_codes import NotCheckedError
-from energon.cli.indexing_options import open_indexing, reading_options
-from energon.cli.options import allow_option
-from energon.cli.verbosity import echo
+from energon.cli.command_group import NotCheckedError, echo
+from energon.cli.options import allow_option, open_indexing, reading_options
 from energon.errors import EnergonError
 from energon.messages import counted
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from energon.cli.exit_codes import InterruptedCommandError, failed_command
-from energon.cli.lazy_group import LazyGroup
+from energon.cli.command_group import InterruptedCommandError, LazyGroup, failed_command
 from energon.errors import EnergonError
 from energon.version import __version__
 

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.exit_codes import RefusedCommandError
-from energon.cli.indexing_options import logging_to_terminal
-from energon.cli.options import allow_option
-from energon.cli.verbosity import echo_lines
+from energon.cli.command_group import RefusedCommandError, echo_lines
+from energon.cli.options import allow_option, logging_to_terminal
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:

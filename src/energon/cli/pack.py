@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import ADDRESS
-from energon.cli.indexing_options import logging_to_terminal, show_size
-from energon.cli.options import is_given, options_object, parse_field_map, refuse_options
-from energon.cli.verbosity import echo, echo_json, is_quiet
+from energon.cli.command_group import echo, echo_json, is_quiet
+from energon.cli.options import (
+    ADDRESS,
+    is_given,
+    logging_to_terminal,
+    options_object,
+    parse_field_map,
+    refuse_options,
+    show_size,
+)
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from energon.cli.address import ADDRESS
-from energon.cli.options import allow_option, refuse_options
-from energon.cli.verbosity import echo, echo_lines
+from energon.cli.command_group import echo, echo_lines
+from energon.cli.options import ADDRESS, allow_option, refuse_options
 from energon.messages import counted
 
 if TYPE_CHECKING:

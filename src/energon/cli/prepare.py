@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import ADDRESS, folder_of
-from energon.cli.indexing_options import indexing_options, open_indexing, show_size
-from energon.cli.media_options import media_filter, media_options, report_json, show_report
-from energon.cli.options import allow_option, refuse_options
+from energon.cli.command_group import echo, echo_json, is_quiet
+from energon.cli.index import prepare_file
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    folder_of,
+    indexing_options,
+    open_indexing,
+    refuse_options,
+    show_size,
+)
 from energon.cli.prepare_choices import PrepareOptions, choice_options, decide
-from energon.cli.prepare_file import prepare_file
-from energon.cli.verbosity import echo, echo_json, is_quiet
+from energon.cli.prepare_media import media_filter, media_options, report_json, show_report
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import redact
@@ -224,7 +230,7 @@ def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -
 
 
 def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> DatasetInfo:
-    from energon.prepare.index.reindex import reindex_dataset
+    from energon.prepare.dataset import reindex_dataset
 
     with open_indexing(sqlite=sqlite, **indexing) as how:
         return reindex_dataset(path, how)

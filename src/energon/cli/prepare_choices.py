@@ -15,7 +15,7 @@ from energon.errors import ConfigError
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.assistant.prompt import Choices
+    from energon.prepare.assistant.dialog import Choices
     from energon.prepare.splits import SplitRequest
 
 
@@ -139,7 +139,7 @@ def decide(
         ConfigError: If something is missing that has no usual value, or makes no sense.
         click.Abort: If the dataset is not to be prepared.
     """
-    from energon.prepare.assistant.prompt import Choices
+    from energon.prepare.assistant.dialog import Choices
 
     split = options.split()
     choices = Choices(
@@ -172,7 +172,7 @@ def decide(
 
 def _usual(choices: Choices) -> Choices:
     """Return the choices with a sample type, without asking for anything."""
-    from energon.prepare.describe import CRUDE
+    from energon.prepare.dataset import CRUDE
 
     if choices.split is None:
         raise ConfigError(
@@ -187,8 +187,7 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
     """Return the choices with what somebody at the terminal has answered."""
     from rich.console import Console
 
-    from energon.prepare.assistant.dialog import Assistant
-    from energon.prepare.assistant.prompt import Prompt
+    from energon.prepare.assistant.dialog import Assistant, Prompt
 
     if choices.is_complete:
         return choices
@@ -204,9 +203,8 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
 def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
     """Return the code that makes samples: what is there, or a template."""
     from energon.formats.meta.info import META
-    from energon.prepare.assistant.fields import first_samples
-    from energon.prepare.assistant.preview import loader_template
-    from energon.prepare.describe import CRUDE, LOADER_FILE
+    from energon.prepare.assistant.fields import first_samples, loader_template
+    from energon.prepare.dataset import CRUDE, LOADER_FILE
     from energon.samples.registry import resolve_class
 
     if options.sample_type in (None, CRUDE):

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from energon.cli.command_group import echo_json, echo_lines
 from energon.cli.options import allow_option
-from energon.cli.verbosity import echo_json, echo_lines
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.messages import counted

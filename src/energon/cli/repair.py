@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import ADDRESS, check_engine
-from energon.cli.exit_codes import NotCheckedError
-from energon.cli.indexing_options import indexing_options, open_indexing
-from energon.cli.options import allow_option
-from energon.cli.verbosity import echo
+from energon.cli.command_group import NotCheckedError, echo
+from energon.cli.options import ADDRESS, allow_option, check_engine, indexing_options, open_indexing
 from energon.cli.verify import show_report
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
-    from energon.prepare.verify.report import Repair
+    from energon.prepare.upkeep import Repair
 
 
 @click.command("repair")

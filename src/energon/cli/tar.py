@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from energon.cli.lazy_group import LazyGroup
+from energon.cli.command_group import LazyGroup
 from energon.errors import EnergonError
 
 COMMANDS = {

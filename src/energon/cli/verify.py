@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.address import ADDRESS, check_engine
-from energon.cli.exit_codes import NotCheckedError
-from energon.cli.indexing_options import open_indexing, reading_options
-from energon.cli.options import allow_option
-from energon.cli.verbosity import echo
+from energon.cli.command_group import NotCheckedError, echo
+from energon.cli.options import ADDRESS, allow_option, check_engine, open_indexing, reading_options
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
 from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
-    from energon.prepare.verify.report import Report
+    from energon.prepare.upkeep import Report
     from energon.prepare.verify.shard import Depth
 
 MAX_SHOWN = 50
@@ -113,7 +110,7 @@ def show_report(report: Report) -> None:
     echo(f"{checked}: {problems}, {repairable} can be repaired")
     if repairable:
         echo(f"run `energon repair {report.dataset}`")
-    from energon.prepare.verify.report import LOST
+    from energon.prepare.upkeep import LOST
 
     if any(problem.kind in LOST for problem in report.problems):
         echo(

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.address import ADDRESS
-from energon.cli.indexing_options import logging_to_terminal
-from energon.cli.options import allow_option
-from energon.cli.verbosity import echo
+from energon.cli.command_group import echo
+from energon.cli.options import ADDRESS, allow_option, logging_to_terminal
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:

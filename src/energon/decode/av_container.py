@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from energon.decode.bounds import check_limit
 from energon.errors import DecodeError, EnergonError
 from energon.extra import needs_extra
-from energon.formats.mp4 import Piece, count_claimed_packets, read_headers
+from energon.formats.signature import Piece, count_claimed_packets, read_headers
 from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from energon.io.address import (
     split_address,
 )
 from energon.io.backends.base import ObjectInfo
-from energon.io.readers import RawReader
+from energon.io.range_file import RawReader
 from energon.io.registry import open_store
 
 BUFFER_BYTES = 1 << 20

@@ -1,17 +1,181 @@
-"""Files whose ranges are read, here or elsewhere, and ranges as files of their own."""
+"""Files whose ranges are read, here or elsewhere, and ranges as files of their own.
+
+Distant objects are read straight through, or here and there in search of headers.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import ClassVar, Protocol
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, Protocol
 
 from energon.io.address import redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.local import cut_off
 from energon.io.ranges import RemoteObject, read_ranges
-from energon.io.readers import RawReader
 from energon.io.registry import open_store
+
+
+class RawReader(io.RawIOBase):
+    """A file to read from and to seek in.
+
+    Args:
+        read: `read(start, stop)` returns these bytes.
+        size: How many there are.
+        name: For messages.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int, name: str) -> None:
+        self._read = read
+        self._size = size
+        self._position = 0
+        self.name = name
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"{self.name}: cannot seek to byte {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        data = self._next(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return self._next(self._size)
+
+    def _next(self, count: int) -> bytes:
+        stop = min(self._size, self._position + count)
+        if stop <= self._position:
+            return b""
+        data = self._read(self._position, stop)
+        self._position += len(data)
+        return data
+
+
+CHUNK_BYTES = 2 << 20
+CHUNKS_AHEAD = 4
+SMALL_BYTES = 16 << 10
+"""What is asked for at least: as quick as less."""
+CHUNKS_BETWEEN_PROBES = 32
+"""After so many chunks, the waiting is measured anew by a small piece. It is measured twice at
+the beginning, since the very first answer comes with a new connection."""
+MEMORY = 0.8
+"""Weight of what was measured before against the last time."""
+ASSUMED_BYTES_PER_SECOND = 50e6
+
+
+class SkippingReader:
+    """Gives pieces of an object in ascending order. Used by one thread.
+
+    Args:
+        object_: What to read.
+    """
+
+    def __init__(self, object_: RemoteObject) -> None:
+        self.object = object_
+        self._chunks: dict[int, Future[tuple[bytes, float]]] = {}
+        self._piece, self._piece_start = b"", 0
+        self._stop = 0
+        self._gap_bytes = 0.0
+        self._wait_seconds = 0.0
+        self._measured, self._until_probe = 0, 0
+        self._bytes_per_second = ASSUMED_BYTES_PER_SECOND
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` with the bytes from `offset` on; return how many there were."""
+        stop = min(offset + len(buffer), self.object.info.size)
+        self._gap_bytes = _mixed(self._gap_bytes, max(0, offset - self._stop))
+        at = offset
+        for data in self._pieces(offset, stop):
+            buffer[at - offset : at - offset + len(data)] = data
+            at += len(data)
+        self._stop = stop
+        return max(0, stop - offset)
+
+    def _pieces(self, offset: int, stop: int) -> Iterator[bytes]:
+        while offset < stop:
+            data = self._held(offset, stop)
+            if data:
+                yield data
+                offset += len(data)
+            elif self._is_far(offset, stop):
+                self._forget()
+                self._fetch_piece(offset, min(stop, offset + SMALL_BYTES))
+            elif self._until_probe <= 0:
+                self._fetch_piece(offset, min(stop, offset + SMALL_BYTES))
+                self._until_probe = 0 if self._measured < 2 else CHUNKS_BETWEEN_PROBES
+            else:
+                self._fetch_chunk(offset)
+
+    def _held(self, offset: int, stop: int) -> bytes:
+        """Return what is here already of a range, from its beginning on."""
+        at = offset - self._piece_start
+        return self._piece[at : at + stop - offset] if 0 <= at < len(self._piece) else b""
+
+    def _is_far(self, offset: int, stop: int) -> bool:
+        """Return whether to ask for this piece alone is faster than to fetch all up to it."""
+        if offset // CHUNK_BYTES in self._chunks or stop - offset > SMALL_BYTES:
+            return False
+        return self._skips()
+
+    def _skips(self) -> bool:
+        return self._gap_bytes > self._wait_seconds * self._bytes_per_second
+
+    def _fetch_piece(self, offset: int, stop: int) -> None:
+        end = min(max(stop, offset + SMALL_BYTES), self.object.info.size)
+        start = time.perf_counter()
+        self._piece, self._piece_start = self.object.read(offset, end), offset
+        taken = time.perf_counter() - start
+        if self._measured < 2:
+            self._wait_seconds = min(self._wait_seconds or taken, taken)
+        else:
+            self._wait_seconds = _mixed(self._wait_seconds, taken)
+        self._measured += 1
+
+    def _fetch_chunk(self, offset: int) -> None:
+        self._until_probe -= 1
+        number = offset // CHUNK_BYTES
+        following = number + (1 if self._skips() else CHUNKS_AHEAD)
+        self._forget(keep=range(number, number + CHUNKS_AHEAD))
+        for ahead in range(number, min(-(-self.object.info.size // CHUNK_BYTES), following)):
+            if ahead not in self._chunks:
+                self._chunks[ahead] = self.object.store.submit(self._read_chunk, ahead)
+        together = len(self._chunks)
+        self._piece, taken = self._chunks.pop(number).result()
+        self._piece_start = number * CHUNK_BYTES
+        rate = together * len(self._piece) / max(taken, 1e-6)
+        self._bytes_per_second = _mixed(self._bytes_per_second, rate)
+
+    def _read_chunk(self, number: int) -> tuple[bytes, float]:
+        start = time.perf_counter()
+        stop = min((number + 1) * CHUNK_BYTES, self.object.info.size)
+        data = self.object.read(number * CHUNK_BYTES, stop)
+        return data, time.perf_counter() - start
+
+    def _forget(self, keep: range = range(0)) -> None:
+        """Drop chunks that are not needed; those that nobody has begun to fetch are not."""
+        for number in [number for number in self._chunks if number not in keep]:
+            self._chunks.pop(number).cancel()
+
+
+def _mixed(before: float, now: float) -> float:
+    return MEMORY * before + (1 - MEMORY) * now
 
 
 class RangeFile(Protocol):

@@ -97,7 +97,7 @@ def _make(parts: Address) -> Backend:
     from energon.io.backends.aistore import goes_to_aistore
 
     scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme
-    where = _MAKERS.get(scheme, "backends.fsspec:fsspec_backend")
+    where = _MAKERS.get(scheme, "backends.libraries:fsspec_backend")
     module, _, name = where.partition(":")
     make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
     return make(parts)

@@ -54,7 +54,7 @@ KINDS = (
         "jsonl",
         "energon.sources.jsonl:KIND",
         suffixes=(".jsonl",),
-        upkeep="energon.prepare.verify.jsonl:UPKEEP",
+        upkeep="energon.prepare.jsonl:UPKEEP",
     ),
     KindEntry(
         "webdataset",

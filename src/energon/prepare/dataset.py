@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from energon.errors import ConfigError
 from energon.formats.meta import yaml
-from energon.formats.meta.info import DatasetInfo
+from energon.formats.meta.info import DatasetInfo, load_info
 from energon.io.address import local_path
-from energon.prepare.describe import LOADER_FILE, describe_samples
 from energon.prepare.engines import Engine
 from energon.prepare.files import temporary_file
-from energon.prepare.index.commit import commit_dataset
 from energon.prepare.index.index import IndexedShard, IndexOptions, index_files
 from energon.prepare.index.name_index import (
+    commit_dataset,
     has_media,
     is_name_index_of,
     open_table,
@@ -38,6 +38,56 @@ from energon.prepare.verify.duplicates import check_unique
 from energon.prepare.verify.quarantine import quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
+
+CRUDE = "CrudeWebdataset"
+LOADER_FILE = "sample_loader.py"
+
+
+def describe_samples(
+    sample_type: str | None,
+    field_map: Mapping[str, str] | None = None,
+    *,
+    with_loader: bool = False,
+) -> dict[str, Any] | None:
+    """Return the content of `dataset.yaml`; None for no such file.
+
+    Args:
+        sample_type: "CrudeWebdataset", or the name of a sample type; None for no description.
+        field_map: How parts become the fields of the sample type.
+        with_loader: Whether the code in `sample_loader.py` makes them instead.
+
+    Raises:
+        ConfigError: If there is no such type, or the field map does not fit it.
+    """
+    if sample_type is None:
+        if field_map:
+            raise ConfigError("a field_map needs a sample_type whose fields it maps to")
+        if with_loader:
+            raise ConfigError("a sample_loader needs a sample_type whose fields it makes")
+        return None
+    if sample_type == CRUDE:
+        if field_map:
+            raise ConfigError(f"{CRUDE} takes no field_map: cookers make its samples")
+        if with_loader:
+            raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
+        return {"__module__": "megatron.energon", "__class__": CRUDE}
+    # Crude datasets need no sample types, and the time to import them.
+    from energon.samples.field_map import FieldMap
+    from energon.samples.registry import resolve_class
+
+    resolved = resolve_class("megatron.energon", sample_type)
+    kind = {"__module__": "megatron.energon", "__class__": resolved.__name__}
+    if with_loader:
+        if field_map:
+            raise ConfigError("choose one of field_map and sample_loader")
+        return {
+            "sample_type": kind,
+            "part_filter": f"{LOADER_FILE}:part_filter",
+            "sample_loader": f"{LOADER_FILE}:sample_loader",
+        }
+    FieldMap.parse(field_map or {}).check(resolved)
+    return {"sample_type": kind, "field_map": dict(field_map or {})}
+
 
 log = logging.getLogger("energon")
 DEFAULT_WORKERS = 16
@@ -276,3 +326,23 @@ def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
     if not left:
         raise ConfigError(f"exclude {list(exclude)} leaves none of {len(shards)} shards")
     return left
+
+
+def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
+    """Bring the index of a dataset up to date.
+
+    The shards keep their numbers; those that are new in the folder are not added.
+
+    Args:
+        path: Folder of the prepared dataset.
+        indexing: How to do it.
+
+    Raises:
+        DatasetNotFoundError: If it is not prepared, or a shard is missing.
+        DatasetBusyError: If another process prepares it.
+        FormatError: If a shard is damaged or a key is there twice.
+    """
+    dataset = Path(local_path(path))
+    load_info(dataset)  # says what is wrong before a lock is left in a folder that is no dataset
+    with locked(dataset, indexing) as held:
+        return index_dataset(dataset, list(load_info(dataset).shard_counts), held)

@@ -31,7 +31,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.index import encode_tar_index, tar_index_path
+from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.backends.base import ObjectInfo
@@ -43,8 +43,7 @@ from energon.io.registry import open_store
 from energon.io.threads import WaitingThreads
 from energon.limits import read_document
 from energon.metadataset.kind import advice
-from energon.prepare.index.index import IndexOptions, known_table
-from energon.prepare.index.remote_scan import index_remote
+from energon.prepare.index.index import IndexOptions, index_remote, known_table
 from energon.prepare.index.shards import COMPRESSED
 
 MAX_PARALLEL = 16

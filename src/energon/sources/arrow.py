@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, TruncatedError
 from energon.extra import needs_extra
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split import find_split
-from energon.formats.meta.split_names import ratio_names
+from energon.formats.meta.split import find_split, ratio_names
 from energon.formats.parquet import ParquetFooter
 from energon.io.address import is_remote, redact
 from energon.io.epath import any_path

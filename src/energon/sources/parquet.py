@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from energon.errors import ConfigError, FormatError
 from energon.extra import needs_extra
-from energon.formats.meta.split import find_split
-from energon.formats.meta.split_names import (
+from energon.formats.meta.split import (
+    find_split,
     ratio_names,
     splits_by_name,
 )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError, FormatError
 from energon.formats.meta.info import META
-from energon.formats.meta.split_names import parse_shares, ratio_range
+from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.parquet import ParquetFooter
 from energon.formats.signature import guess_extension
 from energon.io.address import join_address

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
-from energon.formats.meta.split_names import parse_shares, ratio_range
+from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.tokens import DATA, INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.disk_cache import map_file

@@ -7,8 +7,8 @@ from itertools import islice
 
 import click
 
+from energon.cli.command_group import echo
 from energon.cli.tar_commands import options
-from energon.cli.verbosity import echo
 
 
 @click.command("ls")

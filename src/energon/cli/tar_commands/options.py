@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from energon.cli.verbosity import echo
+from energon.cli.command_group import echo
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

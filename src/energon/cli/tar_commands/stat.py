@@ -6,8 +6,8 @@ import json
 
 import click
 
+from energon.cli.command_group import echo
 from energon.cli.tar_commands import options
-from energon.cli.verbosity import echo
 
 
 @click.command("stat")

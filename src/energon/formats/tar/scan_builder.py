@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.formats.tar.bulk import Run
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.names import split_name, split_names
-from energon.formats.tar.parser import Member
+from energon.formats.tar.parser import Member, Run
 
 Numbers = NDArray[np.int64]
 

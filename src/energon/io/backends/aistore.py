@@ -17,8 +17,7 @@ from energon.errors import ConfigError
 from energon.io.address import Address
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.object_backend import ObjectBackend
-from energon.io.backends.object_stores import WebBackend
-from energon.io.backends.s3 import s3_backend
+from energon.io.backends.object_stores import WebBackend, s3_backend
 from energon.io.backends.web_request import ask
 
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}

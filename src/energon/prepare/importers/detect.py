@@ -99,11 +99,11 @@ def open_source(
 
         return HuggingFaceSource(found.address, rules)
     if found.kind == "mds":
-        from energon.prepare.importers.mds import MdsSource
+        from energon.prepare.importers.chunks import MdsSource
 
         return MdsSource(any_path(found.address), rules)
     if found.kind == "litdata":
-        from energon.prepare.importers.litdata import LitDataSource
+        from energon.prepare.importers.chunks import LitDataSource
 
         return LitDataSource(any_path(found.address), rules)
     if found.files is None:

@@ -20,8 +20,7 @@ from energon.io.address import is_remote, local_path
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.io.files import file_size, read_bytes
 from energon.io.files import list_files as list_objects
-from energon.io.range_file import RemoteFile
-from energon.io.readers import RawReader, SkippingReader
+from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.registry import open_store
 from energon.io.threads import WaitingThreads
 from energon.prepare.files import list_files

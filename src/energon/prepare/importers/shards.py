@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Literal, Self
 
 from energon.errors import FormatError, TruncatedError
 from energon.extra import needs_extra
-from energon.formats.meta.split_names import splits_by_name
+from energon.formats.meta.split import splits_by_name
 from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting

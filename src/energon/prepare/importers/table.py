@@ -22,7 +22,7 @@ from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.extra import needs_extra
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split_names import splits_by_name
+from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Wanted, every

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from energon.errors import TruncatedError
 from energon.formats.tar.scan_builder import TarScan
-from energon.io.readers import SkippingReader
+from energon.io.range_file import SkippingReader
 
 PIECE_BYTES = 1 << 20
 

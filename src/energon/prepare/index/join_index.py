@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
-from energon.formats.tables.join_index import MISSING, write_join_index
-from energon.formats.tables.key_hash import hash_keys
+from energon.formats.tables.join_index import MISSING, hash_keys, write_join_index
 from energon.formats.tables.part_table import PartTable
 from energon.io.atomic import atomic_path
 

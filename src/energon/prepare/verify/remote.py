@@ -11,7 +11,7 @@ from energon.errors import DatasetNotFoundError, FormatError, ObjectChangedError
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.index import tar_index_path
+from energon.formats.tar.scan import tar_index_path
 from energon.io.address import join_address, redact
 from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo
@@ -27,9 +27,8 @@ from energon.prepare.remote import (
     check_writable,
     together,
 )
-from energon.prepare.upkeep import upkeep_of
+from energon.prepare.upkeep import Repair, Report, upkeep_of
 from energon.prepare.verify.repair import repair_at
-from energon.prepare.verify.report import Repair, Report
 from energon.prepare.verify.shard import (
     Depth,
     Problem,

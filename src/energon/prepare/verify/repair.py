@@ -18,9 +18,8 @@ from energon.prepare.index.index import IndexOptions, index_batch
 from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.lock import clear_leftovers
 from energon.prepare.splits import named_split
-from energon.prepare.upkeep import upkeep_of
+from energon.prepare.upkeep import LOST, Repair, Report, upkeep_of
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine
-from energon.prepare.verify.report import LOST, Repair, Report
 from energon.prepare.verify.shard import Depth
 from energon.prepare.verify.verify import verify_dataset
 

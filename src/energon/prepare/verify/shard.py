@@ -14,11 +14,9 @@ from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_bytes import has_other_version
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.index import load_tar_index, tar_index_path
-from energon.formats.tar.scan import scan_archive, scan_tar
+from energon.formats.tar.scan import load_tar_index, scan_archive, scan_tar, tar_index_path
 from energon.formats.tar.scan_builder import TarScan
-from energon.io.range_file import RemoteFile
-from energon.io.readers import SkippingReader
+from energon.io.range_file import RemoteFile, SkippingReader
 from energon.messages import counted
 from energon.prepare.files import FileState, file_state, reporting
 from energon.prepare.index.checksums import RangeSums, content_crc32

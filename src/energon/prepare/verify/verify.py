@@ -28,9 +28,8 @@ from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_files
 from energon.prepare.index.index import IndexedShard
 from energon.prepare.index.name_index import sqlite_path
-from energon.prepare.upkeep import upkeep_of
+from energon.prepare.upkeep import Report, check_depth, upkeep_of
 from energon.prepare.verify.duplicates import check_unique
-from energon.prepare.verify.report import Report, check_depth
 from energon.prepare.verify.shard import UNKNOWN_DATE, Depth, Problem, ShardReport, verify_batch
 
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from energon.errors import ConfigError
 from energon.formats.meta.info import META, DatasetInfo
-from energon.prepare.dataset import Indexing, locked, prepare_dataset
-from energon.prepare.describe import describe_samples
+from energon.prepare.dataset import Indexing, describe_samples, locked, prepare_dataset
 from energon.prepare.files import list_files, reporting, write_files
 from energon.prepare.importers.draw import PEEKED_SAMPLES, open_draw, shuffled
 from energon.prepare.importers.row import PackSource, Row

@@ -13,14 +13,13 @@ from typing import Any
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.index import encode_tar_index
 from energon.formats.tar.names import split_name
+from energon.formats.tar.scan import encode_tar_index
 from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
 from energon.io.files import is_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
-from energon.prepare.index.index import IndexOptions, index_shard
-from energon.prepare.index.remote_scan import index_remote
+from energon.prepare.index.index import IndexOptions, index_remote, index_shard
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.opening import HEAD_BYTES, Opening, unpacker_for

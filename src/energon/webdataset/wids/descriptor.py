@@ -21,8 +21,7 @@ from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.address import is_remote, join_address, local_path, parent_address, redact
 from energon.io.files import file_info, file_size, read_document, write_text
-from energon.io.range_file import RemoteFile
-from energon.io.readers import SkippingReader
+from energon.io.range_file import RemoteFile, SkippingReader
 from energon.webdataset.gopen import open_url
 
 _OFFSET_BYTES = 8

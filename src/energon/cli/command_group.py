@@ -1,15 +1,17 @@
-"""What commands print, and the options `--quiet` and `--verbose`, which every command has."""
+"""Groups of commands: imported when they run, with `--quiet` and `--verbose`, and exit codes."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import IO, Any
 
 import click
 
+from energon.errors import ConfigError, EnergonError
 from energon.messages import escape_line
 
 
@@ -101,3 +103,77 @@ def _showing_all() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+GO_ON = frozenset({"index", "pack", "prepare", "prepare-media", "repair"})
+"""Commands that take up what an interrupted run has left."""
+
+
+class RefusedCommandError(click.ClickException):
+    """What a command was asked for makes no sense, or is not there."""
+
+    exit_code = 2
+
+
+def failed_command(error: EnergonError) -> click.ClickException:
+    """Return what ends a command with an error of ours."""
+    reasons = (error, error.__cause__)
+    refused = any(isinstance(each, (ConfigError, FileNotFoundError)) for each in reasons)
+    return (RefusedCommandError if refused else click.ClickException)(str(error))
+
+
+class NotCheckedError(click.ClickException):
+    """Nothing can be said about the dataset: another exit code than that something is wrong."""
+
+    exit_code = 2
+
+
+class InterruptedCommandError(click.ClickException):
+    """Somebody has pressed Ctrl-C.
+
+    Args:
+        command: The command that was running.
+    """
+
+    exit_code = 130
+    """What shells take for SIGINT."""
+
+    def __init__(self, command: str | None) -> None:
+        super().__init__(
+            "interrupted; what is done is kept, the same command goes on from there"
+            if command in GO_ON
+            else "interrupted; nothing that is incomplete was left"
+        )
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say so; it is no error."""
+        click.echo(f"\n{self.format_message()}", file=file, err=file is None)
+
+
+class LazyGroup(click.Group):
+    """Knows the names of its commands, and imports one only to run it or to show its help.
+
+    Args:
+        summaries: What each command does, in a sentence, by its name.
+        prefix: What the names of their modules begin with; `command` is looked for in them.
+        settings: Those of `click.Group`.
+    """
+
+    def __init__(self, *, summaries: Mapping[str, str], prefix: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._summaries = summaries
+        self._prefix = prefix
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._summaries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._summaries:
+            return None
+        module = import_module(self._prefix + cmd_name.replace("-", "_"))
+        command: click.Command = module.command
+        return add_verbosity(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(self._summaries.items()))

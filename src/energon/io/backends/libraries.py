@@ -1,0 +1,273 @@
+"""Backends that ask a library for ranges: fsspec, and multi-storage-client.
+
+fsspec opens all places that no other backend does; multi-storage-client, profiles that only it
+can open. Ranges are read as ranges: file objects would fetch whole objects for the first byte.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EnergonError,
+    MissingExtraError,
+    StorageAccessError,
+    StorageError,
+)
+from energon.extra import needs_extra
+from energon.io.address import Address, redact
+from energon.io.backends.base import ObjectInfo
+from energon.io.backends.object_errors import cause_of, changed
+
+CHUNK_BYTES = 8 << 20
+
+
+class LibraryBackend(ABC):
+    """Backends over a library. Subclasses say how it is asked, and what its errors mean."""
+
+    can_range = True
+    can_list = True
+    may_hang = True
+    """Whether requests know nothing of time limits, so that somebody has to watch them."""
+    origin: str
+    """The root for messages."""
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectInfo:
+        """Return what there is to say of an object."""
+
+    def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        if stop <= start:
+            return b""
+        data = self._range(key, start, stop)
+        # Asked afterwards: what was read before the object was replaced is of the old version.
+        if version is not None and self.head(key).version != version:
+            raise changed(f"{self.origin}/{key}")
+        return data
+
+    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
+        size = self.head(key).size
+        while start < size:
+            yield self.get(key, start, min(size, start + CHUNK_BYTES), version)
+            start += CHUNK_BYTES
+
+    def delete(self, key: str) -> None:
+        try:
+            with self._errors(key):
+                self._delete(key)
+        except DatasetNotFoundError:
+            return
+
+    @abstractmethod
+    def _range(self, key: str, start: int, stop: int) -> bytes:
+        """Ask for a range that is not empty."""
+
+    @abstractmethod
+    def _delete(self, key: str) -> None:
+        """Ask that an object be deleted."""
+
+    @abstractmethod
+    def _translate(self, error: Exception, place: str) -> StorageError:
+        """Return our error for one of the library's, whose messages may hold secrets."""
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """Say in our words what went wrong."""
+        place = f"{self.origin}/{key}"
+        try:
+            yield
+        except FileNotFoundError:
+            raise DatasetNotFoundError(f"{place}: there is no such object") from None
+        except PermissionError:
+            raise StorageAccessError(f"{place}: access denied; check the credentials") from None
+        except EnergonError:
+            raise
+        except Exception as error:
+            raise self._translate(error, place) from None
+
+
+_VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "oid")
+
+
+def fsspec_backend(parts: Address) -> FsspecBackend:
+    """Return what fsspec opens for a scheme.
+
+    Raises:
+        MissingExtraError: If fsspec, or what it needs for the scheme, is not installed.
+        ConfigError: If it knows no such scheme.
+    """
+    with needs_extra("fsspec", f"{parts.scheme}:// needs the package fsspec"):
+        import fsspec
+    try:
+        system, root = fsspec.core.url_to_fs(parts.root)
+    except ValueError as error:
+        raise ConfigError(
+            f"no store for {parts.scheme}://, and fsspec knows none; check the spelling"
+        ) from error
+    except ImportError as error:
+        raise MissingExtraError(f"{parts.scheme}://: {error}") from error
+    except Exception as error:
+        # Some connect at once. What they say may hold a password.
+        raise StorageError(
+            f"{redact(parts.root)}: {cause_of(error)}; check host name and credentials, which "
+            f"fsspec's package for {parts.scheme}:// takes from its own configuration"
+        ) from None
+    return FsspecBackend(redact(parts.root), system, root)
+
+
+class FsspecBackend(LibraryBackend):
+    """A file system of fsspec.
+
+    Args:
+        origin: The root for messages.
+        system: The file system.
+        root: What keys are appended to.
+    """
+
+    def __init__(self, origin: str, system: Any, root: str) -> None:
+        self.origin = origin
+        self._system = system
+        self._root = root.rstrip("/")
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._errors(key):
+            self._system.invalidate_cache()
+            found = self._system.info(self._path(key))
+        if found["type"] == "directory":
+            raise DatasetNotFoundError(f"{self.origin}/{key}: is a folder, expected a file")
+        return _fsspec_info(key, found)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._errors(prefix):
+            self._system.invalidate_cache()
+            found = self._system.find(self._path(prefix), detail=True)
+        for path, about in found.items():
+            yield _fsspec_info(path.removeprefix(self._root).strip("/"), about)
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        path = self._path(key)
+        with self._errors(key):
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if isinstance(content, bytes):
+                self._system.pipe_file(path, content)
+            else:
+                self._system.put_file(os.fspath(content), path)
+
+    def _range(self, key: str, start: int, stop: int) -> bytes:
+        with self._errors(key):
+            return bytes(self._system.cat_file(self._path(key), start=start, end=stop))
+
+    def _delete(self, key: str) -> None:
+        self._system.rm_file(self._path(key))
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _translate(self, error: Exception, place: str) -> StorageError:
+        transient = isinstance(error, OSError)
+        return StorageError(f"{place}: {cause_of(error)}", transient=transient)
+
+
+def _fsspec_info(key: str, found: Any) -> ObjectInfo:
+    version = next((str(found[name]) for name in _VERSIONS if found.get(name)), None)
+    written = found.get("mtime") or found.get("LastModified") or found.get("created") or 0
+    seconds = written.timestamp() if hasattr(written, "timestamp") else float(written)
+    if version is None and seconds:
+        version = f"{found['size']}-{seconds}"
+    return ObjectInfo(key, int(found["size"]), version, int(seconds * 1e9))
+
+
+_STATUS = re.compile(r"status_code: (\d{3})")
+_KIND = re.compile(r"error[_ ]type: (\w+)")
+_TRANSIENT = (
+    "ConnectionClosedError",
+    "ConnectTimeoutError",
+    "EndpointConnectionError",
+    "IncompleteReadError",
+    "ReadTimeoutError",
+)
+
+
+class MscBackend(LibraryBackend):
+    """The objects of a profile.
+
+    Args:
+        origin: The root for messages.
+        profile: Name of the profile.
+
+    Raises:
+        MissingExtraError: If multi-storage-client is not installed.
+    """
+
+    def __init__(self, origin: str, profile: str) -> None:
+        with needs_extra("msc", f"{origin}: this kind of profile needs multi-storage-client"):
+            from multistorageclient import StorageClient, StorageClientConfig
+        self.origin = origin
+        self._client: Any = StorageClient(StorageClientConfig.from_file(profile=profile))
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._errors(key):
+            found = self._client.info(key)
+        if found.type == "directory":
+            raise DatasetNotFoundError(f"{self.origin}/{key}: is a folder, expected a file")
+        return _profile_info(key, found)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._errors(prefix):
+            for found in self._client.list(path=f"{prefix}/" if prefix else ""):
+                yield _profile_info(found.key.lstrip("/"), found)
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        with self._errors(key):
+            if isinstance(content, bytes):
+                self._client.write(key, content)
+            else:
+                self._client.upload_file(key, os.fspath(content))
+
+    def _range(self, key: str, start: int, stop: int) -> bytes:
+        from multistorageclient.types import Range
+
+        try:
+            with self._errors(key):
+                return bytes(self._client.read(key, byte_range=Range(start, stop - start)))
+        except _BehindEnd:
+            return b""
+
+    def _delete(self, key: str) -> None:
+        self._client.delete(key)
+
+    def _translate(self, error: Exception, place: str) -> StorageError:
+        return _translate(error, place)
+
+
+class _BehindEnd(StorageError):
+    """A range was asked for that begins where the object has ended."""
+
+
+def _translate(error: Exception, place: str) -> StorageError:
+    """Return our error, with the status and the kind of failure that the client names."""
+    text = str(error)
+    status, kind = _STATUS.search(text), _KIND.search(text)
+    if status is not None and status[1] == "416":
+        return _BehindEnd(f"{place}: ends before the range that was asked for")
+    cause = f"the server answered {status[1]}" if status else kind[1] if kind else ""
+    transient = type(error).__name__ == "RetryableError" or (
+        status[1].startswith("5") if status else cause in _TRANSIENT
+    )
+    reason = cause_of(error)
+    said = reason + (f", {cause}" if cause else "")
+    return StorageError(f"{place}: {said}; see the profile in MSC_CONFIG", transient=transient)
+
+
+def _profile_info(key: str, found: Any) -> ObjectInfo:
+    written = found.last_modified
+    mtime_ns = int(written.timestamp() * 1e9) if written is not None else 0
+    version = found.etag or (f"{found.content_length}-{mtime_ns}" if mtime_ns else None)
+    return ObjectInfo(key, found.content_length, version, mtime_ns)
