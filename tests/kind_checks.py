@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
-from energon.samples.restore_key import key_of
+from energon.samples.crude import key_of
 
 LANES = 8
 TOPOLOGIES = [(1, 3), (2, 1), (4, 2)]

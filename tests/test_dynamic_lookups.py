@@ -104,9 +104,6 @@ REASONS = {
     "energon/decode/av.py": {
         "find_spec('torch')": TORCH,
     },
-    "energon/decode/av_uniform.py": {
-        "find_spec('torch')": TORCH,
-    },
     "energon/decode/sample_decoder.py": {
         "find_spec('torch')": TORCH,
         "pickle.loads(data)": ALLOWED,
@@ -128,11 +125,11 @@ REASONS = {
     "energon/loader/getters.py": {
         "getattr(self.pipeline, name)": PROGRAM,
     },
+    "energon/loader/memory.py": {
+        "getattr(item, name, None)": FIELDS,
+    },
     "energon/loader/options.py": {
         "getattr(self, name)": FIELDS,
-    },
-    "energon/loader/pinning.py": {
-        "getattr(item, name, None)": FIELDS,
     },
     "energon/loader/state.py": {
         "pickle.loads(self.state)": PROCESSES + ": states that are saved are JSON",
@@ -140,7 +137,7 @@ REASONS = {
     "energon/loader/state_files.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
     },
-    "energon/loader/transport/columns.py": {
+    "energon/loader/transport/outbox.py": {
         "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
     },
     "energon/loader/transport/pickling.py": {
@@ -150,11 +147,8 @@ REASONS = {
         "pickle.loads(data, buffers=buffers)": PROCESSES,
         "sys.modules[module]": PROCESSES,
     },
-    "energon/loader/transport/remote_error.py": {
+    "energon/loader/transport/reports.py": {
         "pickle.loads(pickled)": PROCESSES,
-    },
-    "energon/loader/transport/unpicklable.py": {
-        "getattr(value, name)": FIELDS,
     },
     "energon/loader/worker_main.py": {
         "pickle.loads(read_shared(description))": PROCESSES,
@@ -223,7 +217,7 @@ REASONS = {
     "energon/sources/tokens.py": {
         "getattr(self, name)": FIELDS,
     },
-    "energon/task_encoder/aux.py": {
+    "energon/task_encoder/cooker.py": {
         "getattr(cooker, f'need_{name}')": TABLE,
     },
     "energon/task_encoder/dataset.py": {

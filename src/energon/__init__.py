@@ -27,10 +27,14 @@ say_what_is_wrong()
 
 _ROOMS = {
     "cache.file_pool": ["FileCacheLazy", "FileStoreCachePool"],
-    "cache.lazy": ["DirectLazy", "Lazy", "MockLazy"],
-    "cache.pool": ["CachePool", "NoCachePool"],
-    "decode.av": ["AVData", "AVDecoder"],
-    "decode.av_uniform": ["get_clips_uniform", "get_single_frames_uniform"],
+    "cache.pool": [
+        "CachePool",
+        "DirectLazy",
+        "Lazy",
+        "MockLazy",
+        "NoCachePool",
+    ],
+    "decode.av": ["AVData", "AVDecoder", "get_clips_uniform", "get_single_frames_uniform"],
     "decode.resize": ["RandomResizedCrop"],
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [
@@ -61,8 +65,7 @@ _ROOMS = {
     "loader.loader": ["BasicDataLoader"],
     "loader.savable": ["SavableDataLoader"],
     "metadataset.resolve": ["traverse_metadataset"],
-    "packing.packer": ["Packer"],
-    "packing.selection": ["Selection"],
+    "packing.packer": ["Packer", "Selection"],
     "prepare.writers.shard_writer": ["ShardWriter", "TarWriter"],
     "samples.collate": [
         "batch_list",
@@ -73,9 +76,8 @@ _ROOMS = {
         "generic_concat",
         "homogeneous_concat_mix",
     ],
-    "samples.crude": ["CrudeSample", "basic_sample_keys"],
+    "samples.crude": ["CrudeSample", "SourceInfo", "basic_sample_keys"],
     "samples.sample": ["Batch", "Sample", "edataclass"],
-    "samples.source_info": ["SourceInfo"],
     "samples.types": [
         "CaptioningSample",
         "ImageClassificationSample",
@@ -98,7 +100,7 @@ _ROOMS = {
     "task_encoder.dataset": ["SavableDataset"],
     "task_encoder.encoder": ["DefaultTaskEncoder", "TaskEncoder"],
     "task_encoder.getters": ["get_train_dataset", "get_val_dataset", "get_val_datasets"],
-    "task_encoder.prepare_metadataset": ["prepare_metadataset"],
+    "task_encoder.open_join": ["prepare_metadataset"],
     "task_encoder.recipe": ["Recipe"],
     "version": ["__version__"],
     "worker": ["WorkerConfig"],

@@ -6,10 +6,10 @@ from energon.cache.file_pool import (
     FileCacheLazy as FileCacheLazy,
     FileStoreCachePool as FileStoreCachePool,
 )
-from energon.cache.lazy import DirectLazy as DirectLazy, Lazy as Lazy, MockLazy as MockLazy
+from energon.cache.pool import DirectLazy as DirectLazy, Lazy as Lazy, MockLazy as MockLazy
 from energon.cache.pool import CachePool as CachePool, NoCachePool as NoCachePool
 from energon.decode.av import AVData as AVData, AVDecoder as AVDecoder
-from energon.decode.av_uniform import (
+from energon.decode.av import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
@@ -47,7 +47,7 @@ from energon.loader.loader import BasicDataLoader as BasicDataLoader
 from energon.loader.savable import SavableDataLoader as SavableDataLoader
 from energon.metadataset.resolve import traverse_metadataset as traverse_metadataset
 from energon.packing.packer import Packer as Packer
-from energon.packing.selection import Selection as Selection
+from energon.packing.packer import Selection as Selection
 from energon.prepare.writers.shard_writer import ShardWriter as ShardWriter, TarWriter as TarWriter
 from energon.samples.collate import (
     batch_list as batch_list,
@@ -60,7 +60,7 @@ from energon.samples.collate import (
 )
 from energon.samples.crude import CrudeSample as CrudeSample, basic_sample_keys as basic_sample_keys
 from energon.samples.sample import Batch as Batch, Sample as Sample, edataclass as edataclass
-from energon.samples.source_info import SourceInfo as SourceInfo
+from energon.samples.crude import SourceInfo as SourceInfo
 from energon.samples.types import (
     CaptioningSample as CaptioningSample,
     ImageClassificationSample as ImageClassificationSample,
@@ -98,7 +98,7 @@ from energon.task_encoder.getters import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
-from energon.task_encoder.prepare_metadataset import prepare_metadataset as prepare_metadataset
+from energon.task_encoder.open_join import prepare_metadataset as prepare_metadataset
 from energon.task_encoder.recipe import Recipe as Recipe
 from energon.version import __version__ as __version__
 from energon.worker import WorkerConfig as WorkerConfig

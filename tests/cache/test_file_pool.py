@@ -16,8 +16,7 @@ import pytest
 from energon.cache import contents
 from energon.cache.contents import PREFIX
 from energon.cache.file_pool import FileStoreCachePool
-from energon.cache.lazy import DirectLazy, MockLazy
-from energon.cache.pool import NoCachePool
+from energon.cache.pool import DirectLazy, MockLazy, NoCachePool
 from energon.cache.prefetch import Step
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError

@@ -7,8 +7,7 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.inspect.where import Where
-from energon.sources.browse.contents import MemoryFile
-from energon.sources.browse.tree import BrowsedFile
+from energon.sources.browse.tree import BrowsedFile, MemoryFile
 
 ABOUT = {"width": 640, "label": "cat", "meta": {"tags": ["a", "b"]}, "ok": True, "none": None}
 

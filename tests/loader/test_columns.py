@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.loader.transport.columns import OUT_OF_BAND_BYTES, Columns, by_column
-from energon.samples.crude import CrudeSample
-from energon.samples.source_info import sources_of
+from energon.loader.transport.outbox import OUT_OF_BAND_BYTES, Columns, by_column
+from energon.samples.crude import CrudeSample, sources_of
 
 values = st.one_of(
     st.binary(max_size=20),

@@ -1,4 +1,4 @@
-from energon.loader.heap import keep_heap
+from energon.loader.memory import keep_heap
 
 
 def test_zero_changes_nothing():

@@ -1,7 +1,7 @@
 import faulthandler
 import os
 
-from energon.loader.heartbeat import Heartbeat, seek_to_trace
+from energon.loader.transport.slots import Heartbeat, seek_to_trace
 
 
 def test_the_other_side_sees_where_work_is():

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from energon import SampleError, WorkerConfig, get_savable_loader, get_train_dataset
-from energon.loader.transport.log_records import LogReceiver, LogSender, explicit_levels
+from energon.loader.transport.reports import LogReceiver, LogSender, explicit_levels
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from tests.datasets import make_crude
 

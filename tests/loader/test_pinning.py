@@ -4,8 +4,8 @@ from typing import NamedTuple
 import pytest
 
 from energon.errors import ConfigError
-from energon.loader.pinning import pin_batches, to_device
-from energon.samples.source_info import sources_of
+from energon.loader.memory import pin_batches, to_device
+from energon.samples.crude import sources_of
 from energon.samples.tensors import map_tensors
 
 torch = pytest.importorskip("torch")

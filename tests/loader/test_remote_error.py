@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from energon.errors import NoSuchFileError, SampleError, WorkerError
-from energon.loader.transport.remote_error import RemoteError
+from energon.loader.transport.reports import RemoteError
 
 
 class TwoArguments(Exception):

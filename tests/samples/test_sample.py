@@ -8,9 +8,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from energon.samples.crude import CrudeSample, basic_sample_keys
+from energon.samples.crude import (
+    CrudeSample,
+    SourceInfo,
+    add_source_info,
+    basic_sample_keys,
+    get_source_info,
+    sources_of,
+)
 from energon.samples.sample import Batch, Sample, edataclass
-from energon.samples.source_info import SourceInfo, add_source_info, get_source_info, sources_of
 from energon.samples.types import CaptioningSample, TextSample
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="a.tar", file_names=("k.txt",))

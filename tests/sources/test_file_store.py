@@ -11,7 +11,7 @@ import pytest
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
 from energon.formats.tables.part_table_file import part_table_path
-from energon.loader.transport.remote_error import RemoteError
+from energon.loader.transport.reports import RemoteError
 from energon.samples.crude import CrudeSample
 from energon.sources.files.folder import SystemFileStore
 from energon.sources.files.open import open_file_store

@@ -12,9 +12,8 @@ import pytest
 
 from energon.compat.megatron.stages import limit
 from energon.errors import StateError
-from energon.stages.base import Dataset, unpack
+from energon.stages.base import Dataset, ThroughDataset, ThroughIterator, unpack
 from energon.stages.lane import Lane
-from energon.stages.passthrough import ThroughDataset, ThroughIterator
 from energon.testing import check_resume
 from tests.stages.numbers import numbers
 

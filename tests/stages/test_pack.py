@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, FatalSampleError
-from energon.packing.selection import Selection
+from energon.packing.packer import Selection
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.stages.base import Dataset, DatasetIterator, unpack
+from energon.stages.batch import UnitBatchDataset
 from energon.stages.lane import Lane
-from energon.stages.unit_batch import UnitBatchDataset
 from energon.testing import check_resume
 
 

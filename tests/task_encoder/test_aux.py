@@ -16,8 +16,7 @@ from energon import (
     get_val_dataset,
 )
 from energon.cache.file_pool import FileStoreCachePool
-from energon.cache.lazy import DirectLazy, Lazy
-from energon.cache.pool import NoCachePool
+from energon.cache.pool import DirectLazy, Lazy, NoCachePool
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import CrudeSample
 from energon.task_encoder.cooker import cooker

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon.inspect.planned_run import open_run
-from energon.task_encoder.settings import TrainSettings
+from energon.task_encoder.train_plan import TrainSettings
 from tests.datasets import make_crude
 
 SIZES = {"a": 12, "b": 7, "c": 20}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energon.errors import ConfigError
-from energon.task_encoder.settings import TrainSettings, ValidationSettings
+from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 
 
 @pytest.mark.parametrize("kind", [TrainSettings, ValidationSettings])

@@ -14,11 +14,10 @@ from uuid import uuid4
 from energon.cache.catalog import CacheLimits
 from energon.cache.codec import DecodedForm, Form, RawForm, decode, encode
 from energon.cache.contents import SharedContents
-from energon.cache.lazy import Lazy, ValueLazy
-from energon.cache.pool import CachePool
+from energon.cache.pool import CachePool, Lazy, ValueLazy
 from energon.cache.prefetch import Prefetcher, Ticket
 from energon.errors import ConfigError
-from energon.samples.source_info import add_source_info
+from energon.samples.crude import add_source_info
 from energon.sources.files.store import FileStore
 
 T = TypeVar("T")

@@ -1,17 +1,121 @@
-"""What makes lazies: the contract, and the pool that caches nothing."""
+"""Handles to files that are needed later, and what makes them.
+
+This is the contract of cache pools, and the pool that caches nothing.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from energon.cache.lazy import DirectLazy, Lazy, ValueLazy
 from energon.sources.files.store import FileStore
 
 T = TypeVar("T")
+
+
+class Lazy(ABC, Generic[T]):
+    """A file of a store that somebody will want to have.
+
+    Lazies of the same file of the same store are equal.
+
+    Args:
+        ds: The store.
+        fname: Name of the file.
+        pool: The pool that made the lazy; None without one.
+    """
+
+    __slots__ = ("__weakref__", "_name", "ds", "fname", "pool")
+
+    def __init__(self, ds: FileStore[T], fname: str, pool: object) -> None:
+        self.ds = ds
+        self.fname = fname
+        self.pool = pool
+        self._name = ds.full_name(fname)
+
+    @abstractmethod
+    def get(self, sample: Any = None) -> T:
+        """Return the file, as `FileStore.get` does. May be called again.
+
+        Args:
+            sample: Gets the file added to its `__sources__`; None notes it nowhere.
+
+        Raises:
+            NoSuchFileError: If the store has no such file.
+        """
+
+    def __reduce__(self) -> Any:
+        # What is cached belongs to a process; the file itself is found from everywhere.
+        return DirectLazy, (self.ds, self.fname, None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lazy) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r})"
+
+    @property
+    def _identity(self) -> Hashable:
+        return self.ds.decoded_identity, self._name
+
+
+class DirectLazy(Lazy[T]):
+    """A lazy that reads the file from its store when it is wanted."""
+
+    __slots__ = ()
+
+    def get(self, sample: Any = None) -> T:
+        return self.ds.get(self.fname, sample)
+
+
+class MockLazy(Lazy[T]):
+    """A lazy that calls a function; for tests, and for what is no file.
+
+    Args:
+        fname: Its name.
+        get_fn: Called with the name for each `get`.
+    """
+
+    __slots__ = ("get_fn",)
+
+    def __init__(self, fname: str, get_fn: Callable[[str], T]) -> None:
+        self.fname = self._name = fname
+        self.get_fn = get_fn
+
+    def get(self, sample: Any = None) -> T:
+        return self.get_fn(self.fname)
+
+    def __reduce__(self) -> Any:
+        return MockLazy, (self.fname, self.get_fn)
+
+    @property
+    def _identity(self) -> Hashable:
+        return MockLazy, self.fname
+
+
+class ValueLazy(Lazy[T]):
+    """A value that was handed to a pool and is kept in memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T, name: str) -> None:
+        self.fname = self._name = name
+        self.value = value
+
+    def get(self, sample: Any = None) -> T:
+        return self.value
+
+    def __reduce__(self) -> Any:
+        return ValueLazy, (self.value, self.fname)
+
+    @property
+    def _identity(self) -> Hashable:
+        return id(self)
 
 
 class CachePool(ABC):

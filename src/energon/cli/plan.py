@@ -106,7 +106,7 @@ def command(
     if key is not None and step is not None:
         raise click.UsageError("--where finds steps and --step lists one; give one of them")
     from energon.inspect.planned_run import open_run
-    from energon.task_encoder.settings import TrainSettings
+    from energon.task_encoder.train_plan import TrainSettings
     from energon.worker import WorkerConfig
 
     if states:

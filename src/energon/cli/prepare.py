@@ -217,7 +217,7 @@ def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> M
 
 
 def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -> None:
-    from energon.task_encoder.prepare_metadataset import prepare_metadataset
+    from energon.task_encoder.open_join import prepare_metadataset
 
     refuse_options(context, f"{redact(path)} is a metadataset", _OF_METADATASETS)
     indexes = prepare_metadataset(path)

@@ -348,3 +348,82 @@ def _checked(value: str, known: tuple[str, ...], name: str) -> str:
 def _check_range(low: float, high: float) -> None:
     if not 0 <= low <= high:
         raise DecodeError(f"a clip from {low} to {high}: expected a range that ascends from 0 on")
+
+
+@decoding()
+def get_clips_uniform(
+    av_decoder: AVDecoder,
+    clip_duration_seconds: float,
+    num_clips: int,
+    request_video: bool = False,
+    request_audio: bool = False,
+    video_out_frame_size: FrameSize | None = None,
+) -> AVData:
+    """Return clips of equal length that are spread evenly from beginning to end.
+
+    Args:
+        av_decoder: The file.
+        clip_duration_seconds: Length of each; 0 for single frames, which lie half a frame from
+            beginning and end.
+        num_clips: How many.
+        request_video: Whether to return video.
+        request_audio: Whether to return audio.
+        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
+
+    Raises:
+        ConfigError: If neither video nor audio is wanted, or numbers make no sense.
+        DecodeError: If the file lacks what is wanted.
+    """
+    if not request_video and not request_audio:
+        raise ConfigError("request_video and request_audio are both False: nothing to return")
+    if num_clips < 1 or clip_duration_seconds < 0:
+        raise ConfigError(
+            f"{num_clips} clips of {clip_duration_seconds} s: expected 1 or more, of 0 s or more"
+        )
+    durations = []
+    if request_video:
+        durations.append(av_decoder.get_video_duration()[0])
+    if request_audio:
+        durations.append(av_decoder.get_audio_duration())
+    margin = 0.5 / (av_decoder.get_video_fps() or 1) if request_video else 0.0
+    first = 0.0 if clip_duration_seconds else margin
+    last = max(first, min(durations) - (clip_duration_seconds or margin))
+    starts = np.linspace(first, last, num_clips).tolist()
+    ranges = [(start, start + clip_duration_seconds) for start in starts]
+    return av_decoder.get_clips(
+        video_clip_ranges=ranges if request_video else None,
+        audio_clip_ranges=ranges if request_audio else None,
+        video_out_frame_size=video_out_frame_size,
+    )
+
+
+@decoding()
+def get_single_frames_uniform(
+    av_decoder: AVDecoder,
+    num_frames: int,
+    *,
+    video_out_frame_size: FrameSize | None = None,
+    return_timestamps: bool = False,
+) -> Any:
+    """Return single frames that are spread evenly from beginning to end, as one tensor.
+
+    Args:
+        av_decoder: The file.
+        num_frames: How many.
+        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
+        return_timestamps: Whether to return a pair: the frames, and when each is shown.
+
+    Returns:
+        Shape (frames, channels, height, width).
+    """
+    found = get_clips_uniform(
+        av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
+    )
+    clips, times = found.video_clips or [], found.video_timestamps or []
+    if find_spec("torch") is None:
+        frames: Any = np.concatenate([clip[:1] for clip in clips])
+    else:
+        import torch
+
+        frames = torch.cat([clip[:1] for clip in clips])
+    return (frames, [start for start, _ in times]) if return_timestamps else frames

@@ -15,16 +15,20 @@ import numpy as np
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError, SecurityError
 from energon.inspect.leaves import FoundLeaves, find_leaves
 from energon.inspect.lint_batch import (
+    SPLIT,
     BatchReport,
     Finding,
+    Group,
+    folder_jobs,
+    group_findings,
     lint_batch,
+    lint_files,
     mean_bytes,
     pack_leaf,
     report_death,
+    report_file_death,
     spread,
 )
-from energon.inspect.lint_folder import SPLIT, folder_jobs, lint_files, report_file_death
-from energon.inspect.lint_groups import Group, group_findings
 from energon.io.address import is_remote, local_path, redact
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf

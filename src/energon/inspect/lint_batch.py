@@ -1,8 +1,13 @@
-"""Decode some samples of a dataset, and say which fail and why. Runs in worker processes."""
+"""Decode some samples of a dataset, and say which fail and why. Runs in worker processes.
+
+Files of folders are decoded likewise. Findings that say the same of different samples are put
+together.
+"""
 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,11 +18,16 @@ import numpy as np
 
 from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import EnergonError, SecurityError
+from energon.errors import EmptyDatasetError, EnergonError, SecurityError
+from energon.formats.meta.info import META
+from energon.io.address import redact
+from energon.io.files import list_files
+from energon.messages import counted
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaf import choose_slice_samples
-from energon.prepare.crash_isolation import note
+from energon.prepare.crash_isolation import IsolatedCall, note
 from energon.samples.crude import PART_FILES
+from energon.sources.files.folder import SystemFileStore
 from energon.sources.kinds import Source
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import OpenedLeaf
@@ -204,3 +214,157 @@ class _Check:
 
     def _finding(self, reason: str, **place: Any) -> Finding:
         return Finding(self.leaf.path, self.leaf.split_part, reason, **place)
+
+
+SPLIT = "files"
+"""Stands for the split where there is none."""
+BATCH_FILES = 64
+
+
+def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> list[IsolatedCall]:
+    """Return what is to be looked at in a folder, here or in an object store.
+
+    Args:
+        folder: Where it is.
+        max_files: How many files, spread over all; None for all.
+        allow: What the user allows.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder.
+        EmptyDatasetError: If it has no files.
+    """
+    SystemFileStore(folder)
+    names = [found.key for found in list_files(folder) if not found.key.startswith(f"{META}/")]
+    if not names:
+        raise EmptyDatasetError(f"{redact(folder)}: has no files")
+    names = [names[place] for place in spread(len(names), max_files)]
+    return [
+        IsolatedCall(
+            number, (folder, start, tuple(names[start : start + BATCH_FILES]), allow), ordinals
+        )
+        for number, start in enumerate(range(0, len(names), BATCH_FILES))
+        if (ordinals := range(start, min(len(names), start + BATCH_FILES)))
+    ]
+
+
+def lint_files(
+    folder: str, start: int, names: Sequence[str], allow: tuple[str, ...], ordinals: Sequence[int]
+) -> BatchReport:
+    """Decode some files.
+
+    Args:
+        folder: Where they are.
+        start: Number of the first of `names`.
+        names: Their paths below it.
+        allow: What the user allows.
+        ordinals: Numbers of files.
+    """
+    unchecked: dict[str, int] = {}
+    store, decoder = SystemFileStore(folder), SampleDecoder("rgb8", allow=allow)
+
+    def look(name: str) -> Iterator[Finding]:
+        try:
+            decode_wholly(decoder, name, store.get_raw(name)[0])
+        except SecurityError:
+            extension = name.rpartition(".")[2]
+            unchecked[extension] = unchecked.get(extension, 0) + 1
+        except (EnergonError, ImportError, MemoryError) as error:
+            reason = str(error) if isinstance(error, EnergonError) else repr(error)
+            yield _finding(folder, name, reason)
+
+    findings: list[Finding] = []
+    for ordinal in ordinals:
+        note(ordinal)
+        findings += look(names[ordinal - start])
+    return BatchReport(ordinals[0], len(ordinals), tuple(findings), tuple(unchecked.items()))
+
+
+def report_file_death(
+    folder: str, start: int, names: Sequence[str], allow: tuple[str, ...], ordinal: int
+) -> BatchReport:
+    """Return the report on a file whose decoding has ended the process."""
+    return BatchReport(ordinal, 1, (_finding(folder, names[ordinal - start], DIED),))
+
+
+def _finding(folder: str, name: str, reason: str) -> Finding:
+    return Finding(redact(folder), SPLIT, reason, key=name)
+
+
+MAX_PLACES = 3
+"""How many samples of a group are named."""
+
+_BYTES = re.compile(r"""b'(?:[^'\\]|\\.)*'|b"(?:[^"\\]|\\.)*\"""")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Findings of one dataset that say the same.
+
+    Args:
+        dataset: The dataset.
+        reason: What is wrong, without what differs between samples.
+        count: How many findings there are.
+        places: Where the first are, as `SHARD/KEY`.
+    """
+
+    dataset: str
+    reason: str
+    count: int
+    places: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "dataset": self.dataset,
+            "reason": self.reason,
+            "count": self.count,
+            "first": list(self.places),
+        }
+
+    def line(self, noun: str = "sample") -> str:
+        """Return it as a line of text; `noun` says what findings are about."""
+        if self.count == 1:
+            return f"{'/'.join([self.dataset, *self.places])}: {self.reason}"
+        shown = ", ".join(self.places)
+        return f"{self.dataset}: {counted(self.count, noun)}: {self.reason} (first: {shown})"
+
+
+def group_findings(findings: Sequence[Finding]) -> list[Group]:
+    """Return findings in groups, in the order of the first of each.
+
+    Splits of a dataset share samples, so a sample counts once, however many splits have it.
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for each in dict.fromkeys(finding._replace(split="") for finding in findings):
+        # What is not about a sample stands alone.
+        kind = _kind(each) if each.key is not None else f"{each.shard}: {each.reason}"
+        groups.setdefault((each.dataset, kind), []).append(each)
+    return [
+        Group(
+            dataset,
+            found[0].reason if len(found) == 1 else _common_reason(found[0]),
+            len(found),
+            tuple(
+                "/".join(step for step in (each.shard, each.key) if step)
+                for each in found[:MAX_PLACES]
+                if each.shard or each.key
+            ),
+        )
+        for (dataset, _), found in groups.items()
+    ]
+
+
+def _kind(finding: Finding) -> str:
+    """Return what findings have in common that say the same of different samples."""
+    reason = _BYTES.sub("…", _common_reason(finding))
+    return f"{finding.part}: {_NUMBER.sub('0', reason)}"
+
+
+def _common_reason(finding: Finding) -> str:
+    """Return a reason without the key of the sample."""
+    key = finding.key or ""
+    reason = finding.reason.removeprefix(f"sample {key!r}: ")
+    if finding.part is not None:
+        reason = reason.replace(f"{key}.{finding.part}", finding.part)
+    return reason

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from energon.io.ranges import merge_ranges
 from energon.plan.blend import BlendPlan
 from energon.plan.dealt import DealtPlan
-from energon.plan.quality import shuffle_quality
+from energon.plan.permutation import shuffle_quality
 from energon.plan.window import WindowPlan
 from energon.sources.extents import span_edges
 from energon.sources.kinds import Source

@@ -20,8 +20,7 @@ from energon.plan.rows import Plan
 from energon.plan.window import WindowPlan
 from energon.stages.base import State
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
-from energon.task_encoder.settings import TrainSettings
-from energon.task_encoder.train_plan import default_lanes, train_plan
+from energon.task_encoder.train_plan import TrainSettings, default_lanes, train_plan
 from energon.worker import WorkerConfig, check_lanes
 
 

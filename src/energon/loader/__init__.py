@@ -7,8 +7,8 @@ delivered of each lane is the checkpoint. What is hosted is known by `pipeline.P
 
 from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.loader import BasicDataLoader
+from energon.loader.memory import to_device
 from energon.loader.options import LoaderOptions
-from energon.loader.pinning import to_device
 from energon.loader.pipeline import Pipeline
 from energon.loader.savable import SavableDataLoader
 

@@ -18,15 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from energon.loader.heartbeat import Heartbeat
 from energon.loader.hosting import Event
 from energon.loader.options import StartMethod
 from energon.loader.process_start import WorkerProcess, start_process, stop_fork_server
 from energon.loader.signals import undisturbed
-from energon.loader.transport.log_records import LogReceiver
 from energon.loader.transport.pickling import load_batch, mentions_torch
-from energon.loader.transport.remote_error import RemoteError
-from energon.loader.transport.slots import LEASES, EventLayout, map_shared, read_table, share_bytes
+from energon.loader.transport.reports import LogReceiver, RemoteError
+from energon.loader.transport.slots import (
+    LEASES,
+    EventLayout,
+    Heartbeat,
+    map_shared,
+    read_table,
+    share_bytes,
+)
 from energon.loader.transport.wire import Kind, Message, is_readable, receive, send
 from energon.loader.worker_main import Opening, Setup
 

@@ -9,12 +9,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from energon.errors import ConfigError, StateError, WorkerError
-from energon.loader.heap import keep_heap
 from energon.loader.hosting import DeliveryOrder, Event
 from energon.loader.local_workers import InlineWorker, ThreadWorker
-from energon.loader.log import log
-from energon.loader.options import LoaderOptions
-from energon.loader.pinning import pin_batches
+from energon.loader.memory import keep_heap, pin_batches
+from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.messages import counted

@@ -1,12 +1,16 @@
-"""How lanes are hosted, checked once at the door."""
+"""How lanes are hosted, checked once at the door; and the logger of the package."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from energon.errors import ConfigError
+
+log = logging.getLogger("energon")
+
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
 WorkerKind = Literal["process", "thread"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon.errors import ConfigError, StateError
 from energon.loader.loader import BasicDataLoader
-from energon.loader.log import log
+from energon.loader.options import log
 from energon.loader.pipeline import Continues, CountsRows
 from energon.loader.relane import Relaned, relane
 from energon.loader.state import (

@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from energon.loader.heap import keep_heap
-from energon.loader.heartbeat import Heartbeat, seek_to_trace
 from energon.loader.hosting import Event, LaneHost
+from energon.loader.memory import keep_heap
 from energon.loader.options import LoaderOptions
 from energon.loader.signals import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.state import LanePosition
-from energon.loader.transport.log_records import LogSender, explicit_levels
 from energon.loader.transport.outbox import Outbox
-from energon.loader.transport.slots import SlotPool, read_shared
+from energon.loader.transport.reports import LogSender, explicit_levels
+from energon.loader.transport.slots import Heartbeat, SlotPool, read_shared, seek_to_trace
 from energon.loader.transport.wire import Kind, Message, is_readable, receive
 from energon.stages.random_state import own_process
 

@@ -129,7 +129,7 @@ def _check_grammar(raw: MarkedMap) -> None:
     """Raise ConfigError if keys or values are not what the grammar has; names them all."""
     from pydantic import ValidationError
 
-    from energon.metadataset.dataset_grammar import DatasetDocument
+    from energon.metadataset.grammar import DatasetDocument
     from energon.metadataset.problems import explain
 
     try:

@@ -1,4 +1,4 @@
-"""What may be written in a metadataset, of version 1 and 2.
+"""What may be written in a metadataset, of version 1 and 2, and in `.nv-meta/dataset.yaml`.
 
     document  = splits: {part: node}, vars?               with __class__: MetadatasetV2
     node      = reference | blend | blend_epochized | concat | join
@@ -33,6 +33,7 @@ from energon.metadataset.grammar_values import (
     Path,
     Positive,
     Reference,
+    SubsetNode,
     Temperature,
     Weighted,
 )
@@ -284,3 +285,38 @@ class DocumentV1(Node):
     class_: Literal["Metadataset"] | None = Field(None, alias="__class__")
     splits: dict[str, SplitV1 | None]
     vars: dict[str, Any] = Field(default_factory=dict)
+
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class ClassName(Node):
+    """A Python class."""
+
+    module: str = Field(alias="__module__")
+    class_: str = Field(alias="__class__")
+
+
+class DatasetDocument(Node):
+    """How the parts of a dataset become samples, and how they are read by default."""
+
+    module: str | None = Field(None, alias="__module__")
+    class_: str | None = Field(None, alias="__class__")
+    sample_type: ClassName | None = None
+    field_map: dict[str, str] | None = None
+    sample_loader: str | None = None
+    part_filter: (
+        Annotated[
+            Annotated[list[str], Tag("<list>")] | Annotated[str, Tag("<text>")],
+            Discriminator(lambda raw: "<list>" if isinstance(raw, list) else "<text>"),
+        ]
+        | None
+    ) = None
+    subflavors: dict[str, Any] = Field(default_factory=dict)
+    split_config: str | None = None
+    split_part: str | None = None
+    shuffle_over_epochs: Multiplier | None = 1
+    parallel_shard_iters: Count | None = None
+    max_samples_per_sequence: Count | None = None
+    subset: SubsetNode | None = None
+    decoder: dict[str, Any] | None = None

@@ -63,7 +63,7 @@ KINDS = (
     ),
     KindEntry(
         "filesystem",
-        "energon.sources.folder_kind:KIND",
+        "energon.sources.files.folder:KIND",
         markers=("index.sqlite",),
         has_samples=False,
     ),

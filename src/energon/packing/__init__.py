@@ -4,8 +4,7 @@ Arithmetic on lengths: no files, and no torch unless it is given tensors.
 """
 
 from energon.packing.bins import fill_exactly, first_fit_decreasing
-from energon.packing.packer import Packer
-from energon.packing.selection import Selection
+from energon.packing.packer import Packer, Selection
 from energon.packing.sequence import (
     PackedSequence,
     cu_seqlens,

@@ -11,7 +11,21 @@ import numpy as np
 
 from energon.errors import ConfigError, FatalSampleError
 from energon.packing.bins import Bins, Lengths, fill_exactly, first_fit_decreasing
-from energon.packing.selection import Selection
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the hook `select_samples_to_pack` may return instead of a list of groups.
+
+    Args:
+        groups: Which samples are packed together.
+        carry: Samples that are offered again with the next window, the very objects that the
+            hook was given.
+    """
+
+    groups: Sequence[Sequence[Any]]
+    carry: Sequence[Any] = ()
+
 
 CARRIED_SLACK = 1 / 256
 """Packs with more room than this share are not given but carried over, if the packer carries."""

@@ -4,9 +4,13 @@ A Feistel network permutes the numbers of b bits; walking along its cycles until
 below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary
 finite domains", 2002). Networks of two or three bits favour some permutations, so tiny sizes
 are ranked instead. Sizes and keys may differ from element to element.
+
+How good a shuffle is, is measured against a uniform permutation.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,3 +95,28 @@ def _feistel(values: U64, sizes: U64, keys: U64, *, back: bool = False) -> U64:
             high = high ^ (mix(low ^ key) & high_mask)
     permuted: U64 = (high << low_bits) | low
     return permuted
+
+
+class ShuffleQuality(NamedTuple):
+    """Two views of an order; a uniform permutation has about 0 and 1."""
+
+    serial_correlation: float
+    """Correlation of each ordinal with the one before it: 1 for reading in order."""
+    neighbour_distance: float
+    """Mean distance of consecutive ordinals, as a multiple of the n/3 of a uniform order."""
+
+
+def shuffle_quality(ordinals: NDArray[np.int64], num_samples: int) -> ShuffleQuality:
+    """Return the quality of an order.
+
+    Args:
+        ordinals: Samples in the order in which training sees them, at least 3.
+        num_samples: How many samples they are drawn from.
+    """
+    first, second = ordinals[:-1].astype(np.float64), ordinals[1:].astype(np.float64)
+    spread = float(first.std() * second.std())
+    covariance = float(((first - first.mean()) * (second - second.mean())).mean())
+    distance = float(np.abs(second - first).mean())
+    return ShuffleQuality(
+        covariance / spread if spread else 1.0, distance / (num_samples / 3) if num_samples else 0.0
+    )

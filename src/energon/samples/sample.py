@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
 
 from energon.samples.collate import generic_batch
-from energon.samples.source_info import SourceInfo
+from energon.samples.crude import SourceInfo
 from energon.samples.tensors import map_tensors
 
 if TYPE_CHECKING:

@@ -36,10 +36,8 @@ from energon.io.range_file import RangeFile, RemoteFile
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
-from energon.samples.crude import CrudeSample
-from energon.samples.source_info import SourceInfo
-from energon.sources.browse.contents import Contents
-from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
+from energon.samples.crude import CrudeSample, SourceInfo
+from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents, TreeEntry
 from energon.sources.extents import Extents, read_spans
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore

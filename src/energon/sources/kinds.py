@@ -30,8 +30,7 @@ from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
-    from energon.sources.browse.contents import Contents
-    from energon.sources.browse.tree import BrowsedFolder
+    from energon.sources.browse.tree import BrowsedFolder, Contents
     from energon.sources.files.store import FileStore
 
 Ints = NDArray[np.int64]
@@ -213,7 +212,7 @@ class DatasetKind:
         What every source can be asked for is enough; a kind that knows where parts lie lets them
         be opened without reading samples.
         """
-        from energon.sources.browse.contents import Contents
+        from energon.sources.browse.tree import Contents
 
         return Contents(source)
 

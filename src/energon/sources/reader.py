@@ -12,7 +12,7 @@ import numpy as np
 from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
 from energon.plan.rows import Rows
-from energon.samples.source_info import SourceInfo
+from energon.samples.crude import SourceInfo
 from energon.sources.ahead import LookAhead
 from energon.sources.kinds import Source
 

@@ -21,8 +21,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
-    from energon.sources.browse.contents import Contents
-    from energon.sources.browse.tree import BrowsedFolder
+    from energon.sources.browse.tree import BrowsedFolder, Contents
     from energon.sources.files.store import FileStore
     from energon.sources.part_statistics import PartStatistics
 
@@ -85,14 +84,14 @@ class WebdatasetKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> BrowsedFolder:
-        from energon.sources.browse.dataset import FlatFolder, SampleFolder
+        from energon.sources.browse.open import FlatFolder, SampleFolder
         from energon.sources.browse.samples import open_samples
 
         samples = open_samples(any_path(address), pool or ShardPool())
         return SampleFolder(samples) if sample_folders else FlatFolder(samples)
 
     def contents(self, source: WebdatasetSource) -> Contents:
-        from energon.sources.browse.contents import TarContents
+        from energon.sources.browse.tree import TarContents
 
         return TarContents(source)
 

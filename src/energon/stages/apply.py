@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from energon.errors import StateError
 from energon.limits import RESUMED_OUTPUTS
-from energon.samples.restore_key import RestoreKey, stamp
+from energon.samples.crude import RestoreKey, stamp
 from energon.stages.base import DatasetIterator, Kind, Place, State, unpack, unpack_some
 from energon.stages.hook import SKIPPED, Hook, HookRunner, reraise_exception
 from energon.stages.lane import Address, Lane

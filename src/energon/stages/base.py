@@ -29,7 +29,7 @@ from types import UnionType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from energon.errors import ConfigError, StateError
-from energon.samples.restore_key import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.lane import Lane
 
 T_co = TypeVar("T_co", covariant=True)
@@ -203,3 +203,38 @@ def check_places(places: Sequence[Place], *, number_at: int, stop: int | None = 
             f"saved state has the place {place!r:.100}, which no stage writes; it is damaged or "
             "was edited"
         )
+
+
+class ThroughDataset(Dataset[Any]):
+    """Has the items of `dataset`, whatever happens on the way."""
+
+    dataset: Dataset[Any]
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.dataset.num_items(lane, lanes)
+
+    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+        return self.dataset.read_again(lane, places)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return self.dataset.restore(lane, key)
+
+
+class ThroughIterator(DatasetIterator[Any]):
+    """Is where `inner` is."""
+
+    inner: DatasetIterator[Any]
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
+
+    @property
+    def place(self) -> Place:
+        return self.inner.place
+
+    def state_dict(self) -> State:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.inner.load_state_dict(state)

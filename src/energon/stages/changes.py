@@ -16,9 +16,16 @@ import numpy as np
 from energon.errors import StateError
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
-from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    Kind,
+    State,
+    ThroughDataset,
+    ThroughIterator,
+    unpack,
+)
 from energon.stages.lane import Lane
-from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)

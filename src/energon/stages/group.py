@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError, FatalSampleError
-from energon.samples.restore_key import RestoreKey, key_of
+from energon.samples.crude import RestoreKey, key_of
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.batch import BatchIterator, restore_batch
 from energon.stages.hook import SKIPPED, Hook, HookRunner, describe_sources

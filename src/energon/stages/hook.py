@@ -23,7 +23,7 @@ from energon.errors import (
 )
 from energon.messages import counted
 from energon.plan.seeds import derive_seed
-from energon.samples.restore_key import RestoreKey, flat
+from energon.samples.crude import RestoreKey, flat
 from energon.stages.lane import Address, Lane, Tally, active
 from energon.stages.random_state import is_worker_process, seeded
 

@@ -15,7 +15,7 @@ import numpy as np
 from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
-from energon.samples.restore_key import RestoreKey, flat
+from energon.samples.crude import RestoreKey, flat
 from energon.stages.random_state import Watch
 from energon.worker import WorkerConfig
 

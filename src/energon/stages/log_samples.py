@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon.stages.base import Dataset, DatasetIterator
+from energon.stages.base import Dataset, DatasetIterator, ThroughDataset, ThroughIterator
 from energon.stages.lane import Lane
-from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 logger = logging.getLogger("energon")
 

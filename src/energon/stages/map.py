@@ -14,8 +14,7 @@ from types import GeneratorType
 from typing import Any
 
 from energon.errors import StateError
-from energon.samples.crude import CrudeSample
-from energon.samples.restore_key import RestoreKey, flat, key_of
+from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, Place
 from energon.stages.hook import SKIPPED, Hook, HookRunner

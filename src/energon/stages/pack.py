@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from energon.errors import ConfigError, FatalSampleError, StateError
-from energon.packing.selection import Selection
-from energon.samples.restore_key import RestoreKey, flat, joint_key, key_of, split_key, stamp
+from energon.packing.packer import Selection
+from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.apply import ApplyIterator, apply_again, runners_of
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED, Hook, HookRunner

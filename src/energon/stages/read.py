@@ -26,7 +26,7 @@ import numpy as np
 from energon.errors import ConfigError, StateError
 from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
-from energon.samples.restore_key import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.lane import Lane
 

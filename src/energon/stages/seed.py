@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 from energon.plan.seeds import derive_seed
-from energon.samples.restore_key import RestoreKey, flat
-from energon.stages.base import Dataset, DatasetIterator, State
+from energon.samples.crude import RestoreKey, flat
+from energon.stages.base import Dataset, DatasetIterator, State, ThroughDataset, ThroughIterator
 from energon.stages.lane import Address, Lane
-from energon.stages.passthrough import ThroughDataset, ThroughIterator
 from energon.stages.random_state import Watch, numpy_keeps_a_number, seeded
 
 

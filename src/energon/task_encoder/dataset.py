@@ -15,7 +15,7 @@ from energon.messages import counted
 from energon.plan.mix import Mix
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
-from energon.samples.restore_key import RestoreKey, to_tuple
+from energon.samples.crude import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.changes import ChangesDataset, begin_changes, rows_of_changes

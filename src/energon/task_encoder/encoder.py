@@ -16,7 +16,7 @@ from energon.task_encoder.cooker import Cooker, is_generator_function
 if TYPE_CHECKING:
     import numpy as np
 
-    from energon.packing.selection import Selection
+    from energon.packing.packer import Selection
     from energon.task_encoder.recipe import Recipe
 
 T_sample = TypeVar("T_sample")

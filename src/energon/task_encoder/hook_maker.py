@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from energon.samples.restore_key import key_of, sample_keys
-from energon.samples.source_info import SourceInfo
+from energon.samples.crude import SourceInfo, key_of, sample_keys
 from energon.sources.reader import LeafReader
 from energon.stages.hook import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, ErrorHandler, Hook
 from energon.task_encoder.encoder import TaskEncoder

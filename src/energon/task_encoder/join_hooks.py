@@ -8,12 +8,10 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import CrudeSample
-from energon.samples.restore_key import stamp
+from energon.samples.crude import CrudeSample, stamp
 from energon.sources.join import JOINED
 from energon.stages.hook import Compiled, Hook, compiled
-from energon.task_encoder.aux import CookerArguments, cooker_arguments
-from energon.task_encoder.cooker import Cooker, find_cooker
+from energon.task_encoder.cooker import Cooker, CookerArguments, cooker_arguments, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.load import (
     LoadCrude,

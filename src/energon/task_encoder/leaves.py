@@ -24,12 +24,7 @@ from energon.sources.kinds import DatasetKind, Source, kind_named
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.dataset_class import (
-    DatasetCall,
-    DatasetClass,
-    Opening,
-    SampleLoading,
-)
+from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, Opening, SampleLoading
 from energon.task_encoder.load import OpenJoin, OpenLeaf, leaf_decoder
 from energon.task_encoder.user_dataset import CodeFields, find_code
 

@@ -11,14 +11,18 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import CrudeSample
+from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
-from energon.samples.source_info import sources_of
 from energon.sources.files.store import FileStore
 from energon.stages.hook import Compiled, Hook
 from energon.stages.lane import active_generator
-from energon.task_encoder.aux import CookerArguments, cooker_arguments, note_sources
-from energon.task_encoder.cooker import Cooker, find_cooker
+from energon.task_encoder.cooker import (
+    Cooker,
+    CookerArguments,
+    cooker_arguments,
+    find_cooker,
+    note_sources,
+)
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.user_dataset import CodeFields
 

@@ -30,8 +30,13 @@ from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, load_hooks
-from energon.task_encoder.settings import BatchSettings, TrainSettings, ValidationSettings
-from energon.task_encoder.train_plan import streams, train_plan
+from energon.task_encoder.train_plan import (
+    BatchSettings,
+    TrainSettings,
+    ValidationSettings,
+    streams,
+    train_plan,
+)
 from energon.worker import WorkerConfig
 
 
@@ -323,6 +328,6 @@ def _leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
 
 
 def _unit_batches() -> type[BatchDataset]:
-    from energon.stages.unit_batch import UnitBatchDataset
+    from energon.stages.batch import UnitBatchDataset
 
     return UnitBatchDataset

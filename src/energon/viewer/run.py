@@ -12,7 +12,7 @@ from energon.inspect.plan_report import describe_run
 from energon.inspect.planned_run import PlannedRun, SavedRun, Sighting, list_step, open_run
 from energon.metadataset.resolve import resolve
 from energon.task_encoder.leaves import open_leaves
-from energon.task_encoder.settings import TrainSettings
+from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
 
 MAX_STEPS = 20

@@ -13,8 +13,7 @@ from energon.inspect.leaves import find_leaves
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact
 from energon.metadataset.leaf import Leaf
-from energon.sources.browse.contents import Contents, ShardOrdinals
-from energon.sources.browse.tree import BrowsedFile
+from energon.sources.browse.tree import BrowsedFile, Contents, ShardOrdinals
 from energon.sources.kinds import Location, Source, kind_named
 from energon.sources.shards import ShardPool
 from energon.task_encoder.leaves import open_members

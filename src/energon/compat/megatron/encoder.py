@@ -40,7 +40,7 @@ from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import HookMethod
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import Recipe, then, train_recipe, validation_recipe
-from energon.task_encoder.settings import TrainSettings, ValidationSettings
+from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
 
 T_sample = TypeVar("T_sample")

@@ -13,7 +13,7 @@ from energon.errors import ConfigError
 from energon.formats.meta import yaml
 from energon.io.epath import EPath
 from energon.io.files import read_text
-from energon.samples.restore_key import carries_key, stamp
+from energon.samples.crude import carries_key, stamp
 from energon.task_encoder.user_dataset import DatasetCode
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.subset import resolve_range
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.leaves import open_leaves
-from energon.task_encoder.prepare_metadataset import build_join_indexes, split_names
+from energon.task_encoder.open_join import build_join_indexes, split_names
 from energon.worker import WorkerConfig
 
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 HOMES: dict[str, str] = {
     "cache.file_pool": "FileCacheLazy FileStoreCachePool",
-    "cache.lazy": "DirectLazy Lazy MockLazy",
-    "cache.pool": "CachePool NoCachePool",
+    "cache.pool": "CachePool DirectLazy Lazy MockLazy NoCachePool",
     "cli.main": "main",
     "compat.megatron.dataset_config": "get_dataset_from_config",
     "compat.megatron.datasets.flavors": """
@@ -50,9 +49,8 @@ HOMES: dict[str, str] = {
     "compat.megatron.getters": "get_train_dataset get_val_dataset get_val_datasets",
     "compat.megatron.helpers": """
         ModuleLoader NVDATASET_CACHE_DIR add_sample_restore_key collapse format_sample_compact
-        format_sample_detailed get_cooker_need_cache get_cooker_need_primary
-        get_failure_tolerance get_sample_restore_key get_stateless load_yaml
-        set_sample_restore_key warn_deprecated
+        format_sample_detailed get_cooker_need_cache get_cooker_need_primary get_failure_tolerance
+        get_sample_restore_key get_stateless load_yaml set_sample_restore_key warn_deprecated
     """,
     "compat.megatron.json_lines": "IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter",
     "compat.megatron.json_parser": "JsonParser JsonValueError to_json_object",
@@ -77,12 +75,10 @@ HOMES: dict[str, str] = {
     "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "compat.megatron.wrappers.own": "BaseWrapperDataset SavableDataset",
     "compat.megatron.wrappers.streams": """
-        BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset
-        ShuffleBufferDataset
+        BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset ShuffleBufferDataset
     """,
-    "decode.av": "AVData AVDecoder",
+    "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
     "decode.av_parts": "AVDecoderType AVWebdatasetDecoder ImageDecoderType",
-    "decode.av_uniform": "get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
     "errors": """
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
@@ -98,13 +94,12 @@ HOMES: dict[str, str] = {
         batch_list batch_pad_stack batch_stack concat_pad generic_batch generic_concat
         homogeneous_concat_mix
     """,
-    "samples.crude": "CrudeSample basic_sample_keys",
+    "samples.crude": "CrudeSample SourceInfo add_source_info basic_sample_keys get_source_info",
     "samples.sample": "Batch PinMemoryMixin Sample edataclass",
-    "samples.source_info": "SourceInfo add_source_info get_source_info",
     "samples.types": """
         CaptioningSample ImageClassificationSample ImageSample InterleavedSample
-        MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VQAOCRSample
-        VQASample VidQASample
+        MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VQAOCRSample VQASample
+        VidQASample
     """,
     "sources.files.folder": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
@@ -114,11 +109,11 @@ HOMES: dict[str, str] = {
     "stages.hook": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",
-    "task_encoder.prepare_metadataset": "prepare_metadataset",
+    "task_encoder.open_join": "prepare_metadataset",
     "transforms.merge": """
-        CenterCropMapper CustomTransform MergeTransform RandomCropMapper
-        RandomHorizontalFlipMapper RandomPerspectiveMapper RandomResizedCropMapper
-        RandomRotationMapper RandomVerticalFlipMapper ResizeMapper TransformMapper
+        CenterCropMapper CustomTransform MergeTransform RandomCropMapper RandomHorizontalFlipMapper
+        RandomPerspectiveMapper RandomResizedCropMapper RandomRotationMapper
+        RandomVerticalFlipMapper ResizeMapper TransformMapper
     """,
 }
 

@@ -1,23 +1,32 @@
-"""The files of a folder, by their paths below it."""
+"""Folders of files: not samples, but auxiliary data by their paths below the folder."""
 
 from __future__ import annotations
 
 import io
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from energon.errors import DatasetNotFoundError, NoSuchFileError, StorageError
+import numpy as np
+
+from energon.errors import ConfigError, DatasetNotFoundError, NoSuchFileError, StorageError
+from energon.formats.meta.info import META
 from energon.formats.meta.media import MediaMetadata
 from energon.io.address import is_remote, redact
 from energon.io.epath import EPath, any_path
-from energon.io.files import has_files
+from energon.io.files import has_files, list_files
 from energon.io.registry import open_store
-from energon.samples.source_info import SourceInfo
-from energon.sources.files.media import MediaLookup
-from energon.sources.files.store import FileStore
-from energon.sources.store_file import StoreFile
+from energon.samples.crude import SourceInfo
+from energon.sources.files.store import FileStore, MediaLookup, StoreFile
+from energon.sources.kinds import DatasetKind
+from energon.sources.part_statistics import PartStatistics, SizeStatistics, media_statistics
+from energon.sources.shards import ShardPool
+
+if TYPE_CHECKING:
+    from energon.sources.browse.tree import BrowsedFolder
+
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -107,3 +116,67 @@ class SystemFileStore(FileStore[bytes]):
             return has_files(folder)
         except StorageError:
             return True
+
+
+def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
+    """Return how many files there are, how large they are, and what is noted about media.
+
+    Args:
+        folder: Where they are.
+        parts: Whether to list them.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder.
+        StorageError: If it cannot be listed.
+    """
+    SystemFileStore(folder)
+    about: dict[str, Any] = {"media": media_statistics(any_path(folder)) or {}}
+    if not parts:
+        return about
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
+    for found in list_files(folder):
+        if not found.key.startswith(f"{META}/"):
+            extension = os.path.splitext(found.key)[1].removeprefix(".").lower()
+            sizes[extension or "none"].append(found.size)
+    statistics = PartStatistics()
+    for extension, own in sizes.items():
+        statistics.parts[extension] = SizeStatistics()
+        statistics.parts[extension].add(np.array(own))
+        statistics.samples.add(np.array(own))
+    counts = statistics.to_json()
+    return {
+        "files": statistics.samples.count,
+        "bytes": statistics.samples.total,
+        "file_sizes": counts["sample_sizes"],
+        "extensions": counts["parts"],
+        **about,
+    }
+
+
+class FolderKind(DatasetKind):
+    """Folders whose media files have been noted in an index."""
+
+    name = "filesystem"
+    noun = "a folder of files"
+    has_files = True
+
+    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+        return SystemFileStore(address)
+
+    def browse(
+        self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
+    ) -> BrowsedFolder:
+        raise ConfigError(f"{redact(address)} is a folder already; there is nothing to show")
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        return describe_folder(address, parts)
+
+
+KIND = FolderKind()

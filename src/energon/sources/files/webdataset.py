@@ -15,13 +15,11 @@ from energon.formats.tar.names import split_name
 from energon.io.epath import any_path
 from energon.io.range_file import RangeFile, open_range
 from energon.io.threads import WaitingThreads
-from energon.samples.source_info import SourceInfo
+from energon.samples.crude import SourceInfo
 from energon.sources.extents import read_spans
 from energon.sources.files.locate import FilePlace, LazyLocator
-from energon.sources.files.media import MediaLookup
-from energon.sources.files.store import FileStore
+from energon.sources.files.store import FileStore, MediaLookup, StoreFile
 from energon.sources.shards import ShardPool
-from energon.sources.store_file import StoreFile
 
 MAX_PARALLEL = 32
 """Shards that are asked at a time; each may be asked for several ranges."""

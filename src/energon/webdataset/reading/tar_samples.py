@@ -19,7 +19,7 @@ from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateErr
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.names import split_name
 from energon.formats.tar.stream import Sample, SampleParser, StreamReader
-from energon.loader.heap import keep_heap
+from energon.loader.memory import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import Opening, OpeningAhead

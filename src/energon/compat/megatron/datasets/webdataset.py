@@ -24,9 +24,8 @@ from energon.formats.meta.split import load_split
 from energon.io.epath import EPath
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Subset
-from energon.samples.crude import CrudeSample
+from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
-from energon.samples.source_info import sources_of
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource

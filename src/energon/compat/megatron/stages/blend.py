@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
-from energon.samples.restore_key import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
 from energon.stages.lane import Lane
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from energon.errors import SYSTEM_EXCEPTIONS, FatalSampleError, SkipSample
-from energon.samples.source_info import get_source_info
+from energon.samples.crude import get_source_info
 from energon.stages.hook import DEFAULT_TOLERANCE, ErrorHandler, describe_sources, log_exception
 
 

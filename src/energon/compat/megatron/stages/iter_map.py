@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError, StateError
-from energon.samples.restore_key import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.apply import again
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.hook import SKIPPED

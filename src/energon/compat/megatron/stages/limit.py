@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError
-from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    Kind,
+    State,
+    ThroughDataset,
+    ThroughIterator,
+    unpack,
+)
 from energon.stages.lane import Lane
-from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)

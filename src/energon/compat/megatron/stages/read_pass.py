@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.plan.rows import Plan
-from energon.samples.restore_key import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place
+from energon.samples.crude import RestoreKey
+from energon.stages.base import Dataset, DatasetIterator, Place, ThroughIterator
 from energon.stages.lane import Lane
-from energon.stages.passthrough import ThroughIterator
 from energon.stages.read import ReadDataset, Reader
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError
-from energon.samples.restore_key import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane, Reading

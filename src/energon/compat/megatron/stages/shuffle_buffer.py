@@ -12,10 +12,18 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError
 from energon.plan.seeds import derive_seed
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    Kind,
+    Place,
+    State,
+    ThroughDataset,
+    ThroughIterator,
+    unpack,
+)
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
-from energon.stages.passthrough import ThroughDataset, ThroughIterator
 
 
 @dataclass(frozen=True)

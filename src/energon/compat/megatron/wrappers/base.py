@@ -9,7 +9,7 @@ from typing import Any
 
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import ORDER_VERSION
-from energon.samples.restore_key import RestoreKey, to_tuple
+from energon.samples.crude import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, Place, State
 from energon.stages.hook import DEFAULT_TOLERANCE, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch

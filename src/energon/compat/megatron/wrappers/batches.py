@@ -7,7 +7,7 @@ from typing import Any
 
 from energon.compat.megatron.stages.blend import Blend
 from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
-from energon.packing.selection import Selection
+from energon.packing.packer import Selection
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset as BatchStage
 from energon.stages.group import GroupDataset

@@ -8,11 +8,10 @@ from typing import Any
 
 from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.errors import WorkerTimeoutError
-from energon.loader.watchdog import Watchdog
-from energon.stages.base import Dataset, DatasetIterator
+from energon.loader.local_workers import Watchdog
+from energon.stages.base import Dataset, DatasetIterator, ThroughDataset, ThroughIterator
 from energon.stages.lane import Lane
 from energon.stages.log_samples import LogSamplesDataset, keys_of
-from energon.stages.passthrough import ThroughDataset, ThroughIterator
 from energon.worker import WorkerConfig
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from energon.compat.megatron.savable import FlexState
 from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.errors import ConfigError
-from energon.samples.restore_key import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.apply import again
 from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
 from energon.stages.lane import Lane, Reading
