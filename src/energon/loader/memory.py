@@ -1,9 +1,9 @@
 """The memory of batches: page-locked or on a device, and kept when it is freed.
 
 The C library is told not to return freed memory to the system at once. Batches of megabytes are
-allocated and freed over and over; if each one is new memory to the
-system, page faults take more time than copying. Measured with two workers: 2.8 times as many
-8-MB samples a second, 4 times as many images of 70 kB.
+allocated and freed over and over; if each one is new memory to the system, page faults take more
+time than copying. Measured with two workers: 2.8 times as many 8-MB samples a second, 4 times as
+many images of 70 kB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The stages of the lanes of a blend: where shares change, and what was drawn until then.
 
-A pattern realises weights almost exactly in every interval. The weights become whole numbers t_d with sum T, and a pattern of T entries in which the j-th
-entry of number d lies near (j + u)/t_d of the way. It is read over and over.
+A pattern realises weights almost exactly in every interval. The weights become whole numbers t_d
+with sum T, and a pattern of T entries in which the j-th entry of number d lies near (j + u)/t_d
+of the way. It is read over and over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Samples as they are in the shards, dicts with an entry per part; and where samples came from.
 
-A restore key says where in the data a sample, a pack or a batch came from. A sample that was read has the key (leaf, epoch, ordinal). What is made of several has the key
-(kind, (key, key, …)), a batch with the number that it has in the run, and each hook that yields
-several outputs appends the number of the output. Keys are independent of ranks and workers.
+A restore key says where in the data a sample, a pack or a batch came from. A sample that was read
+has the key (leaf, epoch, ordinal). What is made of several has the key (kind, (key, key, …)), a
+batch with the number that it has in the run, and each hook that yields several outputs appends
+the number of the output. Keys are independent of ranks and workers.
 
     (0, 3, 4711)                                 a sample
     (0, 3, 4711, 1)                              the second output of a generator

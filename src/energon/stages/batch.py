@@ -1,4 +1,4 @@
-"""Make batches: of consecutive items, or of each unit of rows that a blend draws from one dataset."""
+"""Make batches of consecutive items, or of the rows that a blend draws from one dataset."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Send events to the parent: pickled straight into shared memory, small ones together.
 
-Lists of raw samples are sent by column. A batch of undecoded samples is a list of dicts with the same names. Pickled dict by dict it
-costs more than reading it did: a call for each dict, and a copy of every part into the pickle.
-By column, large parts go straight into shared memory, and the dicts are made again by one
-comprehension on the other side.
+Lists of raw samples are sent by column. A batch of undecoded samples is a list of dicts with the
+same names. Pickled dict by dict it costs more than reading it did: a call for each dict, and a
+copy of every part into the pickle. By column, large parts go straight into shared memory, and the
+dicts are made again by one comprehension on the other side.
 """
 
 from __future__ import annotations
