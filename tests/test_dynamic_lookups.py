@@ -125,9 +125,6 @@ REASONS = {
     "energon/loader/getters.py": {
         "getattr(self.pipeline, name)": PROGRAM,
     },
-    "energon/loader/memory.py": {
-        "getattr(item, name, None)": FIELDS,
-    },
     "energon/loader/options.py": {
         "getattr(self, name)": FIELDS,
     },
@@ -203,6 +200,9 @@ REASONS = {
     "energon/samples/sample.py": {
         "getattr(sample, name)": FIELDS,
         "getattr(value, name)": FIELDS,
+    },
+    "energon/samples/tensors.py": {
+        "getattr(item, name, None)": FIELDS,
     },
     "energon/samples/types.py": {
         "getattr(sample, name)": FIELDS,

@@ -78,7 +78,7 @@ class Event(NamedTuple):
 
 
 class Watch(Protocol):
-    """Who wants to know where a host is, see `heartbeat`."""
+    """Who wants to know where a host is, see `transport/slots.py`."""
 
     def enter(self, lane: int) -> None:
         """Note that work on a batch of `lane` begins."""

@@ -41,7 +41,7 @@ class LoaderOptions:
         shared_memory_bytes: How much a worker may keep in shared memory, unless one batch alone
             needs more.
         kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
-            process and in each worker process, see `heap`; 0 leaves its settings alone.
+            process and in each worker process, see `memory`; 0 leaves its settings alone.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
     """
 

@@ -20,8 +20,8 @@ consecutive samples and, inside a lane, mixes the rows of windows of S slices. A
 slices of a leaf are open in a lane, and every slice is read whole. L = 1 is a true global
 shuffle.
 
-Blends are stratified patterns of sources (`pattern.py`), which realise the weights almost exactly
-in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may change
+Blends are stratified patterns of sources (`blend_stages.py`), which realise the weights almost
+exactly in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may change
 over a run (`curve.py`). Between two changes lies a stage with a pattern of its own,
 and draws go on from one stage to the next without a gap (`blend_stages.py`), also
 where a source is used up or a run was restored with another mix. Epochized blends and validation
@@ -31,5 +31,5 @@ buffer would do is a permutation of rows in windows (`window.py`).
 All of it can be undone: when a sample is drawn is computed backwards (`find.py`).
 
 Subsets and excluded samples change what an ordinal means, not the order (`subset.py`).
-How good a shuffle is can be measured (`quality.py`).
+How good a shuffle is can be measured (`permutation.py`).
 """

@@ -1,6 +1,6 @@
 """Blend sources by weight, in shares that are nearly exact in every interval.
 
-A source is a leaf, or a line of leaves. Every lane reads a pattern of sources (`pattern.py`)
+A source is a leaf, or a line of leaves. Every lane reads a pattern of sources (`blend_stages.py`)
 from a phase of its own, so lanes agree on shares but not on turns. How often a source came
 before any row follows from the number of full rounds and a rank in the pattern; with it, the
 number of the draw, and everything else is the order of the source.

@@ -19,7 +19,8 @@ from energon.io.epath import EPath, any_path
 from energon.io.files import has_files, list_files
 from energon.io.registry import open_store
 from energon.samples.crude import SourceInfo
-from energon.sources.files.store import FileStore, MediaLookup, StoreFile
+from energon.sources.files.locate import MediaLookup
+from energon.sources.files.store import FileStore, StoreFile
 from energon.sources.kinds import DatasetKind
 from energon.sources.part_statistics import PartStatistics, SizeStatistics, media_statistics
 from energon.sources.shards import ShardPool

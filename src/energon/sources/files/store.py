@@ -7,17 +7,11 @@ import io
 import os
 import time
 from collections.abc import Hashable, Sequence
-from threading import Lock
 from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from energon.errors import ConfigError, NoSuchFileError
-from energon.formats.meta.info import META
-from energon.formats.meta.media import MediaMetadata
-from energon.formats.tables.media_table import MediaTable
-from energon.io.epath import AnyPath
+from energon.errors import ConfigError
 from energon.io.range_file import LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES
 from energon.samples.crude import SourceInfo, add_source_info
-from energon.sources.files.locate import local_copy
 
 if TYPE_CHECKING:
     from energon.formats.meta.media import MediaMetadata
@@ -56,51 +50,6 @@ class StoreFile(io.BufferedReader):
 
 def _open(store: OpensFiles, name: str) -> IO[bytes]:
     return store.open(name)
-
-
-class MediaLookup:
-    """The media metadata of a dataset or folder, opened with the first question.
-
-    May be used by many threads, and pickled.
-
-    Args:
-        folder: The dataset or folder.
-    """
-
-    def __init__(self, folder: AnyPath) -> None:
-        self.folder = folder
-        self._table: MediaTable | None = None
-        self._lock = Lock()
-
-    def __reduce__(self) -> tuple[type[MediaLookup], tuple[AnyPath]]:
-        return MediaLookup, (self.folder,)
-
-    def get(self, name: str) -> MediaMetadata:
-        """Return the metadata of a file.
-
-        Raises:
-            ConfigError: If there are no media metadata at all.
-            NoSuchFileError: If there are none of this file.
-        """
-        if self._table is None:
-            with self._lock:
-                self._table = self._table or self._open()
-        found = self._table.get(name)
-        if found is None:
-            raise NoSuchFileError(
-                f"{self.folder} has no media metadata of {name!r}: there is no such file, or it "
-                "was no media file, or damaged, when `energon prepare-media` looked at it"
-            )
-        return found
-
-    def _open(self) -> MediaTable:
-        index = self.folder / META / "index.sqlite"
-        if not index.is_file():
-            raise ConfigError(
-                f"{self.folder} has no media metadata; run `energon prepare-media {self.folder} "
-                "--media-metadata-by-extension`"
-            )
-        return MediaTable(local_copy(index))
 
 
 T_co = TypeVar("T_co", covariant=True)

@@ -17,8 +17,8 @@ from energon.io.range_file import RangeFile, open_range
 from energon.io.threads import WaitingThreads
 from energon.samples.crude import SourceInfo
 from energon.sources.extents import read_spans
-from energon.sources.files.locate import FilePlace, LazyLocator
-from energon.sources.files.store import FileStore, MediaLookup, StoreFile
+from energon.sources.files.locate import FilePlace, LazyLocator, MediaLookup
+from energon.sources.files.store import FileStore, StoreFile
 from energon.sources.shards import ShardPool
 
 MAX_PARALLEL = 32
