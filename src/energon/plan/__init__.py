@@ -21,12 +21,12 @@ slices of a leaf are open in a lane, and every slice is read whole. L = 1 is a t
 shuffle.
 
 Blends are stratified patterns of sources (`blend_stages.py`), which realise the weights almost
-exactly in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may change
-over a run (`curve.py`). Between two changes lies a stage with a pattern of its own,
-and draws go on from one stage to the next without a gap (`blend_stages.py`), also
-where a source is used up or a run was restored with another mix. Epochized blends and validation
-lay leaves end to end as one line (`line.py`); a line may be a source of a blend. What a shuffle
-buffer would do is a permutation of rows in windows (`window.py`).
+exactly in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may
+change over a run (`curve.py`). Between two changes lies a stage with a pattern of its own, and
+draws go on from one stage to the next without a gap (`blend_stages.py`), also where a source is
+used up or a run was restored with another mix. Epochized blends and validation lay leaves end to
+end as one line (`line.py`); a line may be a source of a blend. What a shuffle buffer would do is
+a permutation of rows in windows (`window.py`).
 
 All of it can be undone: when a sample is drawn is computed backwards (`find.py`).
 
