@@ -7,6 +7,9 @@ DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
+# Tests start hundreds of processes: what the first one compiles the others import.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
