@@ -110,6 +110,13 @@ def photos(folder):
         path.with_suffix(".txt").write_text(f"photo {n}")
 
 
+def recipe(folder):
+    photos(folder)
+    files = sorted(path.relative_to(folder) for path in folder.glob("photos/*/*"))
+    written = [f"{path.parent.name}-{path.name} {path}" for path in files]
+    (folder / "recipe").write_text("\n".join(written) + "\n")
+
+
 def lines(folder):
     rows = [json.dumps({"id": f"k{n:04}", "text": "x" * (n % 50)}) for n in range(300)]
     (folder / "table.jsonl").write_text("\n".join(rows) + "\n")
@@ -206,8 +213,22 @@ CASES = {
         dataset,
     ),
     "tar index": Case("tar index ds/000.tar ds/001.tar ds/002.tar --wids list.json", dataset),
+    "tar create --recipe": Case(
+        "tar create --recipe recipe --sort -o out-%06d.tar --maxcount 9 --index", recipe
+    ),
+    "pack to tokens": Case(
+        "pack table.jsonl corpus.idx --to tokens --tokenizer tests.drills.test_kills:tokens"
+        " --vocabulary-size 256 --end-token 0 --workers 2 --overwrite",
+        lines,
+    ),
+    "checkpoint edit": Case("checkpoint edit --world-size 2 --skip-steps 3 states edited", states),
     "checkpoint redist": Case("checkpoint redist --new-world-size 4 states dealt", states),
 }
+
+
+def tokens(text):
+    """What `pack --to tokens` makes of a text."""
+    return list(text.encode())
 
 
 def half(sample):
