@@ -17,13 +17,21 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 )
 
-STARTS_RANKS = ("docs/save_and_resume.md", "docs/trainers.md", "docs/webdataset.md")
-"""Pages that run torchrun or a trainer, each rank of which imports torch first."""
+STARTS_TRAINERS = (
+    "docs/loss_spike.md",
+    "docs/save_and_resume.md",
+    "docs/trainers.md",
+    "docs/webdataset.md",
+)
+"""Pages that run torchrun or trainers, each process of which imports torch first."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in STARTS_RANKS else ()) for name in PAGES],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in STARTS_TRAINERS else ())
+        for name in PAGES
+    ],
 )
 def test_the_examples_of_a_page_run(name, demo, tmp_path, monkeypatch):
     text = (ROOT / name).read_text()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from energon.plan.dealt import COUNTED_ROWS, DealtPlan, plan_together
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
+from tests.effort import some
 
 LEAVES = (
     PlanLeaf("a", 700, weight=3.0, slice_samples=7, parallel_slices=3),
@@ -105,7 +106,7 @@ def test_samples_are_found_where_they_come(kind):
     plan = recipe_of(kind, 2)(12)
     assert isinstance(plan, DealtPlan)
     for lane in range(plan.lanes):
-        for row, triple in enumerate(triples(plan.rows(lane, 0, 40))):
+        for row, triple in some([*enumerate(triples(plan.rows(lane, 0, 40)))], 4):
             assert plan.find(*triple) == (lane, row)
 
 

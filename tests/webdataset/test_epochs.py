@@ -36,7 +36,12 @@ def load(dataset, *, workers, persistent=False, method=None):
 
 @pytest.mark.parametrize(
     ("workers", "persistent", "method"),
-    [(0, False, None), (2, True, "fork"), (2, False, "fork"), (1, False, "forkserver")],
+    [
+        (0, False, None),
+        (2, True, "fork"),
+        (2, False, "fork"),
+        pytest.param(1, False, "forkserver", marks=pytest.mark.slow),
+    ],
 )
 def test_every_epoch_has_all_samples_in_another_order(urls, workers, persistent, method):
     dataset = wds.WebDataset(urls, shardshuffle=True).map(number)
