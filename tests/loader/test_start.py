@@ -44,6 +44,7 @@ def test_a_server_that_is_killed_is_replaced_with_its_workers(caplog):
     assert pid != first
 
 
+@pytest.mark.slow  # two servers, each of which imports torch
 def test_the_server_can_be_stopped_and_comes_back():
     stop_fork_server()
     with get_loader(fake(workers=1)) as loader:
@@ -51,6 +52,7 @@ def test_the_server_can_be_stopped_and_comes_back():
     stop_fork_server()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_end_in_time_is_killed_and_waited_for(monkeypatch):
     monkeypatch.setattr(start, "STOP_SECONDS", 0.1)
     with get_loader(fake(where, workers=1)) as loader:
@@ -67,6 +69,7 @@ def interrupt_in(function):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_an_interrupt_within_a_request_costs_only_those_who_make_it():
     with get_loader(fake(where, workers=1)) as running, get_loader(fake(workers=1)) as broken:
         first = next(iter(running))[0]
