@@ -86,12 +86,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line what was not tested for lack of servers, and which command adds them."""
     lacking: Counter[str] = Counter()
+    need_root = 0
     for report in terminalreporter.stats.get("skipped", []):
         if found := re.search(r"needs (.+): `make servers` installs it", str(report.longrepr)):
             lacking[found[1]] += 1
+        need_root += "can only be mounted by root" in str(report.longrepr)
+    said = []
     if lacking:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(lacking.items()))
-        terminalreporter.write_line(
+        said.append(
             f"{lacking.total()} tests were skipped for lack of programs: {names}. "
             "`make servers` installs them."
         )
+    if need_root:
+        said.append(f"{need_root} tests of full disks were skipped: they need root.")
+    if said:
+        terminalreporter.write_line(" ".join(said))
