@@ -167,7 +167,7 @@ def test_quiet_commands_say_nothing_and_verbose_ones_all(tmp_path):
 @pytest.mark.parametrize(
     ("files", "command"),
     [
-        (["a.jpg", "b.png"], "energon pack {root} {root}_packed"),
+        (["a.txt", "b.json"], "energon pack {root} {root}_packed"),
         (["a.csv", "b.csv"], "energon pack {root} {root}_packed"),
         (["a.tar"], "energon prepare {root}"),
         (["a.tar.gz"], "energon pack {root} {root}_packed"),

@@ -89,7 +89,7 @@ def test_buckets_prefixes_and_what_is_not_prepared_are_told_apart(s3, address, s
 @pytest.mark.parametrize(
     ("names", "address", "said"),
     [
-        (["1.jpg", "2.jpg"], "raw", "has files (.jpg) and no shards; `energon pack {raw} {raw}_p"),
+        (["1.txt", "2.txt"], "raw", "has files (.txt) and no shards; `energon pack {raw} {raw}_p"),
         (["a.csv", "b.csv"], "raw", "has tables (.csv); `energon pack {raw} {raw}_packed`"),
         (["a.tar.gz"], "raw", "has compressed archives; `energon pack {raw} {raw}_packed`"),
         (["t.csv"], "raw/t.csv", "is a table; `energon pack {raw}/t.csv {raw}/t_packed`"),
@@ -105,11 +105,9 @@ def test_of_what_lies_in_a_store_is_said_how_it_becomes_a_dataset(s3, names, add
 
 
 def test_nobody_is_told_to_write_beside_a_bucket():
-    write_bytes("memory://photos-in-here/1.jpg", b"x")
-    with pytest.raises(
-        DatasetNotFoundError, match=r"`energon pack memory://photos-in-here TARGET`"
-    ):
-        dataset_kind("memory://photos-in-here")
+    write_bytes("memory://texts-in-here/1.txt", b"x")
+    with pytest.raises(DatasetNotFoundError, match=r"`energon pack memory://texts-in-here TARGET`"):
+        dataset_kind("memory://texts-in-here")
 
 
 def test_web_servers_are_not_asked_for_what_they_cannot_list(tmp_path):

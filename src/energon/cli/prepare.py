@@ -113,8 +113,10 @@ def command(
             as_json=as_json,
         )
         return
+    media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
     kind = _kind(path)
-    if kind is not None and kind.prepares:
+    # Whoever asks for the media of a folder wants them noted for the datasets that name its files.
+    if kind is not None and kind.prepares and (media is None or not kind.has_files):
         refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
         num_samples = kind.prepare(os.fspath(path))
         if as_json:
@@ -124,7 +126,6 @@ def command(
         return
     if tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
-    media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
     from energon.prepare.dataset import prepare_dataset
     from energon.prepare.media.prepare import prepare_media
 

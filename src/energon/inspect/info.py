@@ -19,6 +19,8 @@ from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
 from energon.task_encoder.open_join import find_index, join_digest
 
+MAX_CLASSES = 10
+"""How many are shown."""
 BAR_LETTERS = 32
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -85,6 +87,10 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
     if about.get("columns"):
         columns = (f"{name} ({kind})" for name, kind in about["columns"].items())
         yield f"- columns: {', '.join(columns)}"
+    if about.get("classes"):
+        classes = [f"{number} {name}" for name, number in about["classes"].items()]
+        more = [f"… {len(classes)} in all"] if len(classes) > MAX_CLASSES else []
+        yield f"- classes: {', '.join([*classes[:MAX_CLASSES], *more])}"
     if about["missing_shards"]:
         yield f"- missing shards: {', '.join(about['missing_shards'])}"
     for reason in about.get("unreadable_shards", ()):

@@ -181,7 +181,9 @@ def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
     found = {}
     for leaf, parts in sums.items():
         samples, requests, read = np.sum(parts, axis=0).tolist()
-        found[leaf] = LeafReads(requests / samples, read / samples)
+        # Kinds that read sample by sample say nothing of requests: each is one.
+        if requests:
+            found[leaf] = LeafReads(requests / samples, read / samples)
     return found
 
 

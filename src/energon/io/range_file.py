@@ -197,6 +197,7 @@ class RemoteFile:
 
     Args:
         address: Where it is.
+        info: Size and version, if they are known; None asks the store.
 
     Raises:
         DatasetNotFoundError: If there is no such object.
@@ -205,11 +206,11 @@ class RemoteFile:
 
     is_remote: ClassVar[bool] = True
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, info: ObjectInfo | None = None) -> None:
         self.address = address
         self.path = redact(address)
         store, key = open_store(address)
-        self.object = RemoteObject(store, store.info(key))
+        self.object = RemoteObject(store, store.info(key) if info is None else info)
 
     @property
     def info(self) -> ObjectInfo:

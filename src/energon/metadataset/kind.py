@@ -35,6 +35,8 @@ class KindEntry(NamedTuple):
         holds: A folder is of this kind if one of these files is in it.
         below: A folder is of this kind if most files in it, at any depth, end so; and so is a
             pattern like `data/*.parquet`.
+        media: A folder is of this kind if it is of no other, and one of most files in it that
+            belong together by their names, at any depth, ends so.
     """
 
     name: str
@@ -46,7 +48,15 @@ class KindEntry(NamedTuple):
     upkeep: str = ""
     below: str = ""
     holds: tuple[str, ...] = ()
+    media: tuple[str, ...] = ()
 
+
+MEDIA = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm"),
+    *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac"),
+    *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg"),
+)
+"""Endings of files that a folder of media has."""
 
 KINDS = (
     KindEntry("metadataset", suffixes=(".yaml", ".yml")),
@@ -72,6 +82,7 @@ KINDS = (
     ),
     KindEntry("arrow", "energon.sources.arrow:KIND", holds=("state.json", "dataset_dict.json")),
     KindEntry("parquet", "energon.sources.parquet:KIND", suffixes=(".parquet",), below=".parquet"),
+    KindEntry("folder", "energon.sources.media_folder:KIND", media=MEDIA),
 )
 """The kinds that come with energon. The first that fits is taken."""
 
@@ -129,6 +140,10 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
                 return entry.name
             if entry.below and _are_most(path, entry.below):
                 return entry.name
+    for entries in _known():
+        for entry in entries:
+            if entry.media and _is_in_most(path, entry.media):
+                return entry.name
     raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
 
 
@@ -143,15 +158,34 @@ def _has_pair(path: str, endings: tuple[str, ...]) -> bool:
 
 def _are_most(folder: str, ending: str) -> bool:
     """Return whether most files below a folder, of those that are looked at, end so."""
+    names = _compared(folder)
+    return 2 * sum(name.endswith(ending) for name in names) > len(names)
+
+
+def _is_in_most(folder: str, endings: tuple[str, ...]) -> bool:
+    """Return whether most samples below a folder, by names up to the first dot, have such a file.
+
+    Example:
+        a/0.jpg, a/0.txt, b/1.jpg and classes.json are three, of which two have one.
+    """
+    samples: dict[str, bool] = {}
+    for name in _compared(folder):
+        base, _, file = name.rpartition("/")
+        key = f"{base}/{file.partition('.')[0]}"
+        samples[key] = samples.get(key, False) or name.lower().endswith(endings)
+    return 2 * sum(samples.values()) > len(samples)
+
+
+def _compared(folder: str) -> list[str]:
+    """Return the paths of files below a folder, of those that are looked at."""
     if is_remote(folder):
         store, key = open_store(folder)
         if not store.backend.can_list:
-            return False
+            return []
         names = [found.key for found in islice(store.backend.list(key), MAX_COMPARED)]
     else:
         names = list(islice(_files_below(folder), MAX_COMPARED))
-    named = [name for name in names if not name.rpartition("/")[2].startswith((".", "_", "README"))]
-    return 2 * sum(name.endswith(ending) for name in named) > len(named)
+    return [name for name in names if not name.rpartition("/")[2].startswith((".", "_", "README"))]
 
 
 def _names_in(folder: str) -> Sequence[str]:
@@ -277,15 +311,17 @@ def _target(path: str) -> str:
 
 
 def _files_below(path: str) -> Iterator[str]:
-    """Yield the names of files below a folder, without those that begin with a dot."""
+    """Yield the paths of files below a folder, without those that begin with a dot."""
     if is_remote(path):
         store, key = open_store(path)
         found = store.first(key, MAX_COMPARED)
-        yield from (name for each in found if not (name := address_name(each.key)).startswith("."))
+        yield from (each.key for each in found if not address_name(each.key).startswith("."))
         return
-    for _, folders, names in os.walk(path):
-        folders.sort()
-        yield from (name for name in sorted(names) if not name.startswith("."))
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (
+            os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")
+        )
 
 
 def _explain(path: str) -> str:

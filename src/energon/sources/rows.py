@@ -91,19 +91,22 @@ class RowOptions:
             parse_shares(self.split, origin=self.origin)
 
 
-def row_config(leaf: Leaf, *, has_folder: bool = True) -> DatasetConfig:
+def row_config(
+    leaf: Leaf, *, has_folder: bool = True, options: type[RowOptions] = RowOptions
+) -> DatasetConfig:
     """Return what happens to the rows that a leaf refers to.
 
     Args:
         leaf: What a document says.
         has_folder: Whether the dataset is a folder, which may describe itself.
+        options: What a document may say.
     """
-    options = RowOptions(**leaf.read, origin=leaf.origin)
-    if options.sample_type is not None:
+    said = options(**leaf.read, origin=leaf.origin)
+    if said.sample_type is not None:
         return DatasetConfig(
             crude=False,
-            sample_type=("energon", options.sample_type),
-            field_map=options.field_map,
+            sample_type=("energon", said.sample_type),
+            field_map=said.field_map,
             origin=leaf.path,
         )
     described = join_address(leaf.path, f"{META}/{leaf.dataset_config}")

@@ -1,0 +1,73 @@
+"""What is in the folders of a dataset of files, as it is noted in `.nv-meta/folder.listing`.
+
+A magic number, and then a line of JSON for each folder:
+
+    {"folder": "train/cat", "mtime_ns": 0, "folders": [], "files": [["0.jpg", 512, null], …]}
+
+A file has its name, size and, in a store, version. A local folder that has another time of
+change than this is read again; 0 stands for one that was changed just before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from energon.errors import FormatError
+from energon.formats.json_text import parse_json
+
+MAGIC = b"ENLIST01\n"
+LISTING = "folder.listing"
+
+
+class ListedFile(NamedTuple):
+    """A file of a folder."""
+
+    name: str
+    size: int
+    version: str | None = None
+
+
+class ListedFolder(NamedTuple):
+    """What is directly in a folder."""
+
+    mtime_ns: int
+    folders: tuple[str, ...]
+    files: tuple[ListedFile, ...]
+
+
+def dump_listing(folders: Mapping[str, ListedFolder]) -> bytes:
+    """Return the content of a listing, of folders by their paths."""
+    lines = (
+        json.dumps({"folder": path, **each._asdict()}).encode() for path, each in folders.items()
+    )
+    return MAGIC + b"\n".join(lines)
+
+
+def load_listing(data: bytes, *, origin: str) -> dict[str, ListedFolder]:
+    """Return the folders that a listing holds, by their paths.
+
+    Raises:
+        FormatError: If it is damaged, or of another version.
+    """
+    again = "delete it, and run `energon prepare` again"
+    if not data.startswith(MAGIC):
+        raise FormatError(f"{origin}: begins with {data[:9]!r}, expected {MAGIC!r}; {again}")
+    try:
+        return dict(_parsed(data[len(MAGIC) :].split(b"\n"), origin))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{origin}: is no listing of folders: {error!r}; {again}") from error
+
+
+def _parsed(lines: Iterable[bytes], origin: str) -> Iterable[tuple[str, ListedFolder]]:
+    for line in lines:
+        about = parse_json(line, origin=origin)
+        files = tuple(ListedFile(str(name), int(size), v) for name, size, v in about["files"])
+        names = [file.name for file in files]
+        if any("/" in name or name in ("", ".", "..") for name in (*names, *about["folders"])):
+            raise ValueError("it has paths where names belong")
+        yield (
+            str(about["folder"]),
+            ListedFolder(int(about["mtime_ns"]), tuple(about["folders"]), files),
+        )
