@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.servers.web import Answering, running, web_server
 
+CONVERTED = "refs%2Fconvert%2Fparquet"
 PAGE = 3
 """Files on a page of a listing."""
 
@@ -56,12 +57,13 @@ class _Handler(Answering):
         parts = urlsplit(self.path)
         name = self.server.repository
         token = self.server.token
+        revision = CONVERTED if CONVERTED in parts.path else "main"
         if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
             self.answer(401, b"")
-        elif parts.path.startswith(listed := f"/api/datasets/{name}/tree/main"):
+        elif parts.path.startswith(listed := f"/api/datasets/{name}/tree/{revision}"):
             folder = unquote(parts.path.removeprefix(listed)).strip("/")
             self._list(folder, int(parse_qs(parts.query).get("cursor", ["0"])[0]))
-        elif parts.path.startswith(found := f"/datasets/{name}/resolve/main/"):
+        elif parts.path.startswith(found := f"/datasets/{name}/resolve/{revision}/"):
             path = parts.path.removeprefix(found)
             self.answer(302, b"", {"Location": f"{self.server.files}/{path}?sig=signed"})
         else:

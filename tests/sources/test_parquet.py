@@ -29,8 +29,7 @@ from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.sources import parquet_files
-from energon.sources.parquet import ParquetGroups, ParquetSource
-from energon.sources.rows import RowOptions
+from energon.sources.parquet import ParquetGroups, ParquetOptions, ParquetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind
@@ -108,7 +107,7 @@ def test_columns_that_no_field_needs_are_never_read(folder):
     samples = list(dataset)
     assert isinstance(samples[0], TextSample)
     assert sorted(sample.text for sample in samples) == sorted(f"text {n}" for n in range(N))
-    source = ParquetSource(folder, options=RowOptions(columns=["text"]))
+    source = ParquetSource(folder, options=ParquetOptions(columns=["text"]))
     assert set(source.read(np.array([0]))[0]) >= {"text"}
     assert "n" not in source.read(np.array([0]))[0]
     with pytest.raises(FormatError, match=r"000\.parquet: row group 0 cannot be read"):
@@ -149,7 +148,9 @@ def test_files_of_hugging_face_datasets_are_unpacked_and_decoded(tmp_path):
         assert sample["image"].shape == sample["raw"].shape == (3, 8, 12)
         assert sample["several"] == [jpeg(number)] * 2
         assert sample["label_name"] == names[number % 2] == names[sample["label"]]
-    source = ParquetSource(tmp_path / "train.parquet", options=RowOptions(columns=["label_name"]))
+    source = ParquetSource(
+        tmp_path / "train.parquet", options=ParquetOptions(columns=["label_name"])
+    )
     assert source.read(np.array([1]))[0]["label_name"] == "dog"
     assert "label" not in source.read(np.array([1]))[0]
     assert source.class_names == {"label": names}
@@ -196,13 +197,13 @@ def test_names_of_files_say_the_split_or_a_ratio_does(tmp_path):
     assert sizes == {"train": 8, "val": 3, "valid": 3, "test": 2}
     with pytest.raises(ConfigError, match="no split 'dev2', only train, val, test, by the names"):
         ParquetSource(tmp_path, split_part="dev2")
-    options = RowOptions(split="10,3,0")
+    options = ParquetOptions(split="10,3,0")
     assert len(ParquetSource(tmp_path, split_part="val", options=options)) == 3
     one = tmp_path / "train-00000.parquet"
     with pytest.raises(ConfigError, match="no split 'val', only train; say which rows"):
         ParquetSource(one, split_part="val")
     parts = [
-        numbers(ParquetSource(one, split_part=name, options=RowOptions(split="50,25,25")))
+        numbers(ParquetSource(one, split_part=name, options=ParquetOptions(split="50,25,25")))
         for name in ("train", "val", "test")
     ]
     assert parts == [[0, 1, 2, 3], [4, 5], [6, 7]]
@@ -388,7 +389,7 @@ def test_mixed_schemas_are_refused_where_they_matter(folder):
     problem = r"003\.parquet: has string in column 'n', but .*000\.parquet has int64 there"
     with pytest.raises(FormatError, match=problem):
         ParquetSource(folder)
-    options = RowOptions(columns=["text"])
+    options = ParquetOptions(columns=["text"])
     assert len(ParquetSource(folder, options=options)) == N + 2
     pq.write_table(pa.table({"n": [1]}), folder / "003.parquet")
     with pytest.raises(FormatError, match=r"003\.parquet: has no column 'text'"):

@@ -90,6 +90,8 @@ def split_address(address: str) -> Address:
     rest, query = _cut_query(address[len(scheme) + 3 :], scheme)
     parts = rest.split("/")
     count = 1 if scheme != "hf" else 3 if parts[0] in ("datasets", "spaces") else 2
+    if scheme == "hf" and parts[count - 1 : count] and parts[count - 1].endswith("@refs"):
+        count += 2  # the hub's own revisions: refs/convert/parquet, refs/pr/1
     root, key = "/".join(parts[:count]), "/".join(parts[count:]).strip("/")
     if not root.strip("/"):
         raise ConfigError(f"{redact(address)}: no bucket or host after {scheme}://")

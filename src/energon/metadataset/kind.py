@@ -107,6 +107,9 @@ _READABLE = (
     ".jsonl file, token files (.idx, .bin) or .parquet files"
 )
 
+CONVERTED = "@refs/convert/parquet"
+"""The revision of a dataset in which the hub keeps Parquet copies of other files."""
+
 MAX_COMPARED = 10_000
 """Names in a folder by which it is told what it holds."""
 
@@ -294,6 +297,9 @@ def advice(path: str) -> str:
     suffixes = Counter(os.path.splitext(name)[1] for name in names)
     kinds = ", ".join(suffix for suffix, _ in suffixes.most_common(3) if suffix)
     tables = sum(name.endswith(TABLES) for name in names)
+    if path.startswith("hf://datasets/") and "@" not in path:
+        root = split_address(path).root
+        return f"has files ({kinds}); the hub may have Parquet copies of them: {root}{CONVERTED}"
     if tables and 2 * tables > len(names):
         return f"has tables ({kinds}); {pack} makes a sample of each row. {_READABLE}"
     if kinds:

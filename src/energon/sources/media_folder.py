@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -30,8 +31,7 @@ from energon.formats.folder_listing import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.formats.meta.split import find_split
-from energon.formats.meta.split_names import ratio_names, ratio_range, splits_by_name
+from energon.formats.meta.split import find_split, ratio_names, ratio_range, splits_by_name
 from energon.formats.tar.names import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.backends.base import ObjectInfo
@@ -432,12 +432,10 @@ class MediaFolderSource(ItemSource):
                     bounds = np.array([0]), np.array([size])
                     yield Extents(self._remote(name), np.array([place]), *bounds)
 
-    @property
+    @cached_property
     def _places(self) -> dict[str, int]:
-        if not hasattr(self, "_known_places"):
-            keys = (self.media.keys[n] for n in self.chosen.tolist())
-            self._known_places = {key: place for place, key in enumerate(keys)}
-        return self._known_places
+        keys = (self.media.keys[n] for n in self.chosen.tolist())
+        return {key: place for place, key in enumerate(keys)}
 
     def _first_file(self, number: int) -> str:
         return next(iter(self.media.parts[int(self.chosen[number])].values()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, FormatError
 from energon.extra import needs_extra
 from energon.formats.meta.split import (
+    SPLIT_WORDS,
     find_split,
     ratio_names,
     splits_by_name,
@@ -45,6 +48,18 @@ HELD_BYTES = 512 << 20
 """Decoded row groups that a source keeps: those of the slices that are open."""
 MAX_SLICES = 16
 OPEN_FILES = 64
+
+
+@dataclass(frozen=True)
+class ParquetOptions(RowOptions):
+    """What a document says under `read` of Parquet files.
+
+    Args:
+        config: Which of the configurations that the card of a dataset of Hugging Face lists;
+            None for its default, or the only one.
+    """
+
+    config: str | None = field(default=None, kw_only=True)
 
 
 class ParquetGroups:
@@ -249,13 +264,13 @@ class ParquetSource(RowSource):
         address: str | os.PathLike[str],
         *,
         split_part: str = "train",
-        options: RowOptions | None = None,
+        options: ParquetOptions | None = None,
         parts: Collection[str] | PartFilter | None = None,
         subsets: Sequence[Any] = (),
         exclude: Sequence[str] = (),
     ) -> None:
         path = any_path(address)
-        options = options or RowOptions(origin=str(path))
+        options = options or ParquetOptions(origin=str(path))
         files = ParquetFiles(os.fspath(address))
         chosen, by_ratio = _split_files(files, options, split_part)
         footers = {footer.name: footer for footer in files.footers()}
@@ -287,22 +302,64 @@ class ParquetSource(RowSource):
 
 
 def _split_files(
-    files: ParquetFiles, options: RowOptions, split_part: str
+    files: ParquetFiles, options: ParquetOptions, split_part: str
 ) -> tuple[list[str], bool]:
     """Return the files that a split is in, and whether a ratio says which of their rows."""
-    names = [found.key for found in files.found]
+    splits = _splits(files, options)
     if options.split is not None:
-        return names, True
-    splits = splits_by_name(names, by_file=True)
+        return [name for names in splits.values() for name in names], True
     if "" in splits:
-        return names, True
+        return splits[""], True
     found = find_split(split_part, splits)
     if found is None:
+        by = "its card" if files.card() else "the names of its files"
         raise ConfigError(
             f"{redact(files.address)}: there is no split {split_part!r}, only {', '.join(splits)}, "
-            "by the names of its files"
+            f"by {by}"
         )
     return splits[found], False
+
+
+def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]]:
+    """Return the files of each split; one without a name if nothing says which they are in.
+
+    Raises:
+        ConfigError: If the dataset has several configurations, and nobody says which.
+    """
+    configs = {config.name: config for config in files.card()}
+    names = [found.key for found in files.found]
+    wanted = options.config
+    if wanted is None and configs:
+        given = [config.name for config in configs.values() if config.is_default]
+        if not given and len(configs) > 1:
+            raise ConfigError(
+                f"{options.origin or redact(files.address)}: has the configurations "
+                f"{', '.join(configs)}; say which to read, as in `read: {{config: {min(configs)}}}`"
+            )
+        wanted = given[0] if given else min(configs)
+    if wanted is None:
+        return _splits_of(names)
+    if wanted not in configs:
+        raise ConfigError(
+            f"{options.origin}: read: {redact(files.address)} has no configuration {wanted!r}, "
+            f"only {', '.join(configs) or 'one without a name'}"
+        )
+    splits = {split: files.matching(patterns) for split, patterns in configs[wanted].splits.items()}
+    return _splits_of(splits[""]) if "" in splits else splits
+
+
+def _splits_of(names: list[str]) -> dict[str, list[str]]:
+    """Return the files of each split by their names, as in `train_sft-00000-of-00003.parquet`."""
+    named = [(_SHARD_NAME.fullmatch(name.rpartition("/")[2]), name) for name in names]
+    splits: dict[str, list[str]] = {}
+    for match, name in named:
+        splits.setdefault(match[1] if match else "", []).append(name)
+    is_known = "" in splits or all(split.lower() in SPLIT_WORDS for split in splits)
+    return splits_by_name(names, by_file=True) if is_known or len(splits) < 2 else splits
+
+
+_SHARD_NAME = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}(?:-[0-9a-f]{16})?\.parquet")
+"""What `datasets` calls the files of a split."""
 
 
 class ParquetKind(DatasetKind):
@@ -310,7 +367,7 @@ class ParquetKind(DatasetKind):
 
     name = "parquet"
     noun = "a set of Parquet files"
-    options = RowOptions.names()
+    options = ParquetOptions.names()
     prepares = True
 
     def prepare(self, address: str) -> int:
@@ -319,13 +376,14 @@ class ParquetKind(DatasetKind):
     def split_names(
         self, address: str, split_config: str | None = None, allow: Collection[str] = ()
     ) -> list[str]:
-        names = [found.key for found in ParquetFiles(address).found]
-        splits = list(splits_by_name(names, by_file=True))
+        splits = list(_splits(ParquetFiles(address), ParquetOptions()))
         return ratio_names(None, origin=address) if splits == [""] else splits
 
     def config(self, leaf: Leaf) -> DatasetConfig:
         return row_config(
-            leaf, has_folder=not (is_pattern(leaf.path) or leaf.path.endswith(SUFFIX))
+            leaf,
+            has_folder=not (is_pattern(leaf.path) or leaf.path.endswith(SUFFIX)),
+            options=ParquetOptions,
         )
 
     def open(
@@ -341,7 +399,7 @@ class ParquetKind(DatasetKind):
         return ParquetSource(
             leaf.path,
             split_part=leaf.split_part,
-            options=RowOptions(**leaf.read, origin=leaf.origin),
+            options=ParquetOptions(**leaf.read, origin=leaf.origin),
             parts=parts,
             subsets=leaf.subsets,
             exclude=exclude,
@@ -360,11 +418,15 @@ class ParquetKind(DatasetKind):
     ) -> dict[str, Any]:
         files = ParquetFiles(address)
         groups = ParquetGroups(files, files.footers())
+        rows = {footer.name: sum(footer.rows) for footer in groups.footers}
         splits = {}
-        for name in self.split_names(address):
-            chosen, _ = _split_files(files, RowOptions(), name)
-            rows = [sum(f.rows) for f in groups.footers if f.name in chosen]
-            splits[name] = {"samples": sum(rows), "shards": len(rows), "excluded": 0}
+        for prefix, config in self._configs(files):
+            for name, chosen in _splits(files, ParquetOptions(config=config)).items():
+                splits[f"{prefix}{name or 'train'}"] = {
+                    "samples": sum(rows[file] for file in chosen),
+                    "shards": len(chosen),
+                    "excluded": 0,
+                }
         return {
             "sample_type": "CrudeSample",
             "samples": groups.num_rows,
@@ -376,6 +438,14 @@ class ParquetKind(DatasetKind):
             "columns": {field.name: str(field.type) for field in groups.schema},
             "row_groups": len(groups.file),
         }
+
+    @staticmethod
+    def _configs(files: ParquetFiles) -> list[tuple[str, str | None]]:
+        """Return the configurations whose splits are shown, and what goes before their names."""
+        configs = files.card()
+        if len(configs) < 2 or any(config.is_default for config in configs):
+            return [("", None)]
+        return [(f"{config.name}/", config.name) for config in configs]
 
 
 KIND = ParquetKind()

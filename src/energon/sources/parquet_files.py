@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from glob import glob, has_magic
 
 from energon.errors import DatasetNotFoundError, FormatError
+from energon.formats.dataset_card import CARD, CardConfig, parse_card
 from energon.formats.meta.info import META
 from energon.formats.parquet import (
     FOOTERS,
@@ -24,10 +25,11 @@ from energon.formats.parquet import (
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
-from energon.io.files import file_info, list_files, read_bytes, write_bytes
+from energon.io.files import file_info, is_file, list_files, read_bytes, write_bytes
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.io.registry import open_store
+from energon.utf8 import decode_utf8
 
 log = logging.getLogger("energon")
 
@@ -78,6 +80,31 @@ class ParquetFiles:
         elif missing:
             noted |= {each.key: self.read_footer(each) for each in missing}
         return [noted[each.key] for each in self.found]
+
+    def card(self) -> list[CardConfig]:
+        """Return the configurations that the card of a dataset lists, if there is one.
+
+        Raises:
+            FormatError: If it makes no sense.
+        """
+        path = join_address(self.folder, CARD)
+        is_hub = self.address.startswith("hf://")
+        if is_pattern(self.address) or (is_remote(path) and not is_hub) or not is_file(path):
+            return []
+        return parse_card(decode_utf8(read_bytes(path), origin=redact(path)), origin=redact(path))
+
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """Return the names of files that match one of some patterns, or are in a folder of it."""
+        steps = [pattern.strip("/").split("/") for pattern in patterns]
+        names = [found.key for found in self.found]
+        return [
+            name
+            for name in names
+            if any(
+                _matches(name.split("/"), each) or _matches(name.split("/"), [*each, "**", "*"])
+                for each in steps
+            )
+        ]
 
     def prepare(self) -> list[ParquetFooter]:
         """Note the ends of all files beside them, or else in the cache of the user."""
