@@ -226,6 +226,26 @@ def test_the_lines_of_a_jsonl_file_are_samples(tmp_path):
     assert re.findall(r'href="/s/0/0/(\d+)"', page(client, "/s/0/0?key=1")) == ["1"]
 
 
+def test_rows_and_documents_are_samples(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    from energon.formats.tokens import token_index_bytes
+
+    rows = {"text": [f"row {n}" for n in range(70)], "n": list(range(70))}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "rows.parquet")
+    client = browse(tmp_path / "rows.parquet")
+    assert "row 69" in page(client, "/s/0/0?from=60")
+    assert "row 42" in page(client, "/s/0/0/42")
+    assert "Samples 60 to 69 of 70" in page(client, "/s/0/0?from=60")
+    tokens = np.arange(60, dtype=np.uint16)
+    tokens.tofile(tmp_path / "corpus.bin")
+    with (tmp_path / "corpus.idx").open("wb") as file:
+        file.writelines(token_index_bytes(tokens.dtype, [20] * 3))
+    shown = page(browse(tmp_path / "corpus.idx"), "/s/0/0/1")
+    assert "20, 21, 22" in shown
+
+
 def test_what_cannot_be_read_is_said_on_the_page(tmp_path):
     root = make_crude(tmp_path / "ds", [3, 3])
     (root / "001.tar").unlink()
