@@ -56,7 +56,9 @@ def test_a_filter_that_makes_no_sense_is_said(client):
 
 def test_statistics_are_plots_of_what_samples_are_like(client):
     text = client.get("/s/0/0/statistics").text
-    plots = dict(re.findall(r"<figcaption>(.*?)</figcaption>(.*?)</figure>", text, re.DOTALL))
+    plots = dict(
+        re.findall(r"<figcaption>(.*?)<span.*?</figcaption>(.*?)</figure>", text, re.DOTALL)
+    )
     titles = re.findall(r"<title>(.*?)</title>", plots["json.label"])
     assert sorted(titles) == ["&lt;odd&gt;: 20", "even: 20"]
     sizes = re.findall(r"<title>.*?: (\d+)</title>", plots["json.n"])

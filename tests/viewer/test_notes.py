@@ -55,8 +55,8 @@ def test_what_is_excluded_is_left_out_by_loaders_and_prepare(client, root, tmp_p
 
 def test_a_flag_is_a_note_that_excludes_nothing(client, root, tmp_path):
     say(client, "/s/0/0/1", "flag", "look again")
-    assert "flagged in" in client.get("/s/0/0/1").text
-    assert "noted: look again" in client.get("/s/0/0").text
+    assert "Flagged: look again" in client.get("/s/0/0/1").text
+    assert "flagged: look again" in client.get("/s/0/0").text
     assert len(left(root, tmp_path / "bad")) == 5
 
 
@@ -107,7 +107,7 @@ def test_forms_of_other_pages_are_refused(client, root, tmp_path):
 
 def test_without_a_folder_nothing_is_written(root, client):
     other = browse(root)
-    assert "note" not in other.get("/s/0/0/1").text
+    assert '/note"' not in other.get("/s/0/0/1").text
     assert other.post("/s/0/0/1/note", data={"what": "exclude"}).status_code == 403
 
 

@@ -36,7 +36,10 @@ def test_the_way_from_a_dataset_to_the_bytes_of_a_part(tmp_path):
     assert 'href="/s/0/0/4"' in gallery
     sample = page(client, "/s/0/0/4")
     assert "shards/001.tar" in sample
-    where = re.search(r"(\d+) B at byte ([\d,]+) · <a href=\"(/s/0/0/4/raw/1)\?save", sample)
+    where = re.search(
+        r"(\d+) B at byte ([\d,]+)</span>\s*<a class=\"button\" href=\"(/s/0/0/4/raw/1)\?save",
+        sample,
+    )
     content = client.get(where[3]).content
     assert content == b"caption 4"
     offset = int(where[2].replace(",", ""))
@@ -144,7 +147,7 @@ def test_every_kind_of_part_has_a_page(media, name):
         ("msg", '<span class="number">2.5</span>'),
         ("cbor", "<summary>2 keys</summary>"),
         ("zst", "000000  28 b5 2f fd"),
-        ("cls", "<pre>12</pre>"),
+        ("cls", '<pre class="text">12</pre>'),
     ],
 )
 def test_parts_are_shown_as_what_they_are(media, name, seen):
@@ -174,9 +177,9 @@ def test_a_conversation_is_shown_in_its_order(tmp_path):
     write_shard(tmp_path / "ds/0.tar", [("a", {"json": json.dumps(talk).encode()})])
     prepare_dataset(tmp_path / "ds", **ALL)
     shown = page(browse(tmp_path / "ds"), "/s/0/0/0")
-    turns = re.findall(r"<li><b>(\w+)</b><div>(.*?)</div>", shown, re.DOTALL)
+    turns = re.findall(r"<b>(\w+)</b>\s*<p>(.*?)</p>", shown, re.DOTALL)
     assert turns == [
-        ("user", "[image]\nWhat?"),
+        ("user", "[image]"),
         ("assistant", "A &lt;b&gt;cat&lt;/b&gt;"),
     ]
 

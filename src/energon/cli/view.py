@@ -10,7 +10,7 @@ import webbrowser
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,6 @@ from energon.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon.io.epath import AnyPath
-    from energon.viewer.batches import EncodedRun
     from energon.viewer.run import ShownRun
     from energon.viewer.shown import Shown
 
@@ -68,7 +67,12 @@ if TYPE_CHECKING:
 @click.option(
     "--task-encoder",
     metavar="MODULE:CLASS",
-    help="With --state: show batches as this task encoder makes them; it runs in this process.",
+    help="Show the batches of steps as this task encoder makes them; it runs in this process.",
+)
+@click.option(
+    "--tokenizer",
+    metavar="MODULE:FUNCTION",
+    help="Show tokens as the text that this function returns for a list of their numbers.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @partial(allow_option, expose_value=True)
@@ -82,6 +86,7 @@ def command(
     world_size: int | None,
     split_part: str,
     task_encoder: str | None,
+    tokenizer: str | None,
     open_browser: bool,
     allow: tuple[str, ...],
 ) -> None:
@@ -115,7 +120,8 @@ def command(
             allow=allow,
             notes=None if quarantine is None else Notes(quarantine),
             saved=saved,
-            encoded=_encoded_run(shown, saved, split_part, task_encoder, allow),
+            encoder=_encoder(task_encoder),
+            tokenizer=None if tokenizer is None else _load("--tokenizer", tokenizer),
         )
         with _listen(host, port) as listening:
             address = _address(host, listening.getsockname()[1], token)
@@ -133,34 +139,34 @@ def _saved_run(
     from energon.viewer.run import show_saved_run
 
     state = read_states(states)
-    saved = open_saved_run(shown.path, state, world_size=world_size, split_part=split_part)
+    saved = open_saved_run(
+        shown.path, state, world_size=world_size, split_part=split_part, may_pack=True
+    )
     names = [split.name for split in shown.splits]
-    return show_saved_run(shown.path, split_part, names.index(split_part), saved)
+    return show_saved_run(shown.path, split_part, names.index(split_part), saved, state)
 
 
-def _encoded_run(
-    shown: Shown,
-    saved: ShownRun | None,
-    split_part: str,
-    task_encoder: str | None,
-    allow: tuple[str, ...],
-) -> EncodedRun | None:
-    from energon.viewer.batches import EncodedRun
-
-    if task_encoder is None:
+def _encoder(given: str | None) -> type[Any] | None:
+    if given is None:
         return None
-    if saved is None:
-        raise click.UsageError("--task-encoder goes with --state, which knows the run")
-    module, _, name = task_encoder.partition(":")
+    encoder = _load("--task-encoder", given)
+    if not isinstance(encoder, type):
+        raise ConfigError(f"--task-encoder {given}: expected MODULE:CLASS")
+    return encoder
+
+
+def _load(option: str, given: str) -> Any:
+    """Return what `module:name` names, in a module that may lie in the working directory."""
+    module, _, name = given.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        encoder = getattr(import_module(module), name)
+        found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--task-encoder {task_encoder}: {error}") from error
-    if not isinstance(encoder, type):
-        raise ConfigError(f"--task-encoder {task_encoder}: expected MODULE:CLASS")
-    return EncodedRun(shown.path, split_part, saved, encoder, allow)
+        raise ConfigError(f"{option} {given}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{option} {given}: {name} cannot be called")
+    return found
 
 
 def _serve(app: object, listening: socket.socket) -> None:

@@ -239,6 +239,7 @@ def open_saved_run(
     world_size: int | None = None,
     split_part: str = "train",
     exclude_from: str | os.PathLike[str] | None = None,
+    may_pack: bool = False,
 ) -> SavedRun:
     """Return the run that a state was saved by: all that decides its order is in the state.
 
@@ -248,6 +249,8 @@ def open_saved_run(
         world_size: How many ranks it had, where the state does not say.
         split_part: Which split it reads.
         exclude_from: The quarantine files that it has left out samples of.
+        may_pack: Whether it may be a run that packs, the samples of whose steps nobody knows
+            before its batches are made.
 
     Raises:
         StateError: If the data are not those of the run, or steps cannot be told from rows.
@@ -255,7 +258,8 @@ def open_saved_run(
     """
     about, lanes = state["fingerprint"], state["lanes"]
     recipe = PlanRecipe.from_json(about)
-    if about.get("packing_buffer_size"):
+    packs = bool(about.get("packing_buffer_size"))
+    if packs and not may_pack:
         raise StateError(
             "the run packs samples, so how many each of its steps took cannot be told from the "
             "order; restore_sample of the loader makes a batch again by its __restore_key__"
@@ -273,7 +277,7 @@ def open_saved_run(
         turns.append(position.batches - rows // batch_size)
         shifts.append(rows - position.batches * batch_size)
     # Lanes that have not begun again have all of their batches behind them.
-    first_turn = max(turns, default=0) if recipe.eras else 0
+    first_turn = max(turns, default=0) if recipe.eras and not packs else 0
     done = sum(position.batches for position in positions.values())
     run = PlannedRun(
         recipe,
@@ -285,7 +289,7 @@ def open_saved_run(
         changes,
     )
     own = len(positions) * ranks // lanes
-    shifted = sum(max(0, shift + first_turn * batch_size) for shift in shifts)
+    shifted = 0 if packs else sum(max(0, shift + first_turn * batch_size) for shift in shifts)
     return SavedRun(run, done // max(1, own), shifted)
 
 

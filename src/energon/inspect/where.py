@@ -1,25 +1,29 @@
 """Conditions on samples, as people type them: which parts there are, how large, what JSON says.
 
-    has:jpg lacks:txt jpg.size>100kB json.width>=512 json.meta.language=en
+    has:jpg lacks:txt jpg.size>100kB jpg.width>=512 mp4.duration<10 json.meta.language=en
 
-A sample matches if it fulfils all of them. Only JSON parts that a condition names are read.
+A sample matches if it fulfils all of them; what has spaces is put into quotation marks. Parts of
+text can be compared as a whole: "cls.text=a cat". Only parts that a condition names are read, of
+media only their headers.
 """
 
 from __future__ import annotations
 
 import operator
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from energon.decode.documents import decode_json
-from energon.errors import ConfigError, EnergonError
+from energon.errors import ConfigError, DecodeError, EnergonError
+from energon.inspect.part_facts import FACTS, extension_of, part_facts, part_kind
 from energon.samples.crude import find_part
 from energon.sources.browse.tree import BrowsedFile
 
-_HAS = re.compile(r"(has|lacks):(\S+)")
-_COMPARISON = re.compile(r"([^\s<>=!.]+(?:\.[^\s<>=!.]+)+)(<=|>=|!=|<|>|=)(\S*)")
+_HAS = re.compile(r"(has|lacks):(.+)")
+_COMPARISON = re.compile(r"([^\s<>=!.]+(?:\.[^\s<>=!.]+)+)(<=|>=|!=|<|>|=)(.*)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -30,7 +34,12 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
 }
-_SYNTAX = "has:PART, lacks:PART, PART.size>100kB or PART.FIELD=VALUE with <, <=, >, >=, = or !="
+_SYNTAX = (
+    "has:PART, lacks:PART, PART.size>100kB, PART.width, height, ratio, duration or length, or "
+    "PART.FIELD=VALUE of JSON, with <, <=, >, >=, = or !="
+)
+
+MAX_COMPARED_BYTES = 4096
 
 Files = Mapping[str, BrowsedFile]
 
@@ -49,7 +58,11 @@ class Where:
     text: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_conditions", [_parse(term) for term in self.text.split()])
+        try:
+            terms = shlex.split(self.text)
+        except ValueError as error:
+            raise ConfigError(f"{self.text!r}: a quotation mark is not closed") from error
+        object.__setattr__(self, "_conditions", [_parse(term) for term in terms])
 
     def __call__(self, files: Files) -> bool:
         """Return whether a sample with these parts matches."""
@@ -85,8 +98,27 @@ def _fulfils(
             continue
         if size is not None and end == len(steps) - 1:
             return compare(files[name].size, size)
+        if part_kind(extension_of(name)) in FACTS:
+            return _compare_fact(name, files[name], steps[end:], compare, wanted)
         return _compare_field(files[name], steps[end:], compare, wanted)
     return False
+
+
+def _compare_fact(
+    name: str,
+    file: BrowsedFile,
+    path: list[str],
+    compare: Callable[[Any, Any], bool],
+    wanted: str,
+) -> bool:
+    try:
+        if path == ["text"]:
+            value: Any = file.read()[:MAX_COMPARED_BYTES].decode("utf-8", "replace").strip()
+        else:
+            value = part_facts(name, file).get(".".join(path))
+    except DecodeError:
+        return False  # what is damaged has no size
+    return value is not None and _compare(value, compare, wanted)
 
 
 def _size(text: str) -> float:

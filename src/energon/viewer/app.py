@@ -4,6 +4,7 @@
 |---|---|
 | `/` | splits and their datasets |
 | `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on, or those that `?key=PREFIX` finds |
+| `/s/SPLIT/LEAF?cards` | the same as a piece of a page, for scrolling |
 | `/s/SPLIT/LEAF/shards` | its shards |
 | `/s/SPLIT/LEAF/statistics` | plots of what its samples are like |
 | `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
@@ -17,15 +18,18 @@ Splits, datasets and parts are numbers here: their names may be anything.
 
 from __future__ import annotations
 
+import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.extra import needs_extra
+from energon.inspect.part_facts import PartKind, extension_of, part_kind
 from energon.inspect.planned_run import Sighting
 from energon.inspect.where import Where
 from energon.messages import escape_text
@@ -43,12 +47,13 @@ with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
     from starlette.staticfiles import StaticFiles
 
 from energon.viewer import images
-from energon.viewer.batches import EncodedRun, ShownField
+from energon.viewer.batches import EncodedRun, ShownBatch, ShownField
 from energon.viewer.guard import PART_POLICY, Guard
 from energon.viewer.notes import Notes, Said
-from energon.viewer.parts import extension_of, part_kind, snippet, view_part
+from energon.viewer.parts import Tokenizer, snippet, view_part
 from energon.viewer.plots import shares
-from energon.viewer.ranges import entity_tag, is_fresh, part_response
+from energon.viewer.ranges import SHOWN_TYPES, entity_tag, is_fresh, part_response
+from energon.viewer.reading_order import pictures_of
 from energon.viewer.run import MAX_SAMPLES, MAX_STEPS, RunSettings, ShownRun, plan_run
 from energon.viewer.statistics import statistics
 
@@ -57,6 +62,10 @@ PAGE_SAMPLES = 60
 PAGE_SHARDS = 500
 MAX_FORM_BYTES = 64 << 10
 MAX_PLANNED_RUNS = 8
+MAX_PAGE_SAMPLES = 240
+MAX_PAIRS = 64
+MAX_PAIRED_FIELDS = 6
+_LOCAL = re.compile(r"/(?![/\\])[\x21-\x7e]*\Z")
 MAX_COUNTED_LEAVES = 50
 """So many datasets are opened for the first page, to say how many samples they have."""
 
@@ -69,7 +78,8 @@ def make_app(
     allow: Collection[str] = (),
     notes: Notes | None = None,
     saved: ShownRun | None = None,
-    encoded: EncodedRun | None = None,
+    encoder: type[Any] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Guard:
     """Return the application that shows datasets, for any ASGI server.
 
@@ -80,9 +90,10 @@ def make_app(
         allow: What data may do, see `get_train_dataset`.
         notes: Where it is written what people say about samples; None lets them say nothing.
         saved: The run whose steps are shown; None asks for the settings of one.
-        encoded: The same run with its batches, as a task encoder makes them; None shows none.
+        encoder: Class of the task encoder that makes the batches of runs; None shows none.
+        tokenizer: Makes text of tokens; None shows numbers.
     """
-    pages = _Pages(shown, allow, notes, saved, encoded)
+    pages = _Pages(shown, allow, notes, saved, encoder, tokenizer)
     leaf = "/s/{split:int}/{leaf:int}"
     sample = f"{leaf}/{{ordinal:int}}"
     routes = [
@@ -114,13 +125,16 @@ class _Pages:
         allow: Collection[str],
         notes: Notes | None,
         saved: ShownRun | None,
-        encoded: EncodedRun | None,
+        encoder: type[Any] | None,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.shown = shown
         self.allow = allow
         self.notes = notes
         self.saved = saved
-        self.encoded = encoded
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+        self.encoded_run = lru_cache(MAX_PLANNED_RUNS)(self._encoded_run)
         self.plan_run = lru_cache(MAX_PLANNED_RUNS)(plan_run)
         # A page of somebody else does not know it, so it cannot send forms in the user's name.
         self.form = secrets.token_urlsafe(16)
@@ -147,6 +161,7 @@ class _Pages:
         leaf = self._leaf(request)
         key = request.query_params.get("key", "")
         where = request.query_params.get("where", "").strip()
+        only_cards = "cards" in request.query_params
         stop = None
         if key:
             found = leaf.search(key, PAGE_SAMPLES + 1)
@@ -154,16 +169,19 @@ class _Pages:
             more = len(found) > PAGE_SAMPLES
             start = 0
         else:
-            start = min(max(0, _number(request, "from")), max(0, len(leaf) - 1))
+            start = max(0, _number(request, "from"))
+            if not only_cards:
+                start = min(start, max(0, len(leaf) - 1))
             more = False
             if where:
                 samples, stop = leaf.matching(Where(where), start, PAGE_SAMPLES)
             else:
-                samples = leaf.page(start, PAGE_SAMPLES)
+                count = min(_number(request, "count", PAGE_SAMPLES), MAX_PAGE_SAMPLES)
+                samples = leaf.page(start, count if only_cards else PAGE_SAMPLES)
         return self._page(
-            "gallery.html",
+            "gallery_cards.html" if only_cards else "gallery.html",
             **self._place(request, leaf),
-            cards=[(sample, *_card(sample)) for sample in samples],
+            cards=[(sample, _card(sample)) for sample in samples],
             start=start,
             stop=start + len(samples) if stop is None else stop,
             where=where,
@@ -189,10 +207,11 @@ class _Pages:
 
     def statistics(self, request: Request) -> Response:
         leaf = self._leaf(request)
-        seen, plots = statistics(leaf)
+        place = self._place(request, leaf)
+        seen, plots = statistics(leaf, place["base"])
         return self._page(
             "statistics.html",
-            **self._place(request, leaf),
+            **place,
             seen=seen,
             plots=plots,
             total=len(leaf),
@@ -200,11 +219,22 @@ class _Pages:
 
     def sample(self, request: Request) -> Response:
         leaf, sample = self._sample(request)
+        pictures = pictures_of([part.name for part in sample.parts])
         return self._page(
             "sample.html",
             **self._place(request, leaf),
             sample=sample,
-            views=[view_part(part.name, part.file, self.allow) for part in sample.parts],
+            views=[
+                view_part(
+                    part.name,
+                    part.file,
+                    self.allow,
+                    pictures=pictures,
+                    tokenizer=self.tokenizer,
+                )
+                for part in sample.parts
+            ],
+            shown_types=SHOWN_TYPES,
             total=len(leaf),
             said=self._notes(leaf).get((sample.where.shard, sample.where.key)),
             may_note=self.notes is not None and not leaf.leaf.join,
@@ -233,38 +263,39 @@ class _Pages:
                 self.notes.forget(dataset, where)
             case _:
                 raise HTTPException(400, "what: expected exclude, flag or forget")
-        return RedirectResponse(request.url.path.removesuffix("/note"), status_code=303)
+        back = fields.get("back", "")
+        if not _LOCAL.match(back):  # a form leads nowhere but to pages of this server
+            back = request.url.path.removesuffix("/note")
+        return RedirectResponse(back, status_code=303)
 
     def _notes(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], Said]:
         return {} if self.notes is None or leaf.leaf.join else self.notes.of(leaf.leaf.path)
 
     def run(self, request: Request) -> Response:
-        first, steps = _number(request, "step"), _number(request, "steps", 1)
+        first, last = _number(request, "step"), _number(request, "last")
+        steps = _number(request, "steps", max(1, last - first + 1))
         steps = max(1, min(steps, MAX_STEPS))
-        names = [split.name for split in self.shown.splits]
-        split = "train" if "train" in names else (names or [""])[0]
-        fields = {"split": request.query_params.get("split", split)}
-        given = {name: _number(request, name, n) for name, n in vars(RunSettings()).items()}
+        params = request.query_params
         values: dict[str, Any] = {
             "first": first,
             "steps": steps,
             "saved": self.saved,
-            "encoder": self.encoded is not None,
-            "fields": {**fields, **given},
-            "link": lambda step: "?" + urlencode({**dict(request.query_params), "step": step}),
+            "encoder": self.encoder is not None,
+            "fields": self._run_fields(request),
+            "link": lambda step: "?" + urlencode(_at_step(params, step, step + steps - 1)),
+            "batch_link": lambda step, rank: _batch_link(params, step, rank),
+            "here": f"/run?{urlencode(params)}",
+            "position": (),
             "run": None,
             "found": [],
             "plot": "",
             "problem": "",
         }
         try:
-            if self.saved is None and fields["split"] not in names:
-                raise ConfigError(f"there is no split {fields['split']!r}, only {', '.join(names)}")
-            run = self.saved or self.plan_run(
-                self.shown.path, fields["split"], names.index(fields["split"]), RunSettings(**given)
-            )
+            run = self._run(request)
             values |= {
                 "run": run,
+                "position": run.position,
                 "found": [
                     (step, self._seen(run, seen)) for step, seen in run.samples(first, steps)
                 ],
@@ -274,38 +305,70 @@ class _Pages:
             values["problem"] = str(error)
         return self._page("run.html", **values)
 
+    def _run(self, request: Request) -> ShownRun:
+        """Return the saved run, or the one that a form describes."""
+        if self.saved is not None:
+            return self.saved
+        names = [split.name for split in self.shown.splits]
+        fields = self._run_fields(request)
+        split = str(fields.pop("split"))
+        if split not in names:
+            raise ConfigError(f"there is no split {split!r}, only {', '.join(names)}")
+        return self.plan_run(self.shown.path, split, names.index(split), RunSettings(**fields))
+
+    def _run_fields(self, request: Request) -> dict[str, Any]:
+        names = [split.name for split in self.shown.splits]
+        split = "train" if "train" in names else (names or [""])[0]
+        given = {name: _number(request, name, n) for name, n in vars(RunSettings()).items()}
+        return {"split": request.query_params.get("split", split), **given}
+
+    def _encoded_run(self, run: ShownRun) -> EncodedRun:
+        assert self.encoder is not None
+        split = self.shown.splits[run.split].name
+        return EncodedRun(self.shown.path, split, run, self.encoder, self.allow, self.tokenizer)
+
     def batch(self, request: Request) -> Response:
-        if self.encoded is None:
-            raise HTTPException(404, "start `energon view` with --state and --task-encoder")
+        if self.encoder is None:
+            raise HTTPException(404, "start `energon view` with --task-encoder")
         step, rank = _number(request, "step"), _number(request, "rank")
-        parts: Sequence[ShownField] = ()
+        shown = ShownBatch([], Markup())
+        pairs: list[dict[str, Any]] = []
         problem = ""
         try:
-            parts = self.encoded.batch(step, rank)
+            run = self._run(request)
+            shown = self.encoded_run(run).batch(step, rank)
+            ((_, seen),) = run.samples(step, 1)
+            before = self._seen(run, [each for each in seen if each[0].moment.rank == rank])
+            pairs = _pairs(before, shown.fields)
         except Exception as error:  # hooks are programs of the user
             problem = f"{type(error).__name__}: {error}"
+        params = request.query_params
         return self._page(
             "batch.html",
-            parts=parts,
+            parts=shown.fields,
+            packing=shown.packing,
+            pairs=pairs,
             problem=problem,
             step=step,
             rank=rank,
-            encoder=self.encoded.encoder.__qualname__,
+            link=lambda path, step, rank: _batch_link(params, step, rank, path),
+            encoder=self.encoder.__qualname__,
         )
 
     def _seen(
         self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]
-    ) -> list[tuple[Sighting, int, int, int | None, str]]:
+    ) -> list[tuple[Sighting, int, str, Card, Said | None, str]]:
         """Return samples of a step with what a gallery shows of them; not more than it can."""
-        return [
-            (
-                each,
-                leaf,
-                each.ordinal,
-                *_card(self.shown.leaf(run.split, leaf).sample(each.ordinal)),
-            )
-            for each, leaf in seen[:MAX_SAMPLES]
-        ]
+        cards = []
+        notes = {leaf: self._notes(self.shown.leaf(run.split, leaf)) for _, leaf in seen}
+        for each, number in seen[:MAX_SAMPLES]:
+            leaf = self.shown.leaf(run.split, number)
+            sample = leaf.sample(each.ordinal)
+            said = notes[number].get((sample.where.shard, sample.where.key))
+            form = "" if self.notes is None or leaf.leaf.join else self.form
+            at = f"/s/{run.split}/{number}/{each.ordinal}"
+            cards.append((each, number, at, _card(sample), said, form))
+        return cards
 
     def raw(self, request: Request) -> Response:
         _, sample = self._sample(request)
@@ -400,17 +463,84 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _card(sample: ShownSample) -> tuple[int | None, str]:
-    """Return which part of a sample to show a thumbnail of, and the beginning of its text."""
+class Card(NamedTuple):
+    """What a gallery shows of a sample."""
+
+    picture: str | None
+    """The end of the address of an image."""
+    badge: str
+    """What else there is that cannot be seen: sound, a video, how many images."""
+    text: str
+    """How its text begins."""
+    names: str
+    """Of its parts."""
+
+
+def _card(sample: ShownSample) -> Card:
+    """Return what a gallery shows of a sample."""
     kinds = [(part, part_kind(extension_of(part.name))) for part in sample.parts]
-    pictures = [part.number for part, kind in kinds if kind in ("image", "video")]
+    found = [(part.number, kind) for part, kind in kinds if kind in _PICTURES]
     texts = [part for part, kind in kinds if kind in ("text", "value")]
     plain = [part for part in texts if not part.name.lower().endswith((".gz", "mp", "msg", "cbor"))]
     try:
-        text = snippet(plain[0].file) if plain else ""
+        first = plain[0] if plain else None
+        is_json = first is not None and first.name.lower().endswith(("json", "jsn"))
+        text = snippet(first.file, is_json=is_json) if first else ""
     except EnergonError as error:
         text = str(error)
-    return (pictures[0] if pictures else None), text
+    count = Counter(kind for _, kind in found)
+    badges = [f"{count['image']} images"] if count["image"] > 1 else []
+    badges += [kind for kind in ("video", "audio") if count[kind]]
+    found.sort(key=lambda each: list(_PICTURES).index(each[1]))
+    picture = f"{_PICTURES[found[0][1]]}/{found[0][0]}" if found else None
+    return Card(picture, ", ".join(badges), text, ", ".join(part.name for part in sample.parts))
+
+
+_PICTURES: dict[PartKind, str] = {"image": "thumb", "video": "thumb", "audio": "wave"}
+"""What stands for a part in a gallery, best first."""
+
+
+def _pairs(
+    before: Sequence[tuple[Sighting, int, str, Card, Said | None, str]],
+    fields: Sequence[ShownField],
+) -> list[dict[str, Any]]:
+    """Return each sample of a batch beside what became of it; [] if it is not clear what did."""
+    per_sample = [
+        field
+        for field in fields
+        if not field.name.startswith("__")
+        and len(before) in (len(field.items), len(field.pictures))
+    ]
+    if not per_sample:
+        return []
+    return [
+        {
+            "key": seen.key,
+            "at": at,
+            "look": look,
+            "after": [
+                (
+                    field.name,
+                    field.pictures[n] if n < len(field.pictures) else "",
+                    field.items[n] if n < len(field.items) else "",
+                )
+                for field in per_sample[:MAX_PAIRED_FIELDS]
+            ],
+        }
+        for n, (seen, _, at, look, _, _) in enumerate(before[:MAX_PAIRS])
+    ]
+
+
+def _at_step(params: Mapping[str, str], step: int, last: int) -> dict[str, Any]:
+    kept = {name: value for name, value in params.items() if name not in ("last", "steps", "rank")}
+    return {**kept, "step": step, **({"last": last} if last > step else {})}
+
+
+def _batch_link(
+    params: Mapping[str, str], step: int, rank: int | None, path: str = "/run/batch"
+) -> str:
+    values = _at_step(params, step, step)
+    return f"{path}?{urlencode(values if rank is None else {**values, 'rank': rank})}"
 
 
 def _count(leaf: ShownLeaf) -> int | str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from itertools import islice
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -17,11 +18,14 @@ from energon.stages.lane import Lane, Present
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.getters import get_train_dataset
 from energon.viewer.images import picture
-from energon.viewer.parts import ShownArray, show_array, value_tree
+from energon.viewer.parts import ShownArray, Tokenizer, short_text, show_array, value_tree
+from energon.viewer.plots import packed
 from energon.viewer.run import ShownRun
 from energon.worker import WorkerConfig
 
-MAX_PICTURES = 32
+MAX_PICTURES = 64
+MAX_WALKED = 500
+"""So many batches are made to get to one that cannot be made by itself."""
 
 
 class ShownField(NamedTuple):
@@ -34,6 +38,16 @@ class ShownField(NamedTuple):
     """If the array can be images: `data:` addresses of the first."""
     html: Markup
     """Of all else."""
+    items: list[str]
+    """In short what each sample of the batch has in this field; [] if that is not clear."""
+
+
+class ShownBatch(NamedTuple):
+    """A batch, field by field."""
+
+    fields: list[ShownField]
+    packing: Markup
+    """Packed sequences as bars; "" if there are none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +60,7 @@ class EncodedRun:
         run: Its order.
         encoder: Class of the task encoder.
         allow: What data may do, see `get_train_dataset`.
+        tokenizer: Makes text of tokens.
     """
 
     path: str
@@ -53,33 +68,48 @@ class EncodedRun:
     run: ShownRun
     encoder: type[Any]
     allow: Collection[str] = ()
+    tokenizer: Tokenizer | None = None
     _lock: Lock = field(default_factory=Lock)
 
-    def batch(self, step: int, rank: int) -> list[ShownField]:
-        """Return the fields of the batch of a rank.
+    def batch(self, step: int, rank: int) -> ShownBatch:
+        """Return the batch of a rank.
 
         Raises:
-            ConfigError: If the run ends before, or batches take samples that nobody knows.
+            ConfigError: If the run ends before, or too many batches would have to be made first.
         """
         run = self.run.run
         if rank >= run.workers.world_size:
             raise ConfigError(f"there is no rank {rank}, only {run.workers.world_size} ranks")
         turn, number = divmod(step * run.workers.world_size + rank, run.lanes)
         turn -= run.first_turn
-        state = self._dataset.state_after(turn) if turn >= 0 else None
-        if state is None:
-            raise ConfigError(
-                "the batch cannot be made by itself: samples are packed or grouped, the data end, "
-                "or the mix or the lanes have changed; restore_sample of the loader makes it again"
-            )
-        lane = Lane(
-            number, run.lanes, seed=run.recipe.seed, present=Present(batch=turn + run.first_turn)
-        )
         with self._lock:  # hooks draw from generators of the process
-            batch = next(self._dataset.open_lane(lane, state), None)
+            batch = self._make(number, turn)
         if batch is None:
             raise ConfigError(f"there is no step {step}: the run ends before")
-        return [_show(name, value) for name, value in _fields(batch)]
+        named = list(_fields(batch))
+        shown = [_show(name, value, self.tokenizer) for name, value in named]
+        return ShownBatch(shown, draw_packing(batch))
+
+    def _make(self, number: int, turn: int) -> Any:
+        """Return a batch of a lane; where batches depend on those before, these are made, too."""
+        run = self.run.run
+        start = turn
+        state = self._dataset.state_after(turn) if turn >= 0 else None
+        if state is None:
+            start, state = self.run.lane_states.get(number, (run.first_turn, None))
+            start -= run.first_turn
+            if turn < start:
+                start, state = 0, None
+            if turn < 0 or turn - start > MAX_WALKED:
+                raise ConfigError(
+                    "how many samples a batch takes depends on the batches before, and up to "
+                    f"{MAX_WALKED} are made again: show steps near the beginning of the run, or "
+                    "soon after the one before which its state was saved"
+                )
+        present = Present(batch=start + run.first_turn)
+        lane = Lane(number, run.lanes, seed=run.recipe.seed, present=present)
+        batches = self._dataset.open_lane(lane, state)
+        return next(islice(batches, turn - start, None), None)
 
     @cached_property
     def _dataset(self) -> SavableDataset:
@@ -96,6 +126,7 @@ class EncodedRun:
             split_part=self.split_part,
             worker_config=workers,
             batch_size=run.batch_size,
+            packing_buffer_size=self.run.packing_buffer_size,
             task_encoder=self.encoder(),
             allow=self.allow,
         )
@@ -113,11 +144,76 @@ def _fields(batch: Any) -> Iterator[tuple[str, Any]]:
         yield type(batch).__name__, batch
 
 
-def _show(name: str, value: Any) -> ShownField:
+def _show(name: str, value: Any, tokenizer: Tokenizer | None) -> ShownField:
     array = _as_array(value)
     if array is None:
-        return ShownField(name, None, [], value_tree(value))
-    return ShownField(name, show_array(name, array), list(_pictures(array)), Markup())
+        items = value if isinstance(value, list | tuple) else []
+        return ShownField(name, None, [], value_tree(value), [short_text(each) for each in items])
+    items = [short_text(_as_array(each)) for each in array] if array.ndim else []
+    shown = show_array(name, array, tokenizer)
+    return ShownField(name, shown, list(_pictures(array)), Markup(), items)
+
+
+def draw_packing(value: Any) -> Markup:
+    """Return the packed sequences in a batch as bars; nothing if it has none.
+
+    What `pack_sequences` returns says how much is padding. Of other batches that have
+    `cu_seqlens` and tokens, padding is what lies behind the last sequence, or a last sequence of
+    one value only.
+    """
+    rows: list[list[int]] = []
+    pads: list[int] = []
+    for each in _packs(value, 0):
+        lengths, pad = each
+        rows.append(lengths)
+        pads.append(pad)
+    return packed(rows[:MAX_PICTURES], pads[:MAX_PICTURES]) if rows else Markup()
+
+
+def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
+    if (
+        level > 4
+        or isinstance(value, str | bytes)
+        or not (is_dataclass(value) or isinstance(value, Mapping | Sequence))
+    ):
+        return
+    named = dict(_fields(value))
+    starts = next((v for n, v in named.items() if "cu_seqlens" in n.lower()), None)
+    if starts is None:
+        for each in named.values():
+            yield from _packs(each, level + 1)
+        return
+    tokens = next(
+        (v for n, v in named.items() if n.lower() in ("tokens", "input_ids", "values", "text")),
+        None,
+    )
+    count = named.get("num_values")
+    edges_of_all = _as_array(starts)
+    several = edges_of_all is None or edges_of_all.ndim == 2
+    for number, each in enumerate(starts if several else [starts]):
+        edges = np.asarray(_as_array(each))
+        lengths = [int(n) for n in np.diff(edges) if n > 0]
+        own = tokens[number] if several and tokens is not None else tokens
+        values = None if own is None else np.asarray(_as_array(own)).reshape(-1)
+        yield _without_padding(lengths, values, count if isinstance(count, int) else None)
+
+
+def _without_padding(
+    lengths: list[int], values: NDArray[Any] | None, count: int | None
+) -> tuple[list[int], int]:
+    """Return the lengths of sequences that are no padding, and how long padding is."""
+    total = sum(lengths)
+    if count is not None and count < total:
+        return lengths[:-1], total - count
+    if values is None:
+        return lengths, 0
+    if len(values) > total:
+        return lengths, len(values) - total
+    if lengths and lengths[-1] > 1 and len(values) == total:
+        last = values[-lengths[-1] :]
+        if (last == last[0]).all():
+            return lengths[:-1], lengths[-1]
+    return lengths, 0
 
 
 def _as_array(value: Any) -> NDArray[Any] | None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from energon.decode.av_parts import EXTENSIONS as AV_EXTENSIONS
-from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+from energon.decode.documents import decode_json
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
-from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from energon.inspect.part_facts import PartKind, extension_of, part_kind
 from energon.messages import escape_text
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map
+from energon.viewer.reading_order import Turn, reading_order
+
+Tokenizer = Callable[[list[int]], str]
+"""Makes text of tokens."""
 
 MAX_TEXT_BYTES = 64 << 10
 MAX_DECODED_BYTES = 64 << 20
@@ -28,42 +31,8 @@ MAX_ITEMS = 200
 MAX_ARRAYS = 16
 MAX_EXIF_TAGS = 50
 SHOWN_NUMBERS = 64
+MAX_TOKENS = 2048
 HEX_BYTES = 256
-
-AUDIO = frozenset({"mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"})
-TEXT = frozenset(
-    {
-        *("txt", "text", "transcript", "md", "csv", "tsv", "srt", "vtt", "yaml", "yml", "toml"),
-        *("html", "htm", "xhtml", "xml", "svg", "py", "js", "css", "tex", "log", "caption"),
-        *("cls", "cls2", "index", "inx", "id", "count"),
-    }
-)
-VALUES = frozenset({"json", "jsn", "mp", "msg", "cbor"})
-ARRAYS = frozenset({"npy", "npz", "ten", "tb"})
-
-PartKind = Literal["image", "audio", "video", "text", "value", "arrays", "bytes"]
-
-
-def part_kind(extension: str) -> PartKind:
-    """Return how a part is shown."""
-    if extension in IMAGE_EXTENSIONS:
-        return "image"
-    if extension in AV_EXTENSIONS:
-        return "audio" if extension in AUDIO else "video"
-    if extension in TEXT:
-        return "text"
-    if extension in VALUES:
-        return "value"
-    return "arrays" if extension in ARRAYS else "bytes"
-
-
-def extension_of(name: str, file: BrowsedFile | None = None) -> str:
-    """Return the extension of a part; where that says nothing, what its first bytes say."""
-    extension = name.lower().removesuffix(".gz").rpartition(".")[2]
-    if part_kind(extension) == "bytes" and file is not None and file.size:
-        head = file.find().pread(file.offset, min(file.size, SIGNATURE_BYTES))
-        return guess_extension(head) or extension
-    return extension
 
 
 @dataclass
@@ -76,6 +45,8 @@ class ShownArray:
     facts: str
     first: str
     picture: str | None
+    tokens: list[tuple[str, int]]
+    """If there is a tokenizer and these can be tokens: text and number of each."""
 
 
 @dataclass
@@ -89,7 +60,7 @@ class PartView:
         text: Of a text.
         is_cut: Whether there is more of the text.
         html: Of a value, made safe.
-        turns: Of a conversation: who, and what.
+        turns: Of a conversation or a document: what is read in which order.
         arrays: Of arrays.
         problem: Why it cannot be shown.
     """
@@ -100,13 +71,28 @@ class PartView:
     text: str = ""
     is_cut: bool = False
     html: Markup = field(default_factory=Markup)
-    turns: list[tuple[str, str]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     arrays: list[ShownArray] = field(default_factory=list)
     problem: str = ""
 
 
-def view_part(name: str, file: BrowsedFile, allow: Collection[str] = ()) -> PartView:
-    """Return how a part is shown. What is wrong with it becomes part of that."""
+def view_part(
+    name: str,
+    file: BrowsedFile,
+    allow: Collection[str] = (),
+    *,
+    pictures: Mapping[str, int] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> PartView:
+    """Return how a part is shown. What is wrong with it becomes part of that.
+
+    Args:
+        name: Of the part.
+        file: Where it lies.
+        allow: What data may do, see `get_train_dataset`.
+        pictures: The images of the sample, see `reading_order`.
+        tokenizer: Makes text of tokens.
+    """
     view = PartView("bytes", "")
     try:
         view.extension = extension_of(name, file)
@@ -123,14 +109,25 @@ def view_part(name: str, file: BrowsedFile, allow: Collection[str] = ()) -> Part
         elif view.kind == "bytes":
             view.text, view.is_cut = hex_dump(_head(file, HEX_BYTES)), file.size > HEX_BYTES
         else:
-            _show_value(view, _decoded(name, file, allow))
+            _show_value(view, _decoded(name, file, allow), pictures or {}, tokenizer)
     except (EnergonError, ValueError, OSError) as error:
         view.problem = str(error)
     return view
 
 
-def snippet(file: BrowsedFile, length: int = 160) -> str:
-    """Return the beginning of a text, for a gallery."""
+def snippet(file: BrowsedFile, *, is_json: bool = False, length: int = 160) -> str:
+    """Return the beginning of a text, for a gallery; of JSON, what is said first in it."""
+    if is_json and file.size <= MAX_TEXT_BYTES:
+        try:
+            value = decode_json(file.read())
+        except (EnergonError, ValueError):
+            value = None
+        if turns := reading_order(value, {}):
+            pieces = (each for turn in turns for each in turn.pieces if isinstance(each, str))
+            return next(pieces, "")[:length]
+        if isinstance(value, Mapping):
+            single = ((n, v) for n, v in value.items() if isinstance(v, str | int | float))
+            return ", ".join(f"{name}: {each}" for name, each in single)[:length]
     return _head(file, 4 * length).decode("utf-8", "replace")[:length]
 
 
@@ -154,55 +151,24 @@ def value_tree(value: Any) -> Markup:
     return Markup("").join(_tree(value, 0, [MAX_VALUES]))
 
 
-def conversation(value: Any) -> list[tuple[str, str]]:
-    """Return the turns of a conversation, as chat data have them; [] if it is none.
-
-    Example:
-        >>> conversation({"messages": [{"role": "user", "content": "Hi"}]})
-        [('user', 'Hi')]
-    """
-    if isinstance(value, Mapping):
-        found = (value.get(name) for name in ("messages", "conversations", "conversation"))
-        value = next((each for each in found if isinstance(each, list)), None)
-    if not isinstance(value, list) or not value:
-        return []
-    turns = []
-    for turn in value[:MAX_ITEMS]:
-        who = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
-        if not isinstance(who, str):
-            return []
-        content = turn.get("content", turn.get("value"))
-        pieces = content if isinstance(content, list) else [content]
-        turns.append((who, "\n".join(map(_piece, pieces[:MAX_ITEMS]))))
-    return turns
-
-
-def _piece(piece: Any) -> str:
-    if isinstance(piece, str):
-        return piece
-    if isinstance(piece, Mapping) and isinstance(piece.get("text"), str):
-        return str(piece["text"])
-    if isinstance(piece, Mapping) and isinstance(piece.get("type"), str):
-        rest = {name: value for name, value in piece.items() if name != "type"}
-        return f"[{piece['type']} {_short(rest)}]" if rest else f"[{piece['type']}]"
-    return _short(piece)
-
-
 def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
     if file.size > MAX_DECODED_BYTES:
         raise ValueError(f"{file.size} bytes are more than what a page shows; download the part")
     return SampleDecoder(image_decode="rgb8", allow=allow).decode(name, file.read())
 
 
-def _show_value(view: PartView, value: Any) -> None:
+def _show_value(
+    view: PartView, value: Any, pictures: Mapping[str, int], tokenizer: Tokenizer | None
+) -> None:
     arrays = list(_arrays(value)) if view.kind == "arrays" else []
     if arrays:
-        view.arrays = [show_array(*each) for each in arrays[:MAX_ARRAYS]]
+        view.arrays = [show_array(*each, tokenizer) for each in arrays[:MAX_ARRAYS]]
         view.is_cut = len(arrays) > MAX_ARRAYS
     elif isinstance(value, str | int) and view.kind == "text":
         view.text = str(value)[:MAX_TEXT_BYTES]
     else:
-        view.kind, view.turns, view.html = "value", conversation(value), value_tree(value)
+        view.kind, view.turns = "value", reading_order(value, pictures)
+        view.html = value_tree(value)
 
 
 def _arrays(value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -216,7 +182,7 @@ def _arrays(value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
             yield name, each
 
 
-def show_array(name: str, array: NDArray[Any]) -> ShownArray:
+def show_array(name: str, array: NDArray[Any], tokenizer: Tokenizer | None = None) -> ShownArray:
     """Return an array in short."""
     facts = ""
     if array.size and array.dtype.kind in "biuf":
@@ -229,7 +195,19 @@ def show_array(name: str, array: NDArray[Any]) -> ShownArray:
     numbers = array.reshape(-1)[:SHOWN_NUMBERS].tolist()
     more = ", …" if array.size > SHOWN_NUMBERS else ""
     first = ", ".join(f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers) + more
-    return ShownArray(name, array.shape, str(array.dtype), facts, first, heat_map(array))
+    tokens = _tokens(array, tokenizer) if tokenizer is not None else []
+    return ShownArray(name, array.shape, str(array.dtype), facts, first, heat_map(array), tokens)
+
+
+def _tokens(array: NDArray[Any], tokenizer: Tokenizer) -> list[tuple[str, int]]:
+    """Return the tokens of a list of whole numbers, or of the first of several: text and number."""
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.size:
+        return []
+    numbers = (array if array.ndim == 1 else array[0])[:MAX_TOKENS].tolist()
+    try:
+        return [(str(tokenizer([number])), number) for number in numbers]
+    except Exception as error:  # a function of the user, and numbers that may be none of its tokens
+        return [(f"the tokenizer raised {type(error).__name__}: {error}", 0)]
 
 
 def _tree(value: Any, level: int, left: list[int]) -> Iterator[Markup]:
@@ -271,6 +249,18 @@ def _short(value: Any, length: int = 200) -> str:
     else:
         text = repr(value)
     return text if len(text) <= length else f"{text[:length]}…"
+
+
+def short_text(value: Any) -> str:
+    """Return what a value is, in a few words.
+
+    Example:
+        >>> short_text(np.zeros((2, 3))), short_text("a cat")
+        ('2 x 3 float64', 'a cat')
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
+        return f"{' x '.join(map(str, value.shape))} {value.dtype}"
+    return _short(value.item() if hasattr(value, "item") else value)
 
 
 def _safe(text: str) -> Markup:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from energon.errors import ConfigError
 from energon.inspect.plan_report import describe_run
 from energon.inspect.planned_run import PlannedRun, SavedRun, Sighting, list_step, open_run
+from energon.inspect.saved_state import describe_position
+from energon.loader.state import read_positions
 from energon.metadataset.resolve import resolve
+from energon.stages.base import State
 from energon.task_encoder.leaves import open_leaves
 from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
@@ -29,12 +32,14 @@ class RunSettings:
         world_size: Ranks.
         num_workers: Workers of each rank.
         seed: `WorkerConfig(seed_offset=…)`.
+        packing_buffer_size: As `get_train_dataset` takes it; 0 if the run packs nothing.
     """
 
     batch_size: int = 8
     world_size: int = 1
     num_workers: int = 0
     seed: int = 0
+    packing_buffer_size: int = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -46,7 +51,7 @@ class RunSettings:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShownRun:
     """A run, planned or saved.
 
@@ -56,6 +61,9 @@ class ShownRun:
         order: For each of its datasets, the number in the split.
         step: Before which it was saved; None if there is no state.
         shifted: How many samples hooks have skipped by then.
+        packing_buffer_size: Of a run that packs; None if it does not.
+        lane_states: Of a saved run, by lane, how many batches it had given, and its state.
+        position: Where in each dataset the run was when it was saved, in words.
     """
 
     run: PlannedRun
@@ -63,6 +71,9 @@ class ShownRun:
     order: Sequence[int]
     step: int | None = None
     shifted: int = 0
+    packing_buffer_size: int | None = None
+    lane_states: Mapping[int, tuple[int, State | None]] = field(default_factory=dict)
+    position: Sequence[str] = ()
 
     def samples(self, first: int, count: int) -> list[tuple[int, list[tuple[Sighting, int]]]]:
         """Return steps, each with its samples and the numbers of their datasets in the split.
@@ -72,9 +83,13 @@ class ShownRun:
         """
         numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
         return [
-            (step, [(each, numbers[each.leaf]) for each in list_step(self.run, step)])
+            (step, [(each, numbers[each.leaf]) for each in self._step(step)])
             for step in range(first, first + count)
         ]
+
+    def _step(self, step: int) -> list[Sighting]:
+        """Return the samples of a step; of a run that packs, none: only its batches tell."""
+        return [] if self.packing_buffer_size else list_step(self.run, step)
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -97,14 +112,29 @@ def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> S
         num_workers=settings.num_workers,
         seed_offset=settings.seed,
     )
-    batches = TrainSettings(batch_size=settings.batch_size)
+    packing = settings.packing_buffer_size or None
+    batches = TrainSettings(batch_size=settings.batch_size, packing_buffer_size=packing)
     run = open_run(path, batches, workers, split_part=split_part)
-    return ShownRun(run, split, range(len(run.leaves)))
+    return ShownRun(run, split, range(len(run.leaves)), packing_buffer_size=packing)
 
 
-def show_saved_run(path: str, split_part: str, split: int, saved: SavedRun) -> ShownRun:
-    """Return a run that was saved."""
+def show_saved_run(
+    path: str, split_part: str, split: int, saved: SavedRun, state: State | None = None
+) -> ShownRun:
+    """Return a run that was saved; with its state, also batches that depend on those before."""
     leaves = open_leaves(resolve(path, split_part=split_part, training=True).leaves, None)
     numbers = {leaf.plan_leaf.uid: number for number, leaf in enumerate(leaves)}
     order = [numbers[name] for name in saved.run.names]
-    return ShownRun(saved.run, split, order, saved.step, saved.shifted)
+    if state is None:
+        return ShownRun(saved.run, split, order, saved.step, saved.shifted)
+    positions = read_positions(state, map(int, state["positions"]))
+    return ShownRun(
+        saved.run,
+        split,
+        order,
+        saved.step,
+        saved.shifted,
+        state["fingerprint"].get("packing_buffer_size"),
+        {lane: (each.batches, each.saved_state()) for lane, each in positions.items()},
+        list(describe_position(state)),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,7 +12,9 @@ from energon.errors import ConfigError
 from energon.inspect.leaves import find_leaves
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact
-from energon.metadataset.leaf import Leaf
+from energon.metadataset.leaf import BlendMode, Leaf, LeafList
+from energon.plan.curve import Curve
+from energon.plan.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, ShardOrdinals
 from energon.sources.kinds import Location, Source, kind_named
 from energon.sources.shards import ShardPool
@@ -137,12 +139,88 @@ class ShownLeaf:
         return {}
 
 
+class MixRow(NamedTuple):
+    """A line of the tree of a metadataset."""
+
+    level: int
+    name: str
+    leaf: int | None
+    """The number of a dataset; None for a blend in a blend."""
+    weight: str
+    share: str
+    """At the beginning; "" if it depends on sizes."""
+
+
 @dataclass(frozen=True)
 class ShownSplit:
-    """A split, with its datasets."""
+    """A split, with its datasets.
+
+    Args:
+        name: Of the split.
+        leaves: Its datasets.
+        mix: How they are mixed.
+    """
 
     name: str
     leaves: list[ShownLeaf]
+    mix: LeafList
+
+    @property
+    def mixed(self) -> str:
+        """How its datasets are mixed, in words; "" if there is nothing to mix."""
+        if self.mix.blend_mode is BlendMode.DATASET_WEIGHT:
+            return "blend by weights"
+        return "by repetitions" if self.mix.blend_mode is BlendMode.SAMPLE_REPETITIONS else ""
+
+    @property
+    def rows(self) -> list[MixRow]:
+        """The tree of its blends and datasets, from the top down."""
+        if self.mix.mix is None or self.mix.blend_mode is not BlendMode.DATASET_WEIGHT:
+            return [self._row(number, 0) for number in range(len(self.leaves))]
+        return list(self._rows(self.mix.mix, 0))
+
+    def _rows(self, mix: Mix, level: int) -> Iterator[MixRow]:
+        for entry in mix.entries:
+            weight = "by size" if entry.weight is None else _curve(entry.weight)
+            if entry.max_epochs is not None:
+                weight += f", {entry.max_epochs:g} epochs at most"
+            if isinstance(entry.node, Mix):
+                yield MixRow(level, "blend", None, weight, "")
+                yield from self._rows(entry.node, level + 1)
+                continue
+            line = self.mix.sources[entry.node]
+            if len(line) == 1:
+                yield self._row(line[0], level, weight)
+                continue
+            yield MixRow(level, f"{len(line)} datasets end to end", None, weight, "")
+            yield from (self._row(leaf, level + 1) for leaf in line)
+
+    def _row(self, number: int, level: int, weight: str = "") -> MixRow:
+        leaf = self.leaves[number].leaf
+        share = ""
+        if self.mix.blend_mode is BlendMode.DATASET_WEIGHT and leaf.weight is not None:
+            share = f"{100 * leaf.weight:.3g} %"
+        if leaf.repetitions != 1 or self.mix.blend_mode is BlendMode.SAMPLE_REPETITIONS:
+            weight = weight or f"{leaf.repetitions:g} times"
+        return MixRow(level, self.leaves[number].name, number, weight, share)
+
+
+def _curve(curve: Curve) -> str:
+    """Return a weight over a run in words.
+
+    Example:
+        >>> from energon.plan.curve import Point
+        >>> _curve(Curve((Point(0, 0), Point(1000, 1), Point(2000, 3, ramp=True)), "samples"))
+        '0; 1 from sample 1,000; evenly to 3 at sample 2,000'
+    """
+    unit = {"samples": "sample", "batches": "batch", "rows": "row"}[curve.unit]
+    words = [f"{curve.points[0].value:g}"]
+    for point in curve.points[1:]:
+        at = f"{unit} {point.position:,}"
+        words.append(
+            f"evenly to {point.value:g} at {at}" if point.ramp else f"{point.value:g} from {at}"
+        )
+    return "; ".join(words)
 
 
 class Shown:
@@ -166,7 +244,7 @@ class Shown:
         self.kind = found.kind
         self.problems = [f"split {name!r}: {line}" for name, line in found.problems]
         self.splits = [
-            ShownSplit(name, [ShownLeaf(leaf, pool, allow) for leaf in mix.leaves])
+            ShownSplit(name, [ShownLeaf(leaf, pool, allow) for leaf in mix.leaves], mix)
             for name, mix in found.mixes.items()
         ]
         if not self.splits and not self.problems:

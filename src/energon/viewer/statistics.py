@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import numpy as np
 from markupsafe import Markup
 
 from energon.decode.documents import decode_json
 from energon.errors import EnergonError
-from energon.viewer.parts import extension_of, part_kind
-from energon.viewer.plots import bars
+from energon.inspect.part_facts import part_facts
+from energon.viewer.plots import Bar, histogram, ranking, short_number, ticks
 from energon.viewer.shown import ShownLeaf
 
 SEEN_SAMPLES = 500
@@ -21,71 +23,134 @@ BARS = 24
 TOP_VALUES = 12
 MAX_FIELDS = 40
 MAX_JSON_BYTES = 1 << 20
+_WORDS = {
+    "size": "bytes",
+    "width": "width in pixels",
+    "height": "height in pixels",
+    "ratio": "width to height",
+    "duration": "seconds",
+    "fps": "frames per second",
+    "rate": "sampling rate",
+    "text": "label",
+}
+_PARTS = "parts of a sample"
 
 
-def statistics(leaf: ShownLeaf) -> tuple[int, list[tuple[str, Markup]]]:
-    """Return how many samples of a dataset were looked at, and plots of what they are like."""
+class Plotted(NamedTuple):
+    """A plot of something that samples have."""
+
+    name: str
+    facts: str
+    """The range and the middle of numbers; how many different values there are, of others."""
+    plot: Markup
+
+
+class _Field(NamedTuple):
+    """What is plotted: its title, and the word of a condition for it, "" if there is none."""
+
+    title: str
+    condition: str
+
+
+def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
+    """Return how many samples of a dataset were looked at, and plots of what they are like.
+
+    Bars lead to the samples that they stand for, in the gallery at the address `base`.
+    """
     count = min(SEEN_SAMPLES, len(leaf))
     numbers = np.linspace(0, len(leaf) - 1, count).astype(int).tolist()
-    found: defaultdict[str, list[Any]] = defaultdict(list)
+    found: defaultdict[_Field, list[Any]] = defaultdict(list)
     for number in dict.fromkeys(numbers):
         for name, value in _values(leaf, number):
             if name in found or len(found) < MAX_FIELDS:
                 found[name].append(value)
-    return count, [(name, _plot(name, values)) for name, values in sorted(found.items())]
+    fields = sorted(found.items(), key=lambda each: (each[0].title != _PARTS, each[0].title))
+    return count, [_plot(field, values, base) for field, values in fields]
 
 
-def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[str, Any]]:
+def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[_Field, Any]]:
     try:
         parts = leaf.sample(number).parts
     except EnergonError:
         return
-    yield "parts of a sample", " ".join(sorted(part.label for part in parts))
+    yield _Field(_PARTS, ""), " ".join(sorted(part.label for part in parts))
     for part in parts:
-        yield f"{part.label}: bytes", part.file.size
-        kind = part_kind(extension_of(part.name))
+        yield _Field(f"{part.label}: bytes", f"{part.name}.size"), part.file.size
         try:
-            if kind == "image":
-                width, height = _image_size(part.file.open())
-                yield f"{part.label}: width in pixels", width
-                yield f"{part.label}: height in pixels", height
-                yield f"{part.label}: width to height", width / max(1, height)
-            elif part.name.lower() in ("cls", "cls2"):
-                yield f"{part.label}: class", part.file.read()[:100].decode("utf-8", "replace")
+            if part.name.lower() in ("cls", "cls2"):
+                text = part.file.read()[:100].decode("utf-8", "replace").strip()
+                yield _Field(f"{part.label}: label", f"{part.name}.text"), text
             elif part.name.lower().endswith(("json", "jsn")) and part.file.size <= MAX_JSON_BYTES:
-                yield from _fields(part.label, decode_json(part.file.read()))
+                yield from _fields(part.label, part.name, decode_json(part.file.read()))
+            else:
+                for name, value in part_facts(part.name, part.file).items():
+                    word = _WORDS.get(name, name)
+                    if name == "length":
+                        word = "entries" if part.name.lower().endswith("npy") else "characters"
+                    yield _Field(f"{part.label}: {word}", f"{part.name}.{name}"), value
         except (EnergonError, ValueError):
-            yield f"{part.label}: damaged", "damaged"
+            yield _Field(f"{part.label}: damaged", ""), "damaged"
 
 
-def _fields(label: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _fields(label: str, part: str, value: Any) -> Iterator[tuple[_Field, Any]]:
     if isinstance(value, dict):
         for name, each in list(value.items())[:MAX_FIELDS]:
+            field = _Field(f"{label}.{name[:100]}", f"{part}.{name}" if len(name) < 100 else "")
             if isinstance(each, bool | int | float):
-                yield f"{label}.{name[:100]}", each
+                yield field, each
             elif isinstance(each, str):
-                yield f"{label}.{name[:100]}", each[:100]
+                yield field, each[:100]
 
 
-def _image_size(stream: Any) -> tuple[int, int]:
-    from PIL import Image
-
-    with stream:
-        try:
-            with Image.open(stream) as image:
-                return image.size
-        except Exception as error:  # Pillow raises whatever the data make it
-            raise ValueError("no image") from error
-
-
-def _plot(name: str, values: list[Any]) -> Markup:
+def _plot(field: _Field, values: list[Any], base: str) -> Plotted:
     """Return a histogram of numbers, or how often the most frequent of other values come."""
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) == len(values) and len(set(numbers)) > TOP_VALUES:
         finite = np.array(numbers, np.float64)
         finite = finite[np.isfinite(finite)]
         counts, edges = np.histogram(finite, BARS)
-        labels = [f"{low:.6g} to {high:.6g}" for low, high in pairwise(edges.tolist())]
-        return bars(counts.tolist(), labels, title=name)
-    top = Counter(str(value) for value in values).most_common(TOP_VALUES)
-    return bars([count for _, count in top], [text for text, _ in top], title=name)
+        steps = list(pairwise(edges.tolist()))
+        bars = [
+            Bar(
+                f"{short_number(low)} to {short_number(high)}",
+                count,
+                _link(base, field, low, high, n == BARS - 1),
+            )
+            for n, (count, (low, high)) in enumerate(zip(counts.tolist(), steps, strict=True))
+        ]
+        marks = ticks(float(edges[0]), float(edges[-1]))
+        facts = f"{marks[0]} to {marks[-1]}, median {short_number(float(np.median(finite)))}"
+        return Plotted(field.title, facts, histogram(bars, marks, title=field.title))
+    counted = Counter(values)
+    top = counted.most_common(TOP_VALUES)
+    if len(numbers) == len(values):
+        top.sort()
+    bars = [Bar(_said(value), count, _equals(base, field, value)) for value, count in top]
+    facts = f"{len(counted):,} different" if len(counted) > 1 else ""
+    return Plotted(field.title, facts, ranking(bars, title=field.title))
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return short_number(value) if isinstance(value, int | float) else str(value)
+
+
+def _link(base: str, field: _Field, low: float, high: float, is_last: bool) -> str:
+    if not field.condition:
+        return ""
+    sign = "<=" if is_last else "<"
+    return _where(base, f"{field.condition}>={low!r}", f"{field.condition}{sign}{high!r}")
+
+
+def _equals(base: str, field: _Field, value: Any) -> str:
+    if field.title == _PARTS:
+        return _where(base, *(f"has:{name}" for name in str(value).split()))
+    if not field.condition:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return _where(base, f"{field.condition}={text}")
+
+
+def _where(base: str, *terms: str) -> str:
+    return f"{base}?{urlencode({'where': ' '.join(map(shlex.quote, terms))})}"

@@ -1,0 +1,123 @@
+"""What is known of a part without decoding it: its kind, its size in pixels, how long it is."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from energon.decode.av_parts import EXTENSIONS as AV_EXTENSIONS
+from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+from energon.errors import DecodeError
+from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from energon.sources.browse.tree import BrowsedFile
+
+MAX_MEASURED_TEXT = 4 << 20
+
+AUDIO = frozenset({"mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"})
+TEXT = frozenset(
+    {
+        *("txt", "text", "transcript", "md", "csv", "tsv", "srt", "vtt", "yaml", "yml", "toml"),
+        *("html", "htm", "xhtml", "xml", "svg", "py", "js", "css", "tex", "log", "caption"),
+        *("cls", "cls2", "index", "inx", "id", "count"),
+    }
+)
+VALUES = frozenset({"json", "jsn", "mp", "msg", "cbor"})
+ARRAYS = frozenset({"npy", "npz", "ten", "tb"})
+
+PartKind = Literal["image", "audio", "video", "text", "value", "arrays", "bytes"]
+
+FACTS: dict[PartKind, tuple[str, ...]] = {
+    "image": ("width", "height", "ratio"),
+    "video": ("duration", "width", "height", "fps"),
+    "audio": ("duration", "rate"),
+    "text": ("length",),
+    "arrays": ("length",),
+}
+"""What can be asked of each kind of part: pixels, seconds, characters, entries."""
+
+
+def part_kind(extension: str) -> PartKind:
+    """Return how a part is shown."""
+    if extension in IMAGE_EXTENSIONS:
+        return "image"
+    if extension in AV_EXTENSIONS:
+        return "audio" if extension in AUDIO else "video"
+    if extension in TEXT:
+        return "text"
+    if extension in VALUES:
+        return "value"
+    return "arrays" if extension in ARRAYS else "bytes"
+
+
+def extension_of(name: str, file: BrowsedFile | None = None) -> str:
+    """Return the extension of a part; where that says nothing, what its first bytes say."""
+    extension = name.lower().removesuffix(".gz").rpartition(".")[2]
+    if part_kind(extension) == "bytes" and file is not None and file.size:
+        head = file.find().pread(file.offset, min(file.size, SIGNATURE_BYTES))
+        return guess_extension(head) or extension
+    return extension
+
+
+def part_facts(name: str, file: BrowsedFile) -> dict[str, float]:
+    """Return numbers about a part by their names in `FACTS`; {} if its kind has none.
+
+    Reads headers of media and arrays, and whole texts.
+
+    Raises:
+        DecodeError: If the part is damaged.
+        MissingExtraError: If it is audio or video, and PyAV is not installed.
+    """
+    kind = part_kind(extension_of(name))
+    if name.lower().endswith(".gz"):
+        return {}
+    if kind == "image":
+        width, height = _image_size(file)
+        return {"width": width, "height": height, "ratio": round(width / max(1, height), 4)}
+    if kind in ("audio", "video"):
+        return _av_facts(file)
+    if kind == "text" and file.size <= MAX_MEASURED_TEXT:
+        return {"length": len(file.read().decode("utf-8", "replace"))}
+    if name.lower().endswith("npy"):
+        return _array_facts(file)
+    return {}
+
+
+def _image_size(file: BrowsedFile) -> tuple[int, int]:
+    from PIL import Image
+
+    with file.open() as stream:
+        try:
+            with Image.open(stream) as image:
+                return image.size
+        except Exception as error:  # Pillow raises whatever the data make it
+            raise DecodeError(f"no image that can be read: {error}".partition(" <")[0]) from error
+
+
+def _av_facts(file: BrowsedFile) -> dict[str, float]:
+    from energon.decode.av import AVDecoder
+
+    with file.open() as stream:
+        found = AVDecoder(stream, suppress_warnings=True).get_metadata(get_video_frame_count=False)
+    known: dict[str, Any] = {
+        "duration": found.video_duration or found.audio_duration,
+        "width": found.video_width,
+        "height": found.video_height,
+        "fps": found.video_fps,
+        "rate": found.audio_sample_rate,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _array_facts(file: BrowsedFile) -> dict[str, float]:
+    with file.open() as stream:
+        try:
+            version = np.lib.format.read_magic(stream)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, _, _ = read(stream)
+        except (ValueError, KeyError, OSError, EOFError) as error:
+            raise DecodeError(f"no array that can be read: {error}") from error
+    return {"length": shape[0]} if shape else {}

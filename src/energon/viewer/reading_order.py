@@ -1,0 +1,124 @@
+"""Conversations and interleaved documents, laid out in the order of reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from energon.inspect.part_facts import extension_of, part_kind
+
+MAX_PIECES = 200
+PLACEHOLDERS = ("<image>", "<|image|>", "<img>")
+
+Pictures = Mapping[str, int]
+"""The numbers of the images of a sample, by the names of their parts."""
+
+
+class Turn(NamedTuple):
+    """What somebody says, or a stretch of a document."""
+
+    who: str
+    """"" in a document."""
+    number: int
+    """0 for whoever speaks first, 1 for everybody else."""
+    pieces: list[str | int]
+    """Texts, and the numbers of parts that are images."""
+
+
+def pictures_of(names: Sequence[str]) -> dict[str, int]:
+    """Return which parts of a sample are images, by name."""
+    return {
+        name: number
+        for number, name in enumerate(names)
+        if part_kind(extension_of(name)) == "image"
+    }
+
+
+def reading_order(value: Any, pictures: Pictures) -> list[Turn]:
+    """Return the turns of a conversation, or a document as one turn; [] if it is neither.
+
+    Example:
+        >>> reading_order({"messages": [{"role": "user", "content": "Hi"}]}, {})
+        [Turn(who='user', number=0, pieces=['Hi'])]
+        >>> reading_order({"sequence": ["See:", "a.jpg"]}, {"a.jpg": 3})
+        [Turn(who='', number=0, pieces=['See:', 3])]
+    """
+    return _conversation(value, pictures) or _document(value, pictures)
+
+
+def _conversation(value: Any, pictures: Pictures) -> list[Turn]:
+    if isinstance(value, Mapping):
+        found = (value.get(name) for name in ("messages", "conversations", "conversation"))
+        value = next((each for each in found if isinstance(each, list)), None)
+    if not isinstance(value, list) or not value:
+        return []
+    left = iter(pictures.values())
+    turns: list[Turn] = []
+    for turn in value[:MAX_PIECES]:
+        who = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
+        if not isinstance(who, str):
+            return []
+        content = turn.get("content", turn.get("value"))
+        pieces = content if isinstance(content, list) else [content]
+        laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, pictures, left)]
+        first = turns[0].who if turns else who
+        turns.append(Turn(who, int(who != first), laid))
+    return turns
+
+
+def _pieces(piece: Any, pictures: Pictures, left: Iterator[int]) -> Iterator[str | int]:
+    """Yield a piece of a turn; images that are not named come in the order of their parts."""
+    if isinstance(piece, str):
+        yield from _with_pictures(piece, left)
+    elif isinstance(piece, Mapping) and isinstance(piece.get("text"), str):
+        yield from _with_pictures(piece["text"], left)
+    elif isinstance(piece, Mapping) and str(piece.get("type", "")).startswith("image"):
+        named = (_named(str(each), pictures) for each in piece.values())
+        number = next((each for each in named if each is not None), None)
+        yield next(left, "[image]") if number is None else number
+    elif isinstance(piece, Mapping) and isinstance(piece.get("type"), str):
+        yield f"[{piece['type']}]"
+    elif piece is not None:
+        yield str(piece)[:MAX_PIECES]
+
+
+def _with_pictures(text: str, left: Iterator[int]) -> Iterator[str | int]:
+    for mark in PLACEHOLDERS:
+        if mark in text:
+            for number, stretch in enumerate(text.split(mark)):
+                if number:
+                    yield next(left, mark)
+                if stretch.strip():
+                    yield stretch.strip()
+            return
+    yield text
+
+
+def _document(value: Any, pictures: Pictures) -> list[Turn]:
+    """Return a document in which images stand for themselves between texts."""
+    pieces: Sequence[Any] = ()
+    if isinstance(value, Mapping):
+        images, texts = value.get("images"), value.get("texts")
+        if isinstance(value.get("sequence"), list):
+            pieces = value["sequence"]
+        elif isinstance(images, list) and isinstance(texts, list):
+            # Where one list has an entry, the other has none; or they take turns.
+            pieces = [each for pair in zip_longest(images, texts) for each in pair]
+    elif isinstance(value, list):
+        pieces = value
+    if not pieces or not all(each is None or isinstance(each, str) for each in pieces):
+        return []
+    laid: list[str | int] = []
+    for piece in pieces[:MAX_PIECES]:
+        if piece is not None:
+            number = _named(piece, pictures)
+            laid.append(piece if number is None else number)
+    return [Turn("", 0, laid)] if any(isinstance(each, int) for each in laid) else []
+
+
+def _named(text: str, pictures: Pictures) -> int | None:
+    """Return the image that a text names: by its part, or by the file that it was."""
+    if text in pictures:
+        return pictures[text]
+    return next((n for name, n in pictures.items() if text.endswith(f".{name}")), None)

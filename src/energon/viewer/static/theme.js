@@ -1,0 +1,5 @@
+"use strict";
+// Runs before the page is painted, so that it does not flash in the other colors.
+const root = document.documentElement;
+const kept = localStorage.getItem("energon-theme");
+if (kept) root.dataset.theme = kept;
