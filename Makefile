@@ -46,10 +46,11 @@ layers: $(STAMP)
 doctests: $(STAMP)  ## run the examples in docstrings; those of README and docs are tests
 	$(BIN)/python -m pytest --doctest-modules src/energon
 
-servers: $(STAMP)  ## install what tests talk to: Ceph, Azurite and libfuse
+servers: $(STAMP)  ## install what tests talk to: Ceph, Azurite, libfuse and Chromium
 	.ci/fuse
 	.ci/ceph
 	.ci/azurite
+	.ci/chromium
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("energon needs Python 3.11 or newer; name one: make PYTHON=python3.12")'

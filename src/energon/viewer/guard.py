@@ -29,6 +29,7 @@ PAGE_POLICY = "; ".join(
         "media-src 'self'",
         "style-src 'self'",
         "script-src 'self'",
+        "connect-src 'self'",
         "form-action 'self'",
         "frame-ancestors 'none'",
         "base-uri 'none'",

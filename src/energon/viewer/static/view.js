@@ -75,6 +75,10 @@ class Gallery {
     }
     addEventListener("scroll", () => this.look(), { passive: true });
     addEventListener("resize", () => this.look());
+    // At the top there is nothing left to scroll, but somebody may want to.
+    addEventListener("wheel", (event) => this.look(event.deltaY < 0), { passive: true });
+    addEventListener("touchmove", () => this.look(scrollY <= 0), { passive: true });
+    addEventListener("keydown", (event) => this.look(/^(ArrowUp|PageUp|Home)$/.test(event.key)));
     this.look();
   }
 
@@ -94,12 +98,12 @@ class Gallery {
     return holder.content;
   }
 
-  async look() {
+  async look(wantsUp = false) {
     if (this.busy) return;
     this.busy = true;
     const box = this.list.getBoundingClientRect();
     if (box.bottom < 2 * innerHeight && this.stop < this.total) await this.grow();
-    else if (box.top > -innerHeight && scrollY > 0 && this.start > 0) await this.growUp();
+    else if (box.top > -innerHeight && (scrollY > 0 || wantsUp) && this.start > 0) await this.growUp();
     this.busy = false;
     this.say();
   }
@@ -148,7 +152,7 @@ class Gallery {
     this.list.replaceChildren(cards);
     this.start = first;
     this.stop = first + this.list.children.length;
-    scrollTo(0, 0);
+    scrollTo(0, this.list.getBoundingClientRect().top + scrollY - 60);
     this.say();
   }
 

@@ -1,0 +1,372 @@
+"""The pages of `energon view` in Chromium, as people use them.
+
+`SCREENSHOTS=1 pytest tests/viewer/test_browser.py` draws the images of the documentation anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from energon import DefaultTaskEncoder, SampleDecoder, stateless
+from energon.packing import pack_sequences
+from energon.prepare.dataset import prepare_dataset
+from energon.viewer.app import make_app
+from energon.viewer.notes import Notes
+from energon.viewer.shown import Shown
+from tests.datasets import make_crude, write_shard
+from tests.servers.chromium import chromium, served
+from tests.viewer.showcase import make_showcase
+
+IMAGES = Path(__file__).parents[2] / "docs/images"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:uvicorn")
+
+
+class Crops(DefaultTaskEncoder):
+    """Cuts a random square out of each image, and packs texts by their letters."""
+
+    decoder = SampleDecoder(image_decode="rgb8")
+
+    @stateless
+    def encode_sample(self, sample):
+        image = sample.get("jpg")
+        if image is None:
+            image = np.zeros((240, 240, 3), np.uint8)
+        y, x = (np.random.randint(0, size - 160 + 1) for size in image.shape[:2])
+        crop = image[y : y + 160, x : x + 160]
+        return {**sample, "crop": crop[:, ::-1] if np.random.random() < 0.5 else crop}
+
+    def batch(self, samples):
+        texts = [np.frombuffer(s.get("txt", "none").encode(), np.uint8) for s in samples]
+        halves = (texts[: len(texts) // 2], texts[len(texts) // 2 :])
+        return {
+            "images": np.stack([sample["crop"] for sample in samples]),
+            "captions": [sample.get("txt", "") for sample in samples],
+            "packed": [pack_sequences(half, pad_to=320) for half in halves],
+        }
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    return make_showcase(tmp_path_factory.mktemp("showcase"))
+
+
+@pytest.fixture(scope="module")
+def quarantine(tmp_path_factory):
+    return tmp_path_factory.mktemp("bad")
+
+
+@pytest.fixture(scope="module")
+def address(blend, quarantine):
+    shown = Shown(os.path.relpath(blend))
+    with served(make_app(shown, notes=Notes(quarantine), encoder=Crops)) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser, address):
+    """A page that has no errors, and loads nothing from anywhere else."""
+    context = browser.new_context(base_url=address, viewport={"width": 1180, "height": 800})
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: said.type == "error" and problems.append(said.text))
+    page.on(
+        "request",
+        lambda asked: (
+            asked.url.startswith((address, "data:")) or problems.append(f"asked for {asked.url}")
+        ),
+    )
+    yield page
+    context.close()
+    assert problems == []
+
+
+def shoot(page, name):
+    """Draw an image of the documentation, if that is asked for."""
+    if not os.environ.get("SCREENSHOTS"):
+        return
+    page.wait_for_load_state("networkidle")
+    data = page.screenshot(animations="disabled")
+    colors = Image.open(io.BytesIO(data)).convert("RGB")
+    small = colors.resize((colors.width * 3 // 4, colors.height * 3 // 4), Image.Resampling.LANCZOS)
+    IMAGES.mkdir(exist_ok=True)
+    small.quantize(128).save(IMAGES / f"{name}.png", optimize=True)
+
+
+def loaded(page, selector):
+    """Return whether all images that can be seen have been drawn."""
+    return page.wait_for_function(
+        "selector => [...document.querySelectorAll(selector)]"
+        ".every(image => image.complete && image.naturalWidth > 0)",
+        arg=selector,
+    )
+
+
+def test_people_find_their_way_by_links_and_by_keys(page):
+    page.goto("/")
+    rows = page.locator("section").first.locator("tbody tr")
+    assert rows.count() == 2
+    assert "90 %" in rows.first.inner_text()
+    assert "evenly to 0.5 at sample 4,000" in rows.first.inner_text()
+    shoot(page, "view_metadataset")
+    page.get_by_role("link", name="views").first.click()
+    page.get_by_role("link", name="view_0007").click()
+    assert page.locator("h1").inner_text().strip() == "view_0007"
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**/s/0/0/8")
+    page.keyboard.press("h")
+    page.wait_for_url("**/s/0/0/7")
+    page.keyboard.press("z")
+    assert "full" in page.locator(".zoom").first.get_attribute("class")
+    page.keyboard.press("u")
+    page.wait_for_url("**/s/0/0?from=0")
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("t")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+
+
+def test_the_gallery_shows_thumbnails(page):
+    page.goto("/s/0/0")
+    assert page.locator(".card").count() >= 60
+    loaded(page, ".card:nth-child(-n+12) img")
+    shoot(page, "view_gallery")
+    page.goto("/s/0/1")
+    loaded(page, ".card img")
+
+
+def test_a_gallery_of_any_length_can_be_scrolled(page, browser, tmp_path):
+    make_crude(tmp_path / "ds", [1500, 1500])
+    with served(make_app(Shown(tmp_path / "ds"))) as address:
+        other = browser.new_page(viewport={"width": 1000, "height": 700})
+        other.goto(f"{address}/s/0/0")
+        numbers = (
+            "[...document.querySelectorAll('.card a')].map(a => Number(a.href.split('/').pop()))"
+        )
+
+        def scroll_to(wanted, by):
+            for _ in range(200):
+                other.mouse.wheel(0, by)
+                other.wait_for_timeout(20)
+                found = other.evaluate(numbers)
+                assert found == [*range(found[0], found[-1] + 1)]
+                assert len(found) <= 430
+                if found[0] <= wanted <= found[-1]:
+                    return found
+            raise AssertionError(f"{wanted} did not come, only {found[0]} to {found[-1]}")
+
+        other.mouse.move(400, 400)
+        assert scroll_to(700, 2500)[0] > 0  # what is far above was dropped
+        # The slider leads anywhere at once; scrolling goes on from there, up and down.
+        other.evaluate("scrub.value = 2000; scrub.dispatchEvent(new Event('change'))")
+        other.wait_for_function(f"() => ({numbers})[0] === 2000")
+        scroll_to(1900, -600)
+        scroll_to(2999, 2500)
+        assert "from=" in other.url
+        assert "of 3,000" in other.locator("#range").inner_text()
+        other.close()
+
+
+def test_samples_are_found_by_key_by_number_and_by_condition(page):
+    page.goto("/s/0/0")
+    page.keyboard.press("/")
+    page.keyboard.type("view_003")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**key=view_003")
+    assert page.locator(".card").count() == 10
+    page.keyboard.press("u")
+    page.wait_for_url("**/s/0/0")
+    page.keyboard.press("g")
+    page.keyboard.type("200")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**from=200*")
+    assert "view_0200" in page.locator(".card").first.inner_text()
+    page.keyboard.press("w")
+    page.keyboard.type("jpg.width>=360 json.time=night")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**where=*")
+    times = page.locator(".card .text").all_inner_texts()
+    assert times
+    assert all("at night" in text for text in times)
+
+
+def test_sounds_and_videos_are_played_by_ranges(page):
+    answers = []
+    page.on("response", lambda answer: "/raw/" in answer.url and answers.append(answer))
+    for path, tag in (("/s/0/1/2", "audio"), ("/s/0/1/3", "video")):
+        answers.clear()
+        page.goto(path)
+        player = page.locator(tag)
+        player.evaluate(
+            "player => new Promise((done, failed) => {"
+            " const seek = () => { player.onseeked = done; player.currentTime = 1 };"
+            " player.onerror = () => failed(player.error.message);"
+            " player.readyState ? seek() : (player.onloadedmetadata = seek) })"
+        )
+        assert player.evaluate("player => player.duration") > 1
+        assert {answer.status for answer in answers} == {206}
+        assert all(answer.request.headers["range"].startswith("bytes=") for answer in answers)
+    page.goto("/s/0/1/2")
+    loaded(page, ".wave")
+    shoot(page, "view_sound")
+
+
+def test_talks_and_documents_are_laid_out_with_their_images(page):
+    page.goto("/s/0/1/0")
+    loaded(page, "img")
+    first, second, third = page.locator(".turns li").all()
+    assert first.locator("img").count() == 1
+    assert "What time of day" in first.inner_text()
+    assert "assistant" in second.inner_text()
+    assert third.locator("img").count() == 0
+    page.goto("/s/0/1/1")
+    assert page.locator(".turns li img").count() == 2
+    page.locator(".turns").scroll_into_view_if_needed()
+    shoot(page, "view_document")
+
+
+def test_the_bars_of_plots_lead_to_their_samples(page):
+    page.goto("/s/0/0/statistics")
+    shoot(page, "view_statistics")
+    plot = page.locator("figure", has_text="json.time")
+    title = plot.locator("a title").first.text_content()
+    name, count = re.fullmatch(r"(\w+): (\d+)", title).groups()
+    plot.locator("a").first.click()
+    page.wait_for_url("**where=*")
+    assert page.locator(".pages").first.inner_text().startswith("60 samples match")
+    assert int(count) > 60
+    assert all(f"at {name}" in text for text in page.locator(".card .text").all_inner_texts())
+
+
+def test_samples_are_excluded_and_flagged_where_they_are_seen(page, quarantine):
+    page.goto("/s/0/0/7")
+    page.keyboard.press("n")
+    page.keyboard.type("too red")
+    page.get_by_role("button", name="Exclude").click()
+    page.wait_for_selector("h1 .chip")
+    file = quarantine / "views.jsonl"
+    assert json.loads(file.read_text())["key"] == "view_0007"
+    page.keyboard.press("u")
+    page.wait_for_url("**from=0")
+    assert "excluded: too red" in page.locator(".card", has_text="view_0007").inner_text()
+    page.goto("/run?step=2")
+    card = page.locator(".card").first
+    key = card.locator(".key").inner_text()
+    card.get_by_text("exclude or flag").click()
+    card.get_by_role("textbox").fill("look again")
+    card.get_by_role("button", name="Flag").click()
+    page.wait_for_selector(".card .chip.flagged")
+    assert "/run?step=2" in page.url
+    assert f'"key": "{key}"' in "".join(each.read_text() for each in quarantine.iterdir())
+    page.goto("/s/0/0/7")
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_selector("h1 .chip", state="detached")
+    assert "view_0007" not in file.read_text()
+
+
+def test_a_run_is_followed_step_by_step_to_the_batches_of_its_trainer(page):
+    page.goto("/run")
+    page.keyboard.press("g")
+    page.keyboard.type("41")
+    page.get_by_label("to", exact=True).fill("43")
+    page.get_by_label("Batch size").fill("6")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**step=41*")
+    assert page.locator("h2", has_text=re.compile(r"^Step 4[123]$")).count() == 3
+    assert page.locator(".card").count() == 18
+    shoot(page, "view_steps")
+    page.keyboard.press("l")
+    page.wait_for_url("**step=44*")
+    keys = page.locator(".card .key").all_inner_texts()[:6]
+    page.get_by_role("link", name="rank 0").first.click()
+    page.wait_for_url("**/run/batch?*")
+    pairs = page.locator(".pairs li")
+    assert [each.locator(".soft").first.inner_text() for each in pairs.all()] == keys
+    loaded(page, ".pairs img")
+    assert page.locator(".plot .padding").count() == 2
+    shoot(page, "view_batch")
+
+
+def test_nothing_in_a_dataset_runs(page, browser, tmp_path):
+    script = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+    svg = "<svg xmlns='http://www.w3.org/2000/svg' onload='window.hacked = 1'/>"
+    parts = {
+        "json": json.dumps({"messages": [{"role": script, "content": script}], script: script}),
+        "html": script,
+        "svg": svg,
+        "txt": script,
+        "jpg": svg,
+    }
+    content = {name: text.encode() for name, text in parts.items()}
+    write_shard(
+        tmp_path / "ds/0.tar",
+        [(f"<img src=x onerror=window.hacked=1>{n}", content) for n in range(3)],
+    )
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    with served(make_app(Shown(tmp_path / "ds"))) as address:
+        other = browser.new_page()
+        other.on("dialog", lambda dialog: pytest.fail(f"a dialog: {dialog.message}"))
+        for path in ("/", "/s/0/0", "/s/0/0/1", "/s/0/0/statistics", "/run?batch_size=2"):
+            other.goto(f"{address}{path}")
+            assert other.evaluate("window.hacked") is None, path
+        for number in range(5):  # by itself, a part is saved or it is an image; it never runs
+            answer = other.request.get(f"{address}/s/0/0/0/raw/{number}")
+            assert "sandbox" in answer.headers["content-security-policy"]
+            shown = answer.headers["content-type"].partition(";")[0]
+            assert shown in ("application/octet-stream", "image/jpeg")
+        other.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_narrow_windows_and_can_be_read(browser, address, scheme):
+    context = browser.new_context(
+        base_url=address, viewport={"width": 360, "height": 700}, color_scheme=scheme
+    )
+    page = context.new_page()
+    for path in ("/", "/s/0/0", "/s/0/0/7", "/s/0/0/statistics", "/s/0/1/1", "/run"):
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+        contrasts = page.evaluate(_CONTRASTS)
+        assert min(contrasts.values()) >= 4.5, contrasts
+    if scheme == "dark":
+        page.set_viewport_size({"width": 1180, "height": 800})
+        page.goto("/s/0/0/7")
+        shoot(page, "view_sample")
+    context.close()
+
+
+_CONTRASTS = """() => {
+  const style = getComputedStyle(document.documentElement);
+  const canvas = document.createElement("canvas").getContext("2d");
+  const light = (name) => {
+    canvas.fillStyle = style.getPropertyValue(name).trim();
+    const parts = [1, 3, 5].map((n) => parseInt(canvas.fillStyle.slice(n, n + 2), 16) / 255)
+      .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const found = {};
+  for (const ink of ["--ink", "--soft", "--link", "--bad", "--warn"])
+    for (const paper of ["--paper", "--panel", "--box"]) {
+      const pair = [light(ink), light(paper)].sort((a, b) => b - a);
+      found[`${ink} on ${paper}`] = (pair[0] + 0.05) / (pair[1] + 0.05);
+    }
+  return found;
+}"""
