@@ -15,10 +15,10 @@ import numpy as np
 from energon.cli.command_group import echo_json, echo_lines
 from energon.cli.options import ADDRESS, allow_option
 from energon.errors import ConfigError
-from energon.inspect.contact_sheet import as_pixels
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
+from energon.samples.notebook import as_pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

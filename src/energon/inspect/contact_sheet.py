@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterable, Mapping
-from html import escape
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from energon.messages import escape_text
+from energon.samples.notebook import as_pixels, image_html, safe_html
 
 MAX_IMAGE_PIXELS = 512
 MAX_TEXT = 2000
@@ -46,38 +40,18 @@ def contact_sheet(title: str, samples: Iterable[tuple[str, Mapping[str, Any]]]) 
         samples: What each is called, and its fields. Arrays that can be images are shown as
             images; other values should be text already.
     """
-    parts = [_HEAD.format(title=_safe(title))]
+    parts = [_HEAD.format(title=safe_html(title))]
     for name, fields in samples:
-        parts.append(f"<section><h2>{_safe(name)}</h2><dl>\n")
+        parts.append(f"<section><h2>{safe_html(name)}</h2><dl>\n")
         for field, value in fields.items():
-            parts.append(f"<dt>{_safe(field)}</dt><dd>{_shown(value)}</dd>\n")
+            parts.append(f"<dt>{safe_html(field)}</dt><dd>{_shown(value)}</dd>\n")
         parts.append("</dl></section>\n")
     return "".join([*parts, "</main></body></html>\n"])
 
 
-def as_pixels(value: Any) -> NDArray[np.uint8] | None:
-    """Return an array as pixels (height, width, 3), if it can be an image, else None."""
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or not value.size:
-        return None
-    if value.ndim == 2:
-        return np.repeat(value[:, :, None], 3, axis=2)
-    return value[:, :, :3] if value.ndim == 3 and value.shape[2] in (3, 4) else None
-
-
 def _shown(value: Any) -> str:
-    from PIL import Image
-
     pixels = as_pixels(value)
     if pixels is None:
-        return _safe(str(value)[:MAX_TEXT])
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    image.thumbnail((MAX_IMAGE_PIXELS, MAX_IMAGE_PIXELS))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=85)
-    data = base64.b64encode(buffer.getvalue()).decode()
+        return safe_html(str(value)[:MAX_TEXT])
     height, width = pixels.shape[:2]
-    return f'<img src="data:image/jpeg;base64,{data}" alt="image"><br>{width} x {height} pixels'
-
-
-def _safe(text: str) -> str:
-    return escape(escape_text(text))
+    return f"{image_html(pixels, MAX_IMAGE_PIXELS)}<br>{width} x {height} pixels"

@@ -274,6 +274,12 @@ class CrudeSample(dict[str, Any]):
             return True
         return isinstance(name, str) and find_part(self, name) is not None
 
+    def _repr_html_(self) -> str:
+        """Return the sample as a table, for notebooks."""
+        from energon.samples.notebook import sample_html
+
+        return sample_html(type(self).__name__, self)
+
     def get(self, name: str, default: Any = None) -> Any:
         """Return a part, or `default` if there is none of that name."""
         try:

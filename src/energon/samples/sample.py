@@ -53,6 +53,13 @@ class PinMemoryMixin:
         """Do what `to_device` does, under the name that trainers call."""
         return self.to_device(device, non_blocking=non_blocking)
 
+    def _repr_html_(self) -> str:
+        """Return the fields as a table, for notebooks: images, shapes and sources."""
+        from energon.samples.notebook import sample_html
+
+        fields = {name: getattr(self, name) for name in _field_names(self)}
+        return sample_html(type(self).__name__, fields)
+
 
 @edataclass
 class Sample(PinMemoryMixin):

@@ -138,6 +138,25 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
+
+    def _repr_html_(self) -> str:
+        """Return what it reads and how as a table, for notebooks."""
+        from energon.samples.notebook import safe_html, table_html
+
+        leaves = [
+            safe_html(f"{leaf.uid}: {counted(leaf.num_samples, 'sample', grouped=True)}")
+            for leaf in self.plan.leaves
+        ]
+        packs = self.packing_buffer_size is not None
+        rows = [
+            ("datasets", "<br>".join(leaves)),
+            ("batch", "one by one" if self.batch_size is None else f"{self.batch_size:,}"),
+            *([("packed from", f"{self.packing_buffer_size:,} samples")] if packs else []),
+            ("seed", str(self.plan.seed)),
+            ("ranks", f"{self.worker_config.world_size:,}"),
+            ("workers of each", f"{self.worker_config.num_workers:,}"),
+        ]
+        return table_html(type(self).__name__, rows)
         if self.virtual_epoch_length < 0:
             raise ConfigError(
                 f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"

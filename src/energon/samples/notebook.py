@@ -1,0 +1,167 @@
+"""Samples and batches as HTML, for notebooks and contact sheets: thumbnails instead of numbers."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.messages import escape_text
+from energon.samples.source_info import SourceInfo
+
+THUMBNAIL_PIXELS = 128
+MAX_IMAGES = 16
+MAX_TEXT = 300
+MAX_ITEMS = 8
+MAX_SOURCES = 8
+
+_TABLE = (
+    '<table style="text-align:left"><caption style="text-align:left"><b>{}</b></caption>{}</table>'
+)
+_ROW = (
+    '<tr><th style="text-align:left;vertical-align:top">{}</th>'
+    '<td style="text-align:left;overflow-wrap:anywhere">{}</td></tr>'
+)
+
+
+def sample_html(title: str, fields: Mapping[str, Any]) -> str:
+    """Return a table of the fields of a sample or batch.
+
+    Args:
+        title: What it is.
+        fields: By name. Arrays and tensors that can be images are shown as images.
+    """
+    shown = {name: value for name, value in fields.items() if value is not None}
+    own = [(n, v) for n, v in shown.items() if not n.startswith("__")]
+    rows = [("key", _text(shown["__key__"]))] if "__key__" in shown else []
+    rows += [(name, value_html(value)) for name, value in own]
+    if shown.get("__subflavors__"):
+        rows.append(("subflavors", _text(shown["__subflavors__"])))
+    if shown.get("__sources__"):
+        rows.append(("sources", _sources(shown["__sources__"])))
+    return table_html(title, rows)
+
+
+def table_html(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Return a table of names and of what they have, which has to be HTML already."""
+    return _TABLE.format(safe_html(title), "".join(_ROW.format(safe_html(n), v) for n, v in rows))
+
+
+def value_html(value: Any) -> str:
+    """Return a value as HTML: images, or what it is and how large, or the beginning of a text."""
+    images = list(images_in(value))
+    pictures = "".join(image_html(each) for each in images[:MAX_IMAGES])
+    if len(images) > MAX_IMAGES:
+        pictures += f" and {len(images) - MAX_IMAGES} more"
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return pictures if images else _text(value)
+    shape = " x ".join(map(str, value.shape)) or "()"
+    device = getattr(value, "device", "cpu")
+    place = "" if str(device) == "cpu" else f" on {device}"
+    about = f"{type(value).__name__} {shape} {value.dtype}{place}"
+    return f"{pictures}<div>{safe_html(about)}</div>"
+
+
+def images_in(value: Any) -> Iterator[NDArray[np.uint8]]:
+    """Yield the images in an array, a tensor, or a list of them, as (height, width, 3)."""
+    if isinstance(value, list | tuple):
+        for each in value[: MAX_IMAGES + 1]:
+            pixels = as_pixels(each)
+            if pixels is not None:
+                yield pixels
+        return
+    array = _as_array(value)
+    if array is not None and array.ndim == 4:
+        for each in array:
+            pixels = as_pixels(each)
+            if pixels is None:
+                return
+            yield pixels
+        return
+    pixels = as_pixels(value)
+    if pixels is not None:
+        yield pixels
+
+
+def as_pixels(value: Any) -> NDArray[np.uint8] | None:
+    """Return an array or tensor as pixels (height, width, 3), if it can be an image, else None.
+
+    Colors may come first or last, as bytes or as numbers around 0 to 1. Planes without colors are
+    images if they are bytes.
+    """
+    array = _as_array(value)
+    if array is None or not array.size or array.dtype.kind not in "uf":
+        return None
+    if array.ndim == 2 and array.dtype == np.uint8:
+        array = array[:, :, None]
+    if array.ndim != 3:
+        return None
+    if array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.shape[2] not in (1, 3, 4) or (array.dtype.kind == "u" and array.dtype != np.uint8):
+        return None
+    if array.dtype != np.uint8:
+        numbers = np.nan_to_num(array.astype(np.float32))
+        low, high = min(0.0, float(numbers.min())), max(1.0, float(numbers.max()))
+        # Normalised images lie on both sides of 0: all of their range is shown.
+        array = ((numbers - low) / (high - low) * 255).astype(np.uint8)
+    return np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[:, :, :3]
+
+
+def image_html(pixels: NDArray[np.uint8], size: int = THUMBNAIL_PIXELS) -> str:
+    """Return an image as an element that carries its data."""
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((size, size))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=85)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img src="data:image/jpeg;base64,{data}" alt="image">'
+
+
+def safe_html(text: str) -> str:
+    """Return text as HTML, without characters that steer terminals."""
+    return escape(escape_text(text))
+
+
+def _text(value: Any) -> str:
+    """Return the beginning of a value as HTML; of lists, of their items."""
+    if isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
+        items = "".join(f"<li>{_text(each)}</li>" for each in value[:MAX_ITEMS])
+        more = f"<li>and {len(value) - MAX_ITEMS} more</li>" if len(value) > MAX_ITEMS else ""
+        return f'<ul style="margin:0">{items}{more}</ul>'
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return value_html(value)
+    if isinstance(value, bytes):
+        return safe_html(f"{len(value)} bytes: {value[:16]!r}{'…' if len(value) > 16 else ''}")
+    text = value if isinstance(value, str) else repr(value)
+    return safe_html(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…")
+
+
+def _sources(sources: Sequence[Any]) -> str:
+    # A batch may have the sources of each of its samples, or those of all in one.
+    flat = [one for each in sources for one in (each if isinstance(each, list | tuple) else [each])]
+    found = [
+        f"{each.dataset_path}: {', '.join(each.file_names)} in {each.shard_name}"
+        for each in flat
+        if isinstance(each, SourceInfo)
+    ]
+    if len(found) > MAX_SOURCES:
+        found[MAX_SOURCES:] = [f"and {len(found) - MAX_SOURCES} more"]
+    return "<br>".join(map(safe_html, found))
+
+
+def _as_array(value: Any) -> NDArray[Any] | None:
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach") and hasattr(value, "numpy"):
+        tensor = value.detach().cpu()
+        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+        return np.asarray(array)
+    return None

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+
+from energon import SampleDecoder, WorkerConfig, get_train_dataset, get_val_dataset
+from energon.samples.notebook import as_pixels, images_in, sample_html
+from energon.task_encoder.encoder import DefaultTaskEncoder
+from tests.datasets import make_captions, make_crude
+
+INLINE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+def test_arrays_and_tensors_of_images_are_pixels():
+    pixels = np.random.default_rng(0).integers(0, 255, (6, 5, 3), dtype=np.uint8)
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    for value in (pixels, tensor, tensor.float() / 255, tensor.to(torch.bfloat16) / 255):
+        found = as_pixels(value)
+        assert found.shape == (6, 5, 3)
+        assert np.abs(found.astype(int) - pixels).max() <= 2
+    assert len(list(images_in(torch.stack([tensor, tensor])))) == 2
+    assert len(list(images_in([tensor, pixels]))) == 2
+    for value in (np.zeros(4, np.uint8), np.zeros((4, 4)), np.zeros((4, 4, 3), int), "text", None):
+        assert as_pixels(value) is None
+
+
+def test_samples_and_batches_are_tables_of_what_they_have(tmp_path):
+    root = make_captions(tmp_path / "ds", [6])
+    encoder = DefaultTaskEncoder()
+    encoder.decoder = SampleDecoder(image_decode="torchrgb")
+    train = get_train_dataset(root, worker_config=INLINE, batch_size=3, task_encoder=encoder)
+    page = next(iter(train))._repr_html_()
+    assert page.count("<img src=") == 3
+    assert "Tensor 3 x 3 x 8 x 12 torch.float32" in page
+    assert re.findall(r"caption \d", page)
+    assert str(root) in page
+    assert "shards/000.tar" in page
+    assert "tensor(" not in page
+    sample = next(iter(get_val_dataset(root, worker_config=INLINE, batch_size=None)))
+    assert "CaptioningSample" in sample._repr_html_()
+    assert "shapes" not in train._repr_html_()
+    assert "ds/train: 6 samples" in train._repr_html_()
+
+
+def test_what_data_contain_stays_text(tmp_path):
+    sample = next(
+        iter(
+            get_val_dataset(make_crude(tmp_path / "ds", [1]), worker_config=INLINE, batch_size=None)
+        )
+    )
+    assert "text 0" in sample._repr_html_()
+    page = sample_html("<b>", {"__key__": "<i>", "<u>": "<script>", "raw": b"\x00<s>"})
+    assert not re.search("<(b|i|u|script|s)>", page.replace("<b>&lt;b&gt;</b>", ""))
