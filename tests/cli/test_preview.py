@@ -16,7 +16,7 @@ from energon import (
     get_train_dataset,
 )
 from energon.cli.main import main
-from energon.cli.preview import half_blocks
+from energon.cli.preview import half_blocks, image_protocol, kitty_image, sixel_image
 from energon.prepare.dataset import prepare_dataset
 from megatron.energon import (
     LogSampleDataset,
@@ -130,6 +130,50 @@ def test_draws_images_with_half_blocks(tmp_path):
     assert "▀" in invoke("preview", root, "--images").output
     # Where nobody looks at a terminal, nothing is drawn.
     assert "▀" not in invoke("preview", root).output
+
+
+def test_draws_images_as_the_terminal_says_that_it_can():
+    for said, draw in [
+        ({"TERM": "xterm-kitty"}, kitty_image),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, kitty_image),
+        ({"TERM": "foot"}, sixel_image),
+        ({"TERM": "tmux-256color", "KITTY_WINDOW_ID": "1"}, half_blocks),
+        ({"TERM": "xterm-256color"}, half_blocks),
+        ({}, half_blocks),
+    ]:
+        assert image_protocol(said) is draw
+
+
+def test_kitty_gets_a_png_in_pieces_and_others_get_sixels():
+    pixels = np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)
+    (line,) = kitty_image(pixels)
+    pieces = re.findall("\x1b_G(.*?);(.*?)\x1b\\\\", line)
+    assert [head[-3:] for head, _ in pieces] == ["m=1"] * (len(pieces) - 1) + ["m=0"]
+    assert pieces[0][0].startswith("f=100,a=T")
+    image = Image.open(io.BytesIO(base64.b64decode("".join(data for _, data in pieces))))
+    assert np.array_equal(np.asarray(image), pixels)
+    flat = np.zeros((7, 10, 3), np.uint8)
+    flat[:6] = (255, 0, 0)
+    (line,) = sixel_image(flat)
+    colors = dict(re.findall(r"#(\d+);2;(\d+;\d+;\d+)", line))
+    red, black = (next(n for n, c in colors.items() if c == c0) for c0 in ("100;0;0", "0;0;0"))
+    # Six full rows are "~", one row is "@"; runs are counted.
+    assert line.startswith("\x1bPq")
+    assert line.endswith(f"#{red}!10~-#{black}!10@-\x1b\\")
+
+
+def test_saves_a_page_with_images_and_texts_beside_it(tmp_path):
+    root = make_captions(tmp_path / "ds", [3])
+    done = invoke("preview", root, "--count", 2, "--save", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == [
+        *("0000_caption.txt", "0000_image.png", "0001_caption.txt", "0001_image.png"),
+        "index.html",
+    ]
+    with Image.open(tmp_path / "out/0001_image.png") as image:
+        assert image.size == (12, 8)
+    assert (tmp_path / "out/0001_caption.txt").read_text() == "caption 1"
 
 
 def test_writes_a_page_that_needs_nothing_else(tmp_path):

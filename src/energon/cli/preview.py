@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,10 +27,14 @@ from energon.samples.notebook import as_pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     from energon.io.epath import AnyPath
 
 DRAWN_COLUMNS = 48
+DRAWN_PIXELS = 320
+SIXEL_COLORS = 64
+KITTY_PIECE = 4096
 
 
 @click.command("preview")
@@ -56,10 +65,11 @@ DRAWN_COLUMNS = 48
 @click.option("--step", type=click.IntRange(0), help="The samples of a step of the run of --state.")
 @click.option("--world-size", type=click.IntRange(1), help="With --state: how many ranks it had.")
 @click.option("--html", metavar="FILE", help="Write the samples as one page of HTML.")
+@click.option("--save", metavar="FOLDER", help="Write that page as index.html, and the images.")
 @click.option(
     "--images/--no-images",
     default=None,
-    help="Draw images with blocks of color.",
+    help="Draw images: as the terminal can, or with blocks of color.",
     show_default="on terminals",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -76,6 +86,7 @@ def command(
     step: int | None,
     world_size: int | None,
     html: str | None,
+    save: str | None,
     images: bool | None,
     as_json: bool,
     allow: tuple[str, ...],
@@ -129,12 +140,16 @@ def command(
             )
     if html is not None:
         _write_html(html, redact(path), samples)
+    if save is not None:
+        _save(save, redact(path), samples)
     if as_json:
         echo_json([_plain_sample(sample) for sample in samples])
-    elif html is None:
-        drawn = sys.stdout.isatty() if images is None else images
+    elif html is None and save is None:
+        on_terminal = sys.stdout.isatty()
+        drawn = on_terminal if images is None else images
+        draw = image_protocol(os.environ) if on_terminal else half_blocks
         for sample in samples:
-            _show(sample, drawn)
+            _show(sample, draw if drawn else None)
 
 
 class _Chosen:
@@ -193,14 +208,82 @@ class _Chosen:
         return [(leaf, each.ordinal) for each, leaf in seen]
 
 
-def _show(sample: Any, drawn: bool) -> None:
+def _show(sample: Any, draw: Callable[[NDArray[np.uint8]], Iterator[str]] | None) -> None:
     fields = _all_fields(sample)
     echo_lines(_lines(sample))
-    for value in fields.values() if drawn else ():
+    for value in fields.values() if draw is not None else ():
         pixels = as_pixels(value)
-        if pixels is not None:
-            click.echo("\n".join(half_blocks(pixels)), color=True)
+        if pixels is not None and draw is not None:
+            click.echo("\n".join(draw(pixels)), color=True)
     echo_lines([""])
+
+
+def image_protocol(
+    environment: Mapping[str, str],
+) -> Callable[[NDArray[np.uint8]], Iterator[str]]:
+    """Return what draws images on a terminal, by what it says of itself.
+
+    kitty, Ghostty and WezTerm take PNG, xterm and foot with sixel in TERM take sixels. Within tmux
+    and screen, which pass on neither, and everywhere else it is blocks of color.
+    """
+    term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
+    if term.startswith(("tmux", "screen")) or environment.get("TMUX"):
+        return half_blocks
+    if "KITTY_WINDOW_ID" in environment or term in ("xterm-kitty", "xterm-ghostty"):
+        return kitty_image
+    if program in ("WezTerm", "ghostty"):
+        return kitty_image
+    if "sixel" in term or term in ("foot", "foot-extra", "mlterm") or program == "mintty":
+        return sixel_image
+    return half_blocks
+
+
+def kitty_image(pixels: NDArray[np.uint8]) -> Iterator[str]:
+    """Yield what draws an image on a terminal with the graphics protocol of kitty."""
+    buffer = io.BytesIO()
+    _thumbnail(pixels).save(buffer, "PNG")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    pieces = [data[at : at + KITTY_PIECE] for at in range(0, len(data), KITTY_PIECE)]
+    head = "f=100,a=T,"
+    line = ""
+    for number, piece in enumerate(pieces):
+        line += f"\x1b_G{head if not number else ''}m={int(number + 1 < len(pieces))};{piece}\x1b\\"
+    yield line
+
+
+def sixel_image(pixels: NDArray[np.uint8]) -> Iterator[str]:
+    """Yield what draws an image as sixels: rows of six pixels, color by color."""
+    image = _thumbnail(pixels).quantize(SIXEL_COLORS)
+    colors = np.asarray(image.getpalette(), np.int64).reshape(-1, 3)
+    numbers = np.asarray(image)
+    height, width = numbers.shape
+    line = f'\x1bPq"1;1;{width};{height}'
+    line += "".join(
+        f"#{n};2;{r};{g};{b}" for n, (r, g, b) in enumerate((colors * 100 // 255).tolist())
+    )
+    for top in range(0, height, 6):
+        band = numbers[top : top + 6]
+        weights = (1 << np.arange(len(band)))[:, None]
+        rows = (
+            f"#{color}" + _runs((weights * (band == color)).sum(axis=0).tolist())
+            for color in np.unique(band).tolist()
+        )
+        line += "$".join(rows) + "-"
+    yield f"{line}\x1b\\"
+
+
+def _runs(sixels: Sequence[int]) -> str:
+    """Return sixels as characters, long runs of one counted."""
+    groups = ((chr(63 + value), len(list(run))) for value, run in groupby(sixels))
+    return "".join(f"!{count}{char}" if count > 3 else char * count for char, count in groups)
+
+
+def _thumbnail(pixels: NDArray[np.uint8]) -> Image:
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((DRAWN_PIXELS, DRAWN_PIXELS))
+    return image
 
 
 def half_blocks(pixels: NDArray[np.uint8], columns: int = DRAWN_COLUMNS) -> Iterator[str]:
@@ -218,6 +301,27 @@ def half_blocks(pixels: NDArray[np.uint8], columns: int = DRAWN_COLUMNS) -> Iter
             for a, b in zip(upper, lower, strict=True)
         )
         yield "".join(cells) + "\x1b[0m"
+
+
+def _save(folder: str, title: str, samples: Sequence[Any]) -> None:
+    """Write a page and, as files beside it, the images and texts of samples."""
+    from PIL import Image
+
+    target = any_path(folder)
+    if isinstance(target, Path):
+        target.mkdir(parents=True, exist_ok=True)
+    for number, sample in enumerate(samples):
+        for name, value in _all_fields(sample).items():
+            # Names of parts may be anything; what files are called is letters.
+            plain = f"{number:04d}_{re.sub('[^A-Za-z0-9]+', '_', name)[:60]}"
+            pixels = as_pixels(value)
+            if pixels is not None:
+                buffer = io.BytesIO()
+                Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
+                (target / f"{plain}.png").write_bytes(buffer.getvalue())
+            elif isinstance(value, str) and not name.startswith("__"):
+                (target / f"{plain}.txt").write_bytes(value.encode("utf-8", "replace"))
+    _write_html(str(target / "index.html"), title, samples)
 
 
 def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
