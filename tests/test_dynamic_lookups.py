@@ -199,6 +199,7 @@ REASONS = {
     },
     "energon/samples/sample.py": {
         "getattr(sample, name)": FIELDS,
+        "getattr(self, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
     "energon/samples/tensors.py": {
