@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.messages import escape_text
-from energon.samples.source_info import SourceInfo
+from energon.samples.crude import SourceInfo
 
 THUMBNAIL_PIXELS = 128
 MAX_IMAGES = 16
