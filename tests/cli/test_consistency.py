@@ -97,12 +97,21 @@ NOWHERE = {
     "prepare-media": ("{}", "--media-metadata-by-extension"),
     "preview": ("{}",),
     "repair": ("{}",),
+    "tar cat": ("{}", "-o", "{}.tar"),
+    "tar create": ("{}", "-o", "{}.tar"),
+    "tar index": ("{}",),
+    "tar ls": ("{}",),
+    "tar proc": ("{}", "-o", "{}_changed", "--command", "true", "--allow", "shell"),
+    "tar sort": ("{}", "-o", "{}.tar"),
+    "tar split": ("{}", "-o", "{}-%06d.tar", "--maxcount", "2"),
+    "tar stat": ("{}",),
+    "tar verify": ("{}",),
     "verify": ("{}",),
     "view": ("{}",),
 }
 
 
-@pytest.mark.parametrize("command", NOWHERE)
+@pytest.mark.parametrize("command", sorted({" ".join(path) for path in COMMANDS} - {"mount"}))
 def test_what_is_not_there_and_wrong_usage_end_with_2(tmp_path, command):
     done = run(*command.split(), *(each.format(tmp_path / "nowhere") for each in NOWHERE[command]))
     assert done.exit_code == 2, done.output

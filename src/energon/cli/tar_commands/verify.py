@@ -27,7 +27,8 @@ def command(
     """Read shards to their ends, and tell what is wrong with them.
 
     Finds what is cut off or damaged, samples whose files are scattered, keys that are there
-    twice, names that readers cannot or should not use. The exit code is 1 if there is anything.
+    twice, names that readers cannot or should not use. The exit code is 1 if there is anything,
+    and 2 if there are no such shards.
 
     \b
     Example:
@@ -55,4 +56,4 @@ def command(
     shards = options.amount(len(urls), "shard")
     options.report(f"{read} in {shards}, {options.amount(len(problems), 'problem')}")
     if problems:
-        sys.exit(1)
+        sys.exit(2 if verifier.not_there == len(urls) else 1)

@@ -132,6 +132,7 @@ class Verifier:
 
     def __init__(self, *, decode: bool = False, allow: Collection[str] = ()) -> None:
         self.samples = 0
+        self.not_there = 0
         self._decoder = Decoder("pil", allow=allow) if decode else None
         self._allow = allow
         self._seen: dict[str, str] = {}
@@ -152,6 +153,7 @@ class Verifier:
                         problems.append(f"{url}: {problem}")
         except EnergonError as error:
             problems.append(str(error))
+            self.not_there += isinstance(error, DatasetNotFoundError)
         for kind, number in known.items():
             if number > MAX_EXAMPLES:
                 problems.append(f"{url}: {number - MAX_EXAMPLES} more of this kind: {kind}")
