@@ -10,9 +10,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon.formats.json_text import parse_json
 from energon.io.address import address_name, is_remote, join_address, redact, split_address
-from energon.io.files import is_file
+from energon.io.files import is_file, read_document
 from energon.io.registry import open_store
 from energon.messages import nearest
 
@@ -33,6 +34,7 @@ class KindEntry(NamedTuple):
         upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are no
             folders of shards.
         holds: A folder is of this kind if one of these files is in it.
+        says: Only if this is a key of the object in that file, which is of JSON.
         below: A folder is of this kind if most files in it, at any depth, end so; and so is a
             pattern like `data/*.parquet`.
         media: A folder is of this kind if it is of no other, and one of most files in it that
@@ -49,8 +51,10 @@ class KindEntry(NamedTuple):
     below: str = ""
     holds: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
+    says: str = ""
 
 
+_INDEXES = ("index.json", "train/index.json")
 MEDIA = (
     *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm"),
     *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac"),
@@ -82,6 +86,8 @@ KINDS = (
     ),
     KindEntry("arrow", "energon.sources.arrow:KIND", holds=("state.json", "dataset_dict.json")),
     KindEntry("parquet", "energon.sources.parquet:KIND", suffixes=(".parquet",), below=".parquet"),
+    KindEntry("mds", "energon.sources.chunks:MDS", holds=_INDEXES, says="shards"),
+    KindEntry("litdata", "energon.sources.chunks:LITDATA", holds=_INDEXES, says="chunks"),
     KindEntry("folder", "energon.sources.media_folder:KIND", media=MEDIA),
 )
 """The kinds that come with energon. The first that fits is taken."""
@@ -137,7 +143,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
                 if is_file(join_address(path, f".nv-meta/{marker}")):
                     return entry.name
         for entry in entries:
-            if any(is_file(join_address(path, name)) for name in entry.holds):
+            if any(_holds(join_address(path, name), entry.says) for name in entry.holds):
                 return entry.name
             if entry.pair and _has_pair(path, entry.pair):
                 return entry.name
@@ -148,6 +154,17 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
             if entry.media and _is_in_most(path, entry.media):
                 return entry.name
     raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
+
+
+def _holds(file: str, says: str) -> bool:
+    """Return whether there is a file, and an object in it with a key; "" asks for no key."""
+    if not is_file(file) or not says:
+        return is_file(file)
+    try:
+        content = parse_json(read_document(file), origin=redact(file))
+    except FormatError:
+        return False
+    return isinstance(content, dict) and says in content
 
 
 def _has_pair(path: str, endings: tuple[str, ...]) -> bool:

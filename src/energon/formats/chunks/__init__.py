@@ -1,0 +1,1 @@
+"""Chunks of records, as MosaicML Streaming (MDS) and LitData write them."""

@@ -1,0 +1,239 @@
+"""The index of a dataset that LitData has optimized, and the contents of its items."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from energon.errors import ConfigError, FormatError, MissingExtraError
+from energon.formats.chunks.records import (
+    image_list,
+    records,
+    stored_picture,
+    unpack,
+)
+from energon.formats.json_text import parse_json
+
+_MAGIC = b"LDFZ01\0\0"
+_HEAD = struct.Struct("<8sHHIII")
+_FRAME = struct.Struct("<IIQII")
+_VERSION = 1
+_CONTAINERS = ("builtins.dict", "builtins.list", "builtins.tuple")
+
+
+@dataclass(frozen=True)
+class LitDataIndex:
+    """What an index says.
+
+    Args:
+        chunks: Name of the file, number of items and bytes of each chunk.
+        compression: How they are packed; None if they are not.
+        level: What is packed by itself: "sample", "batch" for frames of items, else the chunk.
+        formats: How each leaf of an item is stored.
+        shape: Puts the leaves of an item together.
+    """
+
+    chunks: tuple[tuple[str, int, int], ...]
+    compression: str | None
+    level: str | None
+    formats: tuple[str, ...]
+    shape: Callable[[Iterator[Any]], Any]
+
+    def item(self, leaves: list[Any]) -> dict[str, Any]:
+        """Return an item as parts; entries of what is no dict are called `0`, `1` and so on."""
+        found = self.shape(iter(leaves))
+        if isinstance(found, dict):
+            return {str(name): value for name, value in found.items()}
+        entries = found if isinstance(found, list) else [found]
+        return {str(number): value for number, value in enumerate(entries)}
+
+
+def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
+    """Return what an index says.
+
+    Raises:
+        FormatError: If it makes no sense.
+        ConfigError: If the chunks are encrypted.
+    """
+    try:
+        config = index["config"]
+        found = LitDataIndex(
+            chunks=tuple(
+                (_name(chunk["filename"]), int(chunk["chunk_size"]), int(chunk["chunk_bytes"]))
+                for chunk in index["chunks"]
+            ),
+            compression=config["compression"],
+            level=config.get("compression_level"),
+            formats=tuple(config["data_format"]),
+            shape=_shape(parse_json(config["data_spec"], origin="data_spec")[1]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FormatError(f"{origin}: no index of LitData chunks: {error!r}") from error
+    if config.get("encryption"):
+        raise ConfigError(f"{origin}: is encrypted; optimize it again without encryption")
+    return found
+
+
+def _name(file: Any) -> str:
+    if not isinstance(file, str) or file in ("", ".", "..") or "/" in file:
+        raise ValueError(f"{file!r} is no name of a file in the folder")
+    return file
+
+
+def litdata_items(
+    data: bytes, origin: object, *, compression: str | None, level: str | None, start: int = 0
+) -> Iterator[memoryview]:
+    """Yield the items of a chunk from number `start` on.
+
+    Args:
+        data: The file.
+        origin: What messages call it.
+        compression: Name of the method; None for none.
+        level: "chunk" or None if the whole file is compressed, "batch" for frames of items,
+            "sample" for items.
+        start: Number of the first item.
+
+    Raises:
+        FormatError: If the chunk is damaged.
+    """
+    if level == "batch":
+        yield from _of_frames(data, origin, compression or "zstd", start)
+        return
+    if compression and level in (None, "", "chunk"):
+        data = unpack(data, origin, compression)
+    for record in records(data, origin, start):
+        if compression and level == "sample":
+            yield memoryview(unpack(record, origin, compression))
+        else:
+            yield record
+
+
+def _of_frames(data: bytes, origin: object, compression: str, start: int) -> Iterator[memoryview]:
+    try:
+        magic, version, _, num_items, _, num_frames = _HEAD.unpack_from(data)
+        edges = np.frombuffer(data, "<u4", num_items + 1, _HEAD.size).astype(np.int64)
+        position = _HEAD.size + 4 * (num_items + 1)
+        frames = [
+            _FRAME.unpack_from(data, position + number * _FRAME.size)
+            for number in range(num_frames)
+        ]
+    except (struct.error, ValueError) as error:
+        raise FormatError(f"{origin}: is cut off: {error}") from error
+    if (magic, version) != (_MAGIC, _VERSION):
+        raise FormatError(f"{origin}: begins with {data[:10]!r}, wanted {_MAGIC!r}, version 1")
+    for first, count, offset, packed, size in frames:
+        if first + count <= start:
+            continue
+        content = memoryview(unpack(data[offset : offset + packed], origin, compression))
+        if first + count > num_items or edges[first + count] - edges[first] != size:
+            raise FormatError(f"{origin}: has no items {first} to {first + count} of {size} bytes")
+        if len(content) != size:
+            raise FormatError(f"{origin}: items {first} to {first + count} have not {size} bytes")
+        for number in range(max(first, start), first + count):
+            begin, end = (edges[number : number + 2] - edges[first]).tolist()
+            yield content[begin:end]
+
+
+def _shape(spec: Any) -> Callable[[Iterator[Any]], Any]:
+    """Return what puts the leaves of an item together again."""
+    kind = spec["type"]
+    if kind is None:
+        return next
+    if kind not in _CONTAINERS:
+        raise ValueError(f"items have a {kind}")
+    children = [_shape(child) for child in spec["children_spec"]]
+    if kind == "builtins.dict":
+        names = parse_json(spec["context"], origin="context")
+        return partial(_dict, names, children)
+    return partial(_list, children)
+
+
+def _dict(names: list[str], children: list[Any], leaves: Iterator[Any]) -> dict[str, Any]:
+    return {name: child(leaves) for name, child in zip(names, children, strict=True)}
+
+
+def _list(children: list[Any], leaves: Iterator[Any]) -> list[Any]:
+    return [child(leaves) for child in children]
+
+
+def litdata_decoder(kind: str, origin: object) -> Callable[[bytes], Any]:
+    """Return what makes a value of the content of a leaf. Media stay encoded as they are.
+
+    Raises:
+        MissingExtraError: If only LitData can read it, and is not installed.
+        ConfigError: If LitData does not know it, either.
+    """
+    name, _, more = kind.partition(":")
+    if name in _DECODERS:
+        return _DECODERS[name]
+    if name in _FLAT:
+        return partial(np.frombuffer, dtype=_FLAT[name][int(more)])
+    try:
+        from litdata.streaming.serializers import _SERIALIZERS
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{origin}: items hold a {kind!r}, which only LitData itself can read: "
+            "pip install litdata"
+        ) from error
+    if name not in _SERIALIZERS:
+        raise ConfigError(f"{origin}: items hold a {kind!r}, which this LitData does not know")
+    serializer = copy(_SERIALIZERS[name])
+    serializer.setup(kind)
+    decode: Callable[[bytes], Any] = serializer.deserialize
+    return decode
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _numpy(content: bytes) -> Any:
+    number, rank = np.frombuffer(content, "<u4", 2).tolist()
+    shape = np.frombuffer(content, "<u4", rank, 8).tolist()
+    return np.frombuffer(content, _NUMPY[number], offset=8 + 4 * rank).reshape(shape)
+
+
+def _tensor(content: bytes) -> Any:
+    number, rank = np.frombuffer(content, ">u4", 2).tolist()
+    shape = np.frombuffer(content, ">u4", rank, 8).tolist()
+    return np.frombuffer(content, _TORCH[number], offset=8 + 4 * rank).reshape(shape)
+
+
+_NUMPY = dict(
+    enumerate(
+        (
+            *("i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8"),
+            *("<f2", "<f4", "<f8", "<c8", "<c16", "?"),
+        )
+    )
+)
+_TORCH = {
+    **{0: "<f4", 1: "<f4", 2: "<f8", 3: "<f8", 4: "<c8", 5: "<c8", 6: "<c16", 7: "<c16"},
+    **{8: "<f2", 9: "<f2", 11: "u1", 12: "i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4"},
+    **{17: "<i8", 18: "<i8", 19: "?", 20: "<u2"},
+}
+"""Types of arrays and tensors by the number that stands for them."""
+_FLAT = {"no_header_numpy": _NUMPY, "no_header_tensor": _TORCH}
+_MEDIA = ("image", "audio", "video", "file")
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "str": _text,
+    "string": _text,
+    "text": _text,
+    "bool": lambda content: content[0] != 0,
+    "int": lambda content: np.frombuffer(content, "<i8")[0].item(),
+    "float": lambda content: np.frombuffer(content, "<f8")[0].item(),
+    "jpeg": bytes,
+    "pil": stored_picture,
+    "jpeg_array": image_list,
+    "numpy": _numpy,
+    "tensor": _tensor,
+    **dict.fromkeys(_MEDIA, bytes),
+}

@@ -1,0 +1,137 @@
+"""The index of a dataset of MosaicML Streaming, and the contents of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from energon.errors import ConfigError, FormatError
+from energon.formats.chunks.records import image_list, stored_picture
+from energon.formats.json_text import parse_json
+
+_SCALARS = {
+    "int": "<i8",
+    **{f"int{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+}
+_DTYPES = {
+    **{8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4"},
+    **{64: "<u8", 65: "<i8", 66: "<f8"},
+}
+"""Types of arrays by the number that stands for them."""
+
+
+@dataclass(frozen=True)
+class MdsShard:
+    """A shard, as the index describes it.
+
+    Args:
+        name: Its file.
+        count: How many samples it has.
+        size: Bytes of the file.
+        compression: How it is packed; None if it is not.
+        names: The columns.
+        sizes: Bytes of each; None if they differ.
+        encodings: How each is stored.
+    """
+
+    name: str
+    count: int
+    size: int
+    compression: str | None
+    names: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    encodings: tuple[str, ...]
+
+
+def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
+    """Return the shards that an index lists.
+
+    Raises:
+        FormatError: If it makes no sense.
+        ConfigError: If shards are of another format.
+    """
+    try:
+        return [_shard(about, origin) for about in index["shards"]]
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError | FormatError):
+            raise
+        raise FormatError(f"{origin}: no index of MDS shards: {error!r}") from error
+
+
+def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
+    if about["format"] != "mds":
+        raise ConfigError(f"{origin}: has {about['format']} shards; only MDS is known here")
+    compression = about["compression"]
+    file = about["zip_data"] if compression else about["raw_data"]
+    columns = tuple(about["column_names"]), tuple(about["column_sizes"])
+    encodings = tuple(about["column_encodings"])
+    if len({len(encodings), *map(len, columns)}) > 1:
+        raise ValueError("not as many names of columns as sizes and encodings")
+    name = str(file["basename"])
+    if name in ("", ".", "..") or name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"{name!r} leads out of the folder")
+    return MdsShard(
+        name, int(about["samples"]), int(file["bytes"]), compression, *columns, encodings
+    )
+
+
+def mds_decoder(encoding: str, name: str, origin: object) -> Callable[[bytes], Any]:
+    """Return what makes a value of the content of a column. Images stay encoded as they are.
+
+    Raises:
+        ConfigError: If the encoding is not known.
+    """
+    if encoding in _SCALARS:
+        dtype = _SCALARS[encoding]
+        return lambda content: np.frombuffer(content, dtype)[0].item()
+    if encoding in _DECODERS:
+        return _DECODERS[encoding]
+    kind, _, more = encoding.partition(":")
+    if kind == "ndarray":
+        dtype, _, shape = more.partition(":")
+        dims = tuple(int(size) for size in shape.split(",")) if shape else None
+        return partial(_array, dtype=_SCALARS.get(dtype, dtype), shape=dims)
+    raise ConfigError(
+        f"{origin}: column {name!r} is encoded as {encoding!r}, which is not known here; known are "
+        f"{', '.join(sorted([*_DECODERS, *_SCALARS, 'ndarray']))}"
+    )
+
+
+def _array(content: bytes, *, dtype: str, shape: tuple[int, ...] | None) -> Any:
+    """Return an array; what does not stand in the encoding stands before its values."""
+    at = 0
+    if not dtype:
+        dtype, at = _DTYPES[content[0]], 1
+    if shape is None:
+        size = 1 << content[at] % 4
+        rank = content[at] >> 2
+        shape = tuple(np.frombuffer(content, f"<u{size}", rank, at + 1).tolist())
+        at += 1 + rank * size
+    return np.frombuffer(content, dtype, offset=at).reshape(shape)
+
+
+def _image_list(content: bytes) -> list[bytes]:
+    return image_list(content[4:])  # behind four bytes that mean nothing
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "str": lambda content: content.decode("utf-8", "surrogateescape"),
+    "json": partial(parse_json, origin="json"),
+    "str_int": lambda content: int(content),
+    "str_float": lambda content: float(content),
+    "str_decimal": lambda content: content.decode(),
+    "jpeg": bytes,
+    "png": bytes,
+    "pil": stored_picture,
+    "jpeg_array": image_list,
+    "jpegarray": image_list,
+    "list[jpeg]": _image_list,
+    "list[png]": _image_list,
+}

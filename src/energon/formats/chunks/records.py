@@ -1,0 +1,122 @@
+"""What is in a chunk: records of fields.
+
+A chunk begins with its number of records N and N + 1 offsets, little-endian 32-bit numbers; a
+record with the sizes of its fields, where these differ, followed by their contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import FormatError, TruncatedError
+from energon.extra import needs_extra
+
+INDEX = "index.json"
+"""The file of a folder that says which chunks there are, and what is in them."""
+HEAD_BYTES = 4
+
+
+def unpack(data: bytes | memoryview, origin: object, compression: str) -> bytes:
+    """Return what was compressed.
+
+    Raises:
+        FormatError: If it is packed in an unknown way, or damaged.
+        MissingExtraError: If zstandard is not installed.
+    """
+    name = compression.partition(":")[0]
+    if name not in ("zstd", "zstandard"):
+        raise FormatError(f"{origin}: is packed with {compression!r}; only zstd is known here")
+    with needs_extra("formats", f"{origin}: zst needs zstandard"):
+        import zstandard
+    try:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"{origin}: {error}") from error
+
+
+def count_of(head: bytes) -> int:
+    """Return how many records a chunk says it has, in its first bytes."""
+    return int.from_bytes(head[:HEAD_BYTES], "little")
+
+
+def record_edges(table: bytes, count: int, size: int, origin: object) -> NDArray[np.int64]:
+    """Return where the records of a chunk begin, and the end.
+
+    Args:
+        table: The N + 1 offsets.
+        count: How many records there are.
+        size: Bytes of the chunk.
+        origin: What messages call it.
+
+    Raises:
+        FormatError: If they make no sense.
+    """
+    if len(table) < 4 * (count + 1):
+        raise TruncatedError(f"{origin}: {count} records do not fit into {size} bytes")
+    edges = np.frombuffer(table, "<u4", count + 1).astype(np.int64)
+    if (np.diff(edges) < 0).any() or edges[-1] > size:
+        raise FormatError(f"{origin}: its offsets do not ascend, or lead beyond its end")
+    return edges
+
+
+def records(data: bytes, origin: object, start: int = 0) -> Iterator[memoryview]:
+    """Yield the records of a chunk from number `start` on.
+
+    Raises:
+        FormatError: If its offsets make no sense.
+    """
+    count = count_of(data)
+    table = data[HEAD_BYTES : HEAD_BYTES + 4 * (count + 1)]
+    edges = record_edges(table, count, len(data), origin)
+    view = memoryview(data)
+    for number in range(start, count):
+        yield view[edges[number] : edges[number + 1]]
+
+
+def fields(record: bytes | memoryview, sizes: Sequence[int | None], origin: object) -> list[bytes]:
+    """Return the contents of the fields of a record.
+
+    Args:
+        record: The record.
+        sizes: Bytes of each field; None for those whose size is in the record.
+        origin: What messages call the chunk.
+
+    Raises:
+        FormatError: If the sizes do not add up to the record.
+    """
+    count = sum(size is None for size in sizes)
+    if 4 * count > len(record):
+        raise FormatError(f"{origin}: a record has {len(record)} bytes, too few for its fields")
+    stated = iter(np.frombuffer(record, "<u4", count).tolist() if count else [])
+    position = 4 * count
+    contents = []
+    for size in sizes:
+        length = next(stated) if size is None else size
+        contents.append(bytes(record[position : position + length]))
+        position += length
+    if position != len(record):
+        raise FormatError(f"{origin}: a record has {len(record)} bytes, its fields {position}")
+    return contents
+
+
+def stored_picture(content: bytes) -> Any:
+    """Return a picture that was stored as three numbers, its mode and its pixels."""
+    from PIL import Image
+
+    width, height, length = np.frombuffer(content, "<u4", 3).tolist()
+    mode = content[12 : 12 + length].decode()
+    return Image.frombytes(mode, (width, height), content[12 + length :])
+
+
+def image_list(content: bytes) -> list[bytes]:
+    """Return images that were stored behind their number and their sizes."""
+    sizes = np.frombuffer(content, "<u4", count_of(content), HEAD_BYTES)
+    ends = HEAD_BYTES + 4 * len(sizes) + np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    if ends[-1] != len(content):
+        raise ValueError(f"images have {ends[-1]} bytes, not {len(content)}")
+    return [content[start:stop] for start, stop in pairwise(ends.tolist())]

@@ -1,0 +1,509 @@
+"""Read datasets of MosaicML Streaming (MDS) and LitData as they are, without these libraries.
+
+Both are folders of chunks, which an `index.json` lists. Records of chunks that are not packed
+are read one by one; packed chunks are unpacked as a whole, once for the slice that lies in them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon.formats.chunks.litdata import litdata_decoder, litdata_items, parse_litdata_index
+from energon.formats.chunks.mds import mds_decoder, parse_mds_index
+from energon.formats.chunks.records import (
+    HEAD_BYTES,
+    INDEX,
+    count_of,
+    fields,
+    record_edges,
+    records,
+    unpack,
+)
+from energon.formats.json_text import parse_json
+from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_names, ratio_range
+from energon.io.address import is_remote, join_address, redact
+from energon.io.epath import any_path
+from energon.io.files import is_file, read_document
+from energon.io.local import OpenFile
+from energon.io.range_file import RangeFile, RemoteFile
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.leaf import Leaf
+from energon.samples.field_map import FieldMap
+from energon.sources.extents import Extents, read_spans
+from energon.sources.items import ItemSource, file_of_part
+from energon.sources.kinds import DatasetKind
+from energon.sources.part_filter import PartFilter
+from energon.sources.rows import RowOptions, row_config
+from energon.sources.shards import ShardPool
+from energon.utf8 import decode_utf8
+
+Ints = NDArray[np.int64]
+
+HELD_BYTES = 512 << 20
+"""Unpacked chunks that a source keeps: those of the slices that are open."""
+MAX_SLICES = 16
+OPEN_FILES = 64
+TABLES = 256
+"""Chunks whose offsets are kept."""
+
+
+class ChunkFile(NamedTuple):
+    """A chunk, as the index describes it."""
+
+    name: str
+    samples: int
+    size: int
+    """Bytes, unpacked or not."""
+
+
+def split_folders(address: str) -> dict[str, str]:
+    """Return the folder of each split, by its name; without splits, there is one called "".
+
+    Raises:
+        DatasetNotFoundError: If there is no index.
+    """
+    if is_file(join_address(address, INDEX)):
+        return {"": address}
+    places = {name: join_address(address, name) for name in SPLIT_WORDS}
+    found = {name: at for name, at in places.items() if is_file(join_address(at, INDEX))}
+    if not found:
+        raise DatasetNotFoundError(f"{redact(address)}: there is no {INDEX} in it")
+    return found
+
+
+def read_index(folder: str) -> Any:
+    """Return what the index of a folder says."""
+    path = join_address(folder, INDEX)
+    text = decode_utf8(read_document(path), origin=redact(path))
+    return parse_json(text, origin=redact(path), hint="copy the folder again, or write it again")
+
+
+class ChunkSource(ItemSource):
+    """The records of a split, numbered from 0. Their keys are their numbers, in nine digits.
+
+    Args:
+        address: The folder, or one with a folder for each split.
+        split_part: Which split.
+        options: What a document says.
+        parts: Which parts to read, if `options` say none; None for all.
+        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        exclude: Keys that are left out.
+
+    Raises:
+        DatasetNotFoundError: If there is no index.
+        FormatError: If the index makes no sense.
+        ConfigError: If there is no such split, or records hold something that is not known.
+        EmptyDatasetError: If no sample is left.
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        options: RowOptions | None = None,
+        parts: Collection[str] | PartFilter | None = None,
+        subsets: Sequence[Any] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        options = options or RowOptions(origin=redact(address))
+        self._arguments = {
+            "split_part": split_part,
+            "options": options,
+            "parts": parts,
+            "subsets": subsets,
+            "exclude": exclude,
+        }
+        origin = options.origin or redact(address)
+        folders = split_folders(os.fspath(address))
+        found = "" if "" in folders else find_split(split_part, folders)
+        if found is None:
+            found = next((n for n in folders if SPLIT_WORDS[n] == split_part), None)
+        if found is None:
+            raise ConfigError(
+                f"{redact(address)}: there is no split {split_part!r}, only {', '.join(folders)}"
+            )
+        self.folder = folders[found]
+        self.files = self._files(read_index(self.folder), redact(join_address(self.folder, INDEX)))
+        self.ends = np.concatenate(([0], np.cumsum([file.samples for file in self.files]))).astype(
+            np.int64
+        )
+        total = int(self.ends[-1])
+        bounds = (0, total)
+        if found == "":
+            bounds = ratio_range(options.split, split_part, total, what="samples", origin=origin)
+        self._open: OrderedDict[int, RangeFile] = OrderedDict()
+        self._edges: OrderedDict[int, Ints] = OrderedDict()
+        self._whole: OrderedDict[int, list[memoryview]] = OrderedDict()
+        super().__init__(
+            any_path(address),
+            split_part=split_part,
+            bounds=bounds,
+            columns=options.columns,
+            parts=parts,
+            subsets=subsets,
+            exclude=exclude,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), os.fspath(self.path), self._arguments)
+
+    @abstractmethod
+    def _files(self, index: Any, origin: str) -> list[ChunkFile]:
+        """Note what the index says, and return the chunks."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> dict[str, str]:
+        """How each part is stored."""
+
+    @property
+    @abstractmethod
+    def is_packed(self) -> bool:
+        """Whether chunks are unpacked as a whole, before a record can be read."""
+
+    @abstractmethod
+    def _unpacked(self, data: bytes, origin: str) -> list[memoryview]:
+        """Return the records of a packed chunk."""
+
+    def _record(self, data: bytes | memoryview, origin: str) -> bytes | memoryview:
+        """Return a record of a chunk that is not packed as a whole."""
+        return data
+
+    @abstractmethod
+    def _parts(self, record: bytes | memoryview, origin: str) -> dict[str, Any]:
+        """Return the parts of a record that are read."""
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """Bytes of a record, on average."""
+        return sum(file.size for file in self.files) / max(1, int(self.ends[-1]))
+
+    @property
+    def preferred_slices(self) -> tuple[int | None, int]:
+        """Records that are best read together, and how many such slices may be open at a time."""
+        if not self.is_packed:
+            return None, MAX_SLICES
+        # A slice that is not laid out with chunks lies in two of them.
+        largest = max(file.size for file in self.files)
+        most = HELD_BYTES // max(1, 2 * 4 * largest)
+        rows = int(np.median([file.samples for file in self.files]))
+        return max(1, rows), max(1, min(MAX_SLICES, most))
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        return ("records", self.folder)
+
+    @property
+    def all_parts(self) -> list[str]:
+        return [name for name in self.columns if not name.startswith("__")]
+
+    def key_of(self, number: int) -> str:
+        return f"{number:09}"
+
+    def shard_of(self, number: int) -> str:
+        return self.files[self._file_of(number)].name
+
+    def position(self, number: int) -> tuple[str, int, int]:
+        at = self._file_of(number)
+        own = number - int(self.ends[at])
+        offset = 0 if self.is_packed else int(self._offsets(at)[own])
+        return self.files[at].name, own, offset
+
+    def content(self) -> Any:
+        return [list(file) for file in self.files]
+
+    def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
+        found: list[Any] = [None] * len(numbers)
+        at = np.searchsorted(self.ends, numbers, side="right") - 1
+        for file in np.unique(at).tolist():
+            places = np.flatnonzero(at == file)
+            order = places[np.argsort(numbers[places], kind="stable")]
+            origin = self._origin(file)
+            for place, record in zip(
+                order.tolist(), self._records(file, numbers[order] - self.ends[file]), strict=True
+            ):
+                found[place] = self._item(record, origin)
+        return found
+
+    def extents(self, ordinals: Ints) -> Iterator[Extents]:
+        """Yield where the records of samples lie; of packed chunks, the whole of them."""
+        numbers = self._numbers(ordinals)
+        at = np.searchsorted(self.ends, numbers, side="right") - 1
+        for file in np.unique(at).tolist():
+            places = np.flatnonzero(at == file)
+            order = places[np.argsort(numbers[places], kind="stable")]
+            if self.is_packed:
+                low = np.zeros(len(order), np.int64)
+                high = np.full(len(order), self._size(file), np.int64)
+            else:
+                edges, own = self._offsets(file), numbers[order] - self.ends[file]
+                low, high = edges[own], edges[own + 1]
+            yield Extents(self._range_file(file), order, low, high)
+
+    def _item(
+        self, record: bytes | memoryview, origin: str
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        parts: dict[str, Any] = {}
+        files: dict[str, str] = {}
+        try:
+            values = self._parts(record, origin)
+        except (ValueError, IndexError, KeyError, TypeError) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"{origin}: has a record that makes no sense: {error!r}") from error
+        for name, value in values.items():
+            extension = None
+            if type(value).__module__.startswith("PIL."):
+                value, extension = _as_file(value)
+                files[name] = f"{name}.{extension}"
+            elif file := file_of_part(name, value):
+                files[name] = file
+            parts[name] = value
+        return parts, files
+
+    def _records(self, file: int, own: Ints) -> list[bytes | memoryview]:
+        """Return records of a chunk, whose numbers ascend."""
+        if self.is_packed:
+            chunk = self._chunk(file)
+            return [chunk[number] for number in own.tolist()]
+        edges = self._offsets(file)
+        low, high = edges[own], edges[own + 1]
+        buffers, begin = read_spans(self._range_file(file), low, high)
+        bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
+        origin = self._origin(file)
+        return [self._record(memoryview(data)[start:stop], origin) for data, start, stop in bounds]
+
+    def _chunk(self, file: int) -> list[memoryview]:
+        """Return the records of a packed chunk; the same again for as long as there is memory."""
+        found = self._whole.get(file)
+        if found is None:
+            data = self._range_file(file).pread(0, self._size(file))
+            found = self._whole[file] = self._unpacked(data, self._origin(file))
+            self._check_count(file, len(found))
+            held = sum(sum(map(len, chunk)) for chunk in self._whole.values())
+            while held > HELD_BYTES and len(self._whole) > 2:
+                held -= sum(map(len, self._whole.popitem(last=False)[1]))
+        else:
+            self._whole.move_to_end(file)
+        return found
+
+    def _offsets(self, file: int) -> Ints:
+        """Return where the records of a chunk begin, and the end.
+
+        Raises:
+            FormatError: If the chunk is damaged, or not the one of the index.
+        """
+        found = self._edges.get(file)
+        if found is None:
+            count = self.files[file].samples
+            data = self._range_file(file).pread(0, HEAD_BYTES + 4 * (count + 1))
+            self._check_count(file, count_of(data))
+            origin = self._origin(file)
+            found = record_edges(data[HEAD_BYTES:], count, self._size(file), origin)
+            self._edges[file] = found
+            if len(self._edges) > TABLES:
+                self._edges.popitem(last=False)
+        return found
+
+    def _check_count(self, file: int, count: int) -> None:
+        stated = self.files[file].samples
+        if count != stated:
+            raise FormatError(
+                f"{self._origin(file)}: has {count} records, but {INDEX} says {stated}; one of "
+                "them was replaced, copy the folder again"
+            )
+
+    def _range_file(self, file: int) -> RangeFile:
+        found = self._open.get(file)
+        if found is None:
+            address = join_address(self.folder, self.files[file].name)
+            found = RemoteFile(address) if is_remote(address) else OpenFile(address)
+            self._open[file] = found
+            if len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)
+        return found
+
+    def _size(self, file: int) -> int:
+        found = self._range_file(file)
+        return found.info.size if isinstance(found, RemoteFile) else os.path.getsize(found.path)
+
+    def _origin(self, file: int) -> str:
+        return redact(join_address(self.folder, self.files[file].name))
+
+    def _file_of(self, number: int) -> int:
+        return int(np.searchsorted(self.ends, number, side="right")) - 1
+
+
+def _reopen(kind: type[ChunkSource], address: str, arguments: dict[str, Any]) -> ChunkSource:
+    return kind(address, **arguments)
+
+
+def _as_file(image: Any) -> tuple[bytes, str]:
+    """Return an image of Pillow as a file without loss, and its extension."""
+    if image.mode in ("RGB", "L"):
+        kind, extension = ("P6", "ppm") if image.mode == "RGB" else ("P5", "pgm")
+        return f"{kind}\n{image.width} {image.height}\n255\n".encode() + image.tobytes(), extension
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue(), "png"
+
+
+class MdsRecords(ChunkSource):
+    """The samples of a dataset of MosaicML Streaming; see `ChunkSource`."""
+
+    def _files(self, index: Any, origin: str) -> list[ChunkFile]:
+        shards = parse_mds_index(index, origin=origin)
+        kinds = {(shard.names, shard.encodings, shard.sizes, shard.compression) for shard in shards}
+        if len(kinds) > 1:
+            raise FormatError(
+                f"{origin}: its shards have {len(kinds)} different sets of columns; train on each "
+                "set by itself"
+            )
+        self.shard = shards[0] if shards else None
+        names, encodings = (self.shard.names, self.shard.encodings) if self.shard else ((), ())
+        self._decoders = [mds_decoder(e, n, origin) for e, n in zip(encodings, names, strict=True)]
+        return [ChunkFile(shard.name, shard.count, shard.size) for shard in shards]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        shard = self.shard
+        return {} if shard is None else dict(zip(shard.names, shard.encodings, strict=True))
+
+    @property
+    def is_packed(self) -> bool:
+        return self.shard is not None and bool(self.shard.compression)
+
+    def _unpacked(self, data: bytes, origin: str) -> list[memoryview]:
+        compression = "" if self.shard is None else self.shard.compression or ""
+        return list(records(unpack(data, origin, compression), origin))
+
+    def _parts(self, record: bytes | memoryview, origin: str) -> dict[str, Any]:
+        if self.shard is None:
+            return {}
+        contents = fields(record, self.shard.sizes, origin)
+        columns = zip(self.shard.names, self._decoders, contents, strict=True)
+        return {
+            name: decode(content)
+            for name, decode, content in columns
+            if self.takes(name) and not name.startswith("__")
+        }
+
+
+class LitDataRecords(ChunkSource):
+    """The items of a dataset that LitData has optimized; see `ChunkSource`."""
+
+    def _files(self, index: Any, origin: str) -> list[ChunkFile]:
+        self.index = parse_litdata_index(index, origin=origin)
+        self._decoders = [litdata_decoder(kind, origin) for kind in self.index.formats]
+        return [ChunkFile(*chunk) for chunk in self.index.chunks]
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        named = self.index.item(list(self.index.formats))
+        return {name: kind if isinstance(kind, str) else "struct" for name, kind in named.items()}
+
+    @property
+    def is_packed(self) -> bool:
+        return bool(self.index.compression) and self.index.level != "sample"
+
+    def _unpacked(self, data: bytes, origin: str) -> list[memoryview]:
+        index = self.index
+        return list(litdata_items(data, origin, compression=index.compression, level=index.level))
+
+    def _record(self, data: bytes | memoryview, origin: str) -> bytes | memoryview:
+        return unpack(data, origin, self.index.compression) if self.index.compression else data
+
+    def _parts(self, record: bytes | memoryview, origin: str) -> dict[str, Any]:
+        contents = fields(record, [None] * len(self._decoders), origin)
+        leaves = zip(self._decoders, contents, strict=True)
+        item = self.index.item([decode(content) for decode, content in leaves])
+        return {n: v for n, v in item.items() if self.takes(n) and not n.startswith("__")}
+
+
+class ChunkKind(DatasetKind):
+    """Folders of chunks.
+
+    Args:
+        name: As documents and reports call it.
+        noun: What such a dataset is, for messages.
+        source: Reads its samples.
+    """
+
+    options = RowOptions.names()
+
+    def __init__(self, name: str, noun: str, source: type[ChunkSource]) -> None:
+        self.name = name
+        self.noun = noun
+        self.source = source
+
+    def split_names(
+        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
+    ) -> list[str]:
+        splits = list(split_folders(address))
+        return ratio_names(None, origin=address) if splits == [""] else splits
+
+    def config(self, leaf: Leaf) -> DatasetConfig:
+        return row_config(leaf)
+
+    def open(
+        self,
+        leaf: Leaf,
+        config: DatasetConfig,
+        *,
+        exclude: Sequence[str] = (),
+        parts: Collection[str] | PartFilter | None = None,
+        pool: ShardPool | None = None,
+        allow: Collection[str] = (),
+    ) -> ChunkSource:
+        return self.source(
+            leaf.path,
+            split_part=leaf.split_part,
+            options=RowOptions(**leaf.read, origin=leaf.origin),
+            parts=parts,
+            subsets=leaf.subsets,
+            exclude=exclude,
+        )
+
+    def check_field_map(self, source: Any, field_map: FieldMap) -> None:
+        field_map.check_parts(source.all_parts, origin=str(source.path))
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        sources = {
+            name: self.source(address, split_part=name) for name in self.split_names(address)
+        }
+        splits = {
+            name: {"samples": len(source), "shards": len(source.files), "excluded": 0}
+            for name, source in sources.items()
+        }
+        return {
+            "sample_type": "CrudeSample",
+            "samples": sum(len(source) for source in sources.values()),
+            "shards": sum(len(source.files) for source in sources.values()),
+            "bytes": sum(file.size for source in sources.values() for file in source.files),
+            "missing_shards": [],
+            "energon_version": None,
+            "splits": splits,
+            "columns": next(iter(sources.values())).columns,
+        }
+
+
+MDS = ChunkKind("mds", "a dataset of MosaicML Streaming", MdsRecords)
+LITDATA = ChunkKind("litdata", "a dataset of LitData", LitDataRecords)

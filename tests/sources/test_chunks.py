@@ -1,0 +1,225 @@
+"""Datasets that the libraries of MosaicML Streaming and LitData wrote, read without them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon import (
+    ConfigError,
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    get_train_dataset,
+)
+from energon.errors import FormatError, TruncatedError
+from energon.io.address import join_address
+from energon.io.files import write_bytes
+from energon.metadataset.kind import dataset_kind
+from energon.samples.crude import PART_FILES
+from energon.sources.browse.open import TreeOpener
+from energon.sources.chunks import LitDataRecords, MdsRecords
+from energon.sources.rows import RowOptions
+from tests.commands import run
+from tests.datasets import make_crude
+from tests.kind_checks import check_kind
+from tests.sources.test_media_folder import Keys
+from tests.task_encoder.runs import config
+
+DATA = Path(__file__).parents[1] / "data"
+SOURCES = {"mds": MdsRecords, "litdata": LitDataRecords}
+NAMES = ("mds", "mds_zstd", "litdata", "litdata_zstd")
+
+
+def source_of(path, **settings):
+    return SOURCES[dataset_kind(path)](path, **settings)
+
+
+def every(source):
+    return source.read(np.arange(len(source)))
+
+
+@pytest.fixture(params=NAMES)
+def folder(request, tmp_path):
+    shutil.copytree(DATA / request.param, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def edit(folder, change):
+    path = folder / "index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_of_any_ordinals_come_in_their_order(name):
+    assert dataset_kind(DATA / name) == name.partition("_")[0]
+    source = pickle.loads(pickle.dumps(source_of(DATA / name)))
+    assert len(source) == 7
+    ordinals = np.random.default_rng(0).integers(0, 7, 50)
+    samples = source.read(ordinals)
+    assert [sample["id"] for sample in samples] == ordinals.tolist()
+    for sample in samples:
+        n = sample["id"]
+        assert (sample["__key__"], sample["text"]) == (f"{n:09}", f"text {n} ä")
+        assert (sample["score"], sample["raw"]) == (n / 4, b"\0" * n + b"r")
+        assert sample["image"][:2] == b"\xff\xd8"
+        assert sample[PART_FILES]["image"] == "image.jpg"
+        assert sample["pixels"] == b"P6\n3 2\n255\n" + bytes((n, 1, 2)) * 6
+    assert source.find("000000005") == [5]
+    assert source.find("9") == source.find("x") == []
+    assert source.locate(6).sample == 0
+    with pytest.raises(IndexError, match="0 to 6, not 7"):
+        source.read(np.array([7]))
+
+
+@pytest.mark.parametrize("name", ["mds_arrays", "litdata_arrays"])
+def test_arrays_are_read_in_every_form(name):
+    samples = every(source_of(DATA / name))
+    assert [sample["n"] for sample in samples] == list(range(40))
+    n, last = 39, samples[39]
+    if name == "mds_arrays":
+        assert last["any"].tolist() == [list(range(40))]
+        assert (last["any"].dtype, last["typed"].tolist()) == (np.int16, [[n, n]])
+        assert last["fixed"].tolist() == [[n] * 3] * 2
+    else:
+        assert (last["flat"].tolist(), last["row"].tolist()) == ([n, n + 1, n + 2], [n, n + 1])
+        assert last["image"].tolist() == last["table"].tolist() == [[n, n]] * 2
+        assert (last["image"].dtype, last["table"].dtype) == (np.float32, np.float64)
+
+
+def test_images_are_decoded_and_fields_mapped(folder):
+    read = {"sample_type": "CaptioningSample", "field_map": {"image": "image", "caption": "text"}}
+    blend = {"splits": {"train": {"path": str(folder), "read": read}}}
+    batch = next(iter(get_train_dataset(blend, worker_config=config(), batch_size=4)))
+    assert (batch.image.shape, len(batch.caption)) == ((4, 3, 4, 6), 4)
+    pixels = {"splits": {"train": {"path": str(folder), "read": {"columns": ["pixels", "id"]}}}}
+    sample = next(iter(get_train_dataset(pixels, worker_config=config(), batch_size=None)))
+    assert set(sample) >= {"pixels", "id"}
+    assert "image" not in sample
+    assert (sample["pixels"][0] * 255).round().tolist() == [[sample["id"]] * 3] * 2
+
+
+def test_splits_are_folders(tmp_path):
+    shutil.copytree(DATA / "mds", tmp_path / "d/train")
+    shutil.copytree(DATA / "mds_zstd", tmp_path / "d/validation")
+    assert dataset_kind(tmp_path / "d") == "mds"
+    assert len(MdsRecords(tmp_path / "d", split_part="val")) == 7
+    assert json.loads(run("info", tmp_path / "d", "--json").output)["samples"] == 14
+    with pytest.raises(ConfigError, match="no split 'test', only train, validation"):
+        MdsRecords(tmp_path / "d", split_part="test")
+
+
+def test_a_ratio_deals_records_where_there_are_no_splits():
+    options = RowOptions(split="5,2")
+    found = MdsRecords(DATA / "mds", split_part="val", options=options)
+    assert [sample["id"] for sample in every(found)] == [5, 6]
+    with pytest.raises(ConfigError, match="no split 'val', only train"):
+        MdsRecords(DATA / "mds", split_part="val")
+    with pytest.raises(EmptyDatasetError, match="has 7 samples, of which none is left"):
+        MdsRecords(DATA / "mds", exclude=[str(n) for n in range(7)])
+
+
+@pytest.mark.parametrize("name", ["mds_zstd", "litdata_arrays"])
+def test_every_topology_and_every_restore_gives_the_same_batches(name):
+    check_kind(DATA / name, encoder=Keys)
+
+
+def test_they_are_blended_with_shards(tmp_path):
+    make_crude(tmp_path / "tars", [20, 15])
+    (tmp_path / "blend.yaml").write_text(
+        "splits: {train: {blend: [{path: tars}, "
+        f"{{path: {DATA}/mds, read: {{columns: [id]}}}}, {{path: {DATA}/litdata}}]}}}}"
+    )
+    expected = check_kind(tmp_path / "blend.yaml", encoder=Keys, resumed=6)
+    keys = {key for batch in expected for key in batch["__key__"]}
+    assert {len(key) == 9 for key in keys} == {True, False}
+
+
+def test_the_commands_tell_about_them(folder):
+    about = run("info", folder).output
+    assert "samples: 7" in about
+    assert "score (float" in about
+    assert "text: 'text 0 ä'" in run("preview", folder, "--count", 1).output
+    assert "7 samples" in run("plan", folder).output
+    assert run("lint", folder, "--num-workers", 1).output == "7 samples: no problems\n"
+    with pytest.raises(ConfigError, match="which cannot be shown as files"):
+        TreeOpener().open(str(folder))
+
+
+def test_chunks_in_stores_are_read_by_ranges(folder, s3):
+    for path in folder.iterdir():
+        write_bytes(join_address(s3.address, f"data/{path.name}"), path.read_bytes())
+    address = join_address(s3.address, "data")
+    assert [sample["id"] for sample in every(source_of(address))] == list(range(7))
+    batches = []
+    for place in (folder, address):
+        dataset = get_train_dataset(place, worker_config=config(), batch_size=3)
+        found = iter(dataset)
+        batches.append([next(found)["text"] for _ in range(8)])
+    assert batches[0] == batches[1]
+
+
+def test_damaged_chunks_are_reported(folder):
+    path = sorted(path for path in folder.iterdir() if path.suffix != ".json")[0]
+    whole = path.read_bytes()
+    for content in (b"", whole[:40], whole[:-60], b"PK" + whole[2:], bytes(len(whole))):
+        path.write_bytes(content)
+        with pytest.raises((FormatError, TruncatedError), match=path.name):
+            every(source_of(folder))
+    path.unlink()
+    with pytest.raises(DatasetNotFoundError, match=path.name):
+        every(source_of(folder))
+
+
+def test_an_index_that_makes_no_sense_is_reported(folder):
+    kind = dataset_kind(folder)
+    part = {"mds": "shards", "litdata": "chunks"}[kind]
+    count = {"mds": "samples", "litdata": "chunk_size"}[kind]
+    whole = (folder / "index.json").read_text()
+
+    def fails(change, problem, error=FormatError):
+        (folder / "index.json").write_text(whole)
+        edit(folder, change)
+        with pytest.raises(error, match=problem):
+            every(source_of(folder))
+
+    def one_more(index):
+        index[part][0][count] += 1
+
+    def leads_out(index):
+        about = index[part][0]
+        if kind == "litdata":
+            about["filename"] = "../x.bin"
+        else:
+            about["zip_data" if about["compression"] else "raw_data"]["basename"] = "../x.mds"
+
+    fails(one_more, "records, but index.json says .*; one of them was replaced|do not fit")
+    fails(leads_out, "no index of")
+    fails(lambda index: index[part].append({}), "no index of")
+    fails(lambda index: index[part].clear(), "has 0 samples", EmptyDatasetError)
+    (folder / "index.json").write_text("{")
+    with pytest.raises(DatasetNotFoundError):
+        dataset_kind(folder)
+
+
+def test_shards_of_mixed_columns_and_unknown_encodings_are_refused(tmp_path):
+    shutil.copytree(DATA / "mds", tmp_path / "data")
+    edit(tmp_path / "data", lambda index: index["shards"][1]["column_names"].__setitem__(0, "x"))
+    with pytest.raises(FormatError, match="2 different sets of columns"):
+        MdsRecords(tmp_path / "data")
+    for encodings in ("pkl", "nosuch"):
+        shutil.copy(DATA / "mds/index.json", tmp_path / "data")
+
+        def change(index, encodings=encodings):
+            for shard in index["shards"]:
+                shard["column_encodings"][0] = encodings
+
+        edit(tmp_path / "data", change)
+        with pytest.raises(ConfigError, match=f"'id' is encoded as '{encodings}', which is not kn"):
+            MdsRecords(tmp_path / "data")
