@@ -19,6 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MODULES = ["reading", "pipelines", "stages", "decoding", "sources", "openers", "writing"]
+ENERGON = ["datasets", "hooks", "loaders", "parts"]
 
 
 def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
@@ -26,20 +27,20 @@ def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
     module = import_module(package)
     import_module("common").setup(folder)
     found = {}
-    for name, check in checks():
+    for name, check in checks(package):
         if wanted in name:
             try:
                 found[name] = as_json(check(module, folder), folder)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 found[name] = f"failed: {type(error).__name__}: {error}"[:300]
     return found
 
 
-def checks() -> list[tuple[str, Any]]:
-    """Return all checks of this folder by name."""
+def checks(package: str) -> list[tuple[str, Any]]:
+    """Return all checks for a package by name."""
     return [
         (name, check)
-        for module in MODULES
+        for module in (ENERGON if package == "megatron.energon" else MODULES)
         for name, check in vars(import_module(module)).items()
         if name.startswith("check_")
     ]
@@ -62,7 +63,7 @@ def as_json(value: Any, folder: str) -> Any:
 
 def main() -> None:
     """Run and print."""
-    sys.path.insert(0, str(HERE))
+    sys.path[0] = str(HERE / "energon" if sys.argv[1] == "megatron.energon" else HERE)
     os.environ.pop("WDS_CACHE", None)
     # Where its result goes, and what a package prints.
     output, sys.stdout = sys.stdout, sys.stderr

@@ -1,0 +1,264 @@
+"""Loaders, their states, and what runs beside them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib import import_module
+from pathlib import Path
+
+from common import config, encoder, flat, loader, raised, texts, train, val
+
+
+def path(folder):
+    return Path(folder) / "texts"
+
+
+def check_batches_go_on_after_a_restore(energon, folder):
+    found = []
+    for workers in (0, 2):
+        first = loader(energon, train(energon, path(folder), epoch=False, workers=workers))
+        iterator = iter(first)
+        texts(iterator, 5)
+        state = first.save_state_rank()
+        expected = texts(iterator, 6)
+        second = loader(energon, train(energon, path(folder), epoch=False, workers=workers))
+        second.restore_state_rank(state)
+        found.append(texts(second, 6) == expected)
+    return found
+
+
+def check_a_state_after_the_last_batch_of_validation(energon, folder):
+    found = []
+    for workers in (0, 2):
+        first = loader(energon, val(energon, path(folder), workers=workers))
+        first_pass = texts(first)
+        state = first.save_state_rank()
+        second = loader(energon, val(energon, path(folder), workers=workers))
+        second.restore_state_rank(state)
+        found.append([len(first_pass), texts(second) == first_pass, texts(second) == first_pass])
+    return found
+
+
+def check_a_state_after_the_last_batch_of_an_epoch(energon, folder):
+    found = []
+    for workers in (0, 2):
+        first = loader(energon, train(energon, path(folder), workers=workers))
+        texts(first)
+        state = first.save_state_rank()
+        second = loader(energon, train(energon, path(folder), workers=workers))
+        second.restore_state_rank(state)
+        found.append(sorted(flat(texts(second))))
+    return found
+
+
+def check_virtual_epochs(energon, folder):
+    dataset = train(energon, path(folder), epoch=False, virtual_epoch_length=3)
+    found = loader(energon, dataset)
+    lengths = [len(texts(found)), len(texts(found)), len(found)]
+    state = found.save_state_rank()
+    second = loader(energon, train(energon, path(folder), epoch=False, virtual_epoch_length=3))
+    second.restore_state_rank(state)
+    return [*lengths, len(texts(second))]
+
+
+def check_smaller_batches_after_a_restore(energon, folder):
+    first = loader(energon, train(energon, path(folder), epoch=False, batch_size=6, workers=1))
+    iterator = iter(first)
+    texts(iterator, 2)
+    state = first.save_state_rank()
+    expected = flat(texts(iterator, 4))
+    second = loader(energon, train(energon, path(folder), epoch=False, batch_size=3, workers=1))
+    second.restore_state_rank(state)
+    found = flat(texts(second, 8))
+    larger = loader(energon, train(energon, path(folder), epoch=False, batch_size=12, workers=1))
+    return found == expected, raised(larger.restore_state_rank, state)
+
+
+def check_restoring_nothing(energon, folder):
+    found = loader(energon, train(energon, path(folder), epoch=False))
+    found.restore_state_rank(None)
+    texts(found, 1)
+    found.restore_state_rank(None)
+    return len(texts(found, 2))
+
+
+def check_loaders_of_torch(energon, folder):
+    torch_loader = import_module("torch.utils.data").DataLoader
+    dataset = train(energon, path(folder), epoch=False, workers=2)
+    savable = energon.SavableDataLoader(
+        dataset,
+        checkpoint_every_sec=60,
+        checkpoint_every_min_n_samples=10,
+        n_checkpoints=5,
+        gc_collect_every_n_steps=5,
+        gc_freeze_at_start=True,
+        prefetch_factor=2,
+        cache_pool=None,
+        watchdog_timeout_seconds=60,
+        watchdog_initial_timeout_seconds=None,
+        fail_on_timeout=False,
+    )
+    module = import_module("megatron.energon.savable_loader")
+    basic = module.BasicDataLoader(train(energon, path(folder), epoch=False))
+    state = savable.save_state_rank()
+    texts(savable, 3)
+    later = savable.save_state_rank()
+    return (
+        [isinstance(each, torch_loader) for each in (savable, basic)],
+        [savable.num_workers, savable.batch_size, savable.prefetch_factor],
+        [savable.persistent_workers, bool(savable.pin_memory), isinstance(savable.id, int)],
+        basic.num_workers,
+        isinstance(state, module.SavableDataLoaderState | None),
+        isinstance(later, module.SavableDataLoaderState),
+    )
+
+
+def check_a_sample_is_made_again(energon, folder):
+    found = []
+    for workers in (0, 2):
+        dataset = train(energon, path(folder), epoch=False, batch_size=None, workers=workers)
+        first = loader(energon, dataset)
+        iterator = iter(first)
+        samples = [next(iterator) for _ in range(7)]
+        again = loader(
+            energon, train(energon, path(folder), epoch=False, batch_size=None, workers=workers)
+        )
+        key = samples[5].__restore_key__
+        made = again.restore_sample(restore_key=key)
+        found.append([again.can_restore_sample(), made.text == samples[5].text])
+    return found
+
+
+def check_a_sample_that_fails_again(energon, folder):
+    calls = []
+
+    def encode_sample(self, sample):
+        if calls:
+            raise ValueError("again")
+        return sample
+
+    def get():
+        hooks = {"encode_sample": energon.stateless(encode_sample)}
+        dataset = train(
+            energon,
+            path(folder),
+            epoch=False,
+            batch_size=None,
+            task_encoder=encoder(energon, **hooks),
+        )
+        return loader(energon, dataset)
+
+    key = next(iter(get())).__restore_key__
+    calls.append(1)
+    return raised(get().restore_sample, key) is not None
+
+
+def check_handlers_of_errors(energon, folder):
+    seen = []
+
+    def handler(e, sample, sources=None):
+        seen.append([type(e).__name__, type(sample).__name__])
+
+    def encode_sample(self, sample):
+        if sample.text.endswith("5"):
+            raise ValueError(sample.text)
+        return sample
+
+    settings = config(energon, global_error_handler=handler)
+    task_encoder = encoder(energon, encode_sample=energon.stateless(encode_sample))
+    dataset = train(
+        energon, path(folder), worker_config=settings, task_encoder=task_encoder, batch_size=None
+    )
+    found = [sample.text for sample in loader(energon, dataset)]
+    return sorted(found), sorted(seen)
+
+
+def check_a_watchdog_without_workers(energon, folder):
+    time = import_module("time")
+
+    def encode_sample(self, sample):
+        time.sleep(2.5)
+        return sample
+
+    def get(**settings):
+        hooks = {"encode_sample": energon.stateless(encode_sample)}
+        dataset = train(
+            energon,
+            path(folder),
+            epoch=False,
+            batch_size=None,
+            task_encoder=encoder(energon, **hooks),
+        )
+        return energon.get_loader(dataset, watchdog_timeout_seconds=1, **settings)
+
+    records = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            records.append(record.getMessage())
+
+    handler = Handler()
+    logging.getLogger().addHandler(handler)
+    try:
+        next(iter(get()))
+        try:
+            next(iter(get(fail_on_timeout=True)))
+        except Exception as error:
+            failed = [isinstance(error, TimeoutError) or type(error).__name__]
+        else:
+            failed = []
+    finally:
+        logging.getLogger().removeHandler(handler)
+    return any("Watchdog" in each for each in records), failed
+
+
+def check_logs_of_workers(energon, folder):
+    logs = Path(folder) / "logs" / "of" / "workers"
+    settings = config(
+        energon, worker_debug_path=str(logs / "{worker_id}.jsonl"), worker_log_level=1
+    )
+    dataset = train(energon, path(folder), worker_config=settings)
+    count = len(texts(loader(energon, dataset)))
+    kinds = set()
+    for file in logs.iterdir():
+        for line in file.read_text().splitlines():
+            kinds.add(json.loads(line)["t"].split(".")[0])
+    return count, "SavableDataLoader" in kinds
+
+
+def check_worker_configs(energon, folder):
+    first, second = config(energon, 2), config(energon, 2, seed_offset=7)
+    first.seed_offset = 3
+    other = energon.WorkerConfig(rank=1, world_size=2, num_workers=2)
+    return (
+        first == second,
+        first == other,
+        sorted(first.config()),
+        first.worker_seed(0) == config(energon, 2, seed_offset=3).worker_seed(0),
+        first.worker_seed(0) == first.worker_seed(1),
+        other.global_worker_id(1),
+        energon.WorkerConfig.active_worker_config is None,
+        first.global_error_handler.__name__,
+        first.restore_error_handler.__name__,
+        first.should_log(1),
+        first.global_rank(),
+    )
+
+
+def check_hooks_ask_where_they_run(energon, folder):
+    def encode_sample(self, sample):
+        active = energon.WorkerConfig.active_worker_config
+        seed = active.worker_seed()
+        place = [active.rank_worker_id(), active.global_worker_id(), active.num_workers]
+        sample.text = [*place, seed == active.worker_seed(place[0])]
+        return sample
+
+    hooks = {"encode_sample": energon.stateless(encode_sample)}
+    found = []
+    for workers in (1, 2):
+        dataset = train(
+            energon, path(folder), workers=workers, task_encoder=encoder(energon, **hooks)
+        )
+        found.append(sorted({json.dumps(each) for each in flat(texts(loader(energon, dataset)))}))
+    return found
