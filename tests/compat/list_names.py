@@ -2,11 +2,13 @@
 
     cd tests/compat
     ../../.venv-peers/bin/python list_names.py webdataset > names/webdataset.json
+    ../../.venv-peers/bin/python list_names.py megatron.energon > names/megatron.energon.json
 
 Runs in the environment of the peers (`benchmarks/peers.sh`), so it imports nothing of energon. Of
 each module that can be imported it lists what is defined in the package: classes with their public
-methods, functions with their parameters, and values. Underscored names are listed where they are
-given: `--also MODULE:NAME,NAME`.
+methods, functions with their parameters, and values. Classes and functions of `megatron.energon`
+that a module only imports are listed as such. Underscored names are listed where they are given:
+`--also MODULE:NAME,NAME`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import json
 import pkgutil
 import sys
 import types
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 _UNINTERESTING = (types.ModuleType, type(__import__("typing").Any))
 
@@ -29,6 +31,10 @@ def main() -> None:
     parser.add_argument("package")
     parser.add_argument("--also", action="append", default=[], metavar="MODULE:NAME,NAME")
     arguments = parser.parse_args()
+    # Beside this script is a folder called as one of the packages.
+    sys.path.pop(0)
+    if arguments.package == "megatron.energon":
+        _let_torchvision_be_imported()
     also = {}
     for each in arguments.also:
         module, _, names = each.partition(":")
@@ -42,7 +48,31 @@ def main() -> None:
             if (listed := _names(name, arguments.package, also.get(name, ())))
         },
     }
-    print(json.dumps(found, indent=1, sort_keys=True))
+    print(_compact(found))
+
+
+def _compact(found: dict[str, Any]) -> str:
+    """Return it as JSON with a line for each name."""
+    modules = []
+    for module, entries in found["modules"].items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+        modules.append(f" {json.dumps(module)}: {{\n" + ",\n".join(lines) + "\n }")
+    about = {name: found[name] for name in ("package", "version")}
+    return json.dumps(about)[:-1] + ', "modules": {\n' + ",\n".join(modules) + "\n}}"
+
+
+def _let_torchvision_be_imported() -> None:
+    """Define what it describes, where its own library is for another build of torch."""
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(library)
+
+
+_KEPT: list[Any] = []
 
 
 def _version(package: str) -> str:
@@ -71,15 +101,26 @@ def _names(module: str, package: str, also: Any) -> dict[str, Any]:
         return {}
     names = [name for name in vars(loaded) if not name.startswith("_")]
     return {
-        name: _entry(vars(loaded)[name], package)
+        name: _imported(vars(loaded)[name], module, package) or _entry(vars(loaded)[name], package)
         for name in sorted({*names, *also})
         if _belongs(vars(loaded)[name], package)
     }
 
 
+def _imported(value: Any, module: str, package: str) -> dict[str, Any] | None:
+    """Return that a value is at home in another module, which says all else about it."""
+    home = getattr(value, "__module__", None)
+    if package == "webdataset" or isinstance(value, types.ModuleType) or home in (None, module):
+        return None
+    inside = isinstance(home, str) and (home + ".").startswith(package + ".")
+    return {"kind": "imported"} if inside else None
+
+
 def _belongs(value: Any, package: str) -> bool:
     if isinstance(value, types.ModuleType):
         return value.__name__.startswith(package + ".")
+    if isinstance(value, TypeVar | ParamSpec):
+        return False
     home = getattr(value, "__module__", None)
     if isinstance(home, str) and not isinstance(value, _UNINTERESTING):
         return (home + ".").startswith(package + ".")
@@ -104,6 +145,8 @@ def _entry(value: Any, package: str) -> dict[str, Any]:
 def _is_own(kind: type, name: str, package: str) -> bool:
     """Return whether an attribute of a class comes from a class of the package."""
     home = next((each for each in kind.__mro__ if name in vars(each)), kind)
+    if inspect.ismemberdescriptor(vars(home).get(name)):
+        return False  # the slot of a field
     return (home.__module__ + ".").startswith(package + ".")
 
 
@@ -118,8 +161,12 @@ def _parameters(value: Any) -> list[list[Any]] | None:
     return [
         [each.name, each.kind.name, each.default is not each.empty]
         for each in found
-        if each.name != "self"
+        if each.name != "self" and not (each.default is not each.empty and _is_private(each.name))
     ]
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def _is_curried(value: Any) -> bool:

@@ -16,24 +16,27 @@ from energon.messages import counted
 
 
 @click.command("analyze-debug")
-@click.argument(
-    "logs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--include-modality", default="train", show_default=True, help="train, val or both.")
 @click.option("--most", type=click.IntRange(1), default=10, show_default=True, help="Keys shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: bool) -> None:
     """Count the samples in LOGS that LogSampleDataset wrote: how often which one came.
 
+    LOGS are files, or folders of .jsonl files.
+
     \b
     Example:
       energon analyze-debug logs/*.jsonl
     """
     modes = set(include_modality.split(","))
-    lines = [line for log in logs for line in _read(log) if line.get("m") in modes]
+    files = [
+        file for log in logs for file in (sorted(log.glob("*.jsonl")) if log.is_dir() else [log])
+    ]
+    lines = [line for log in files for line in _read(log) if line.get("m") in modes]
     if not lines:
         raise click.ClickException(
-            f"no line of the modes {', '.join(sorted(modes))} in {counted(len(logs), 'file')}"
+            f"no line of the modes {', '.join(sorted(modes))} in {counted(len(files), 'file')}"
         )
     keys = Counter(key for line in lines for key in line.get("keys") or ())
     ranks = Counter(line["r"] for line in lines)

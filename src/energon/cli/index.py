@@ -44,7 +44,7 @@ def prepare_file(
     split_ratio: str | None = None,
     exclude_from: Sequence[str] = (),
     as_json: bool = False,
-) -> None:
+) -> int:
     """Prepare a dataset by what its kind does for that, and say how many samples it has.
 
     Raises:
@@ -62,6 +62,7 @@ def prepare_file(
         echo_json({"path": redact(path), "samples": num_samples})
     elif not is_quiet():
         echo(counted(num_samples, "sample"), err=True)
+    return num_samples
 
 
 @click.command("index")

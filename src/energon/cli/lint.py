@@ -29,6 +29,8 @@ MAX_SHOWN = 50
     show_default="all",
     help="Only this split; may be repeated.",
 )
+@click.option("--split-parts", hidden=True, help="Splits, separated by commas: as it once was.")
+@click.option("--parallel", type=click.IntRange(1), hidden=True, help="Another --workers.")
 @click.option(
     "--max-samples",
     metavar="N",
@@ -59,6 +61,8 @@ MAX_SHOWN = 50
 def command(
     path: str,
     splits: tuple[str, ...],
+    split_parts: str | None,
+    parallel: int | None,
     max_samples: int | None,
     dataset_config: str | None,
     split_config: str | None,
@@ -80,6 +84,9 @@ def command(
     """
     from energon.inspect import lint
 
+    splits += tuple(split_parts.split(",")) if split_parts else ()
+    if parallel is not None:
+        indexing["num_workers"] = parallel
     try:
         with open_indexing(doing="looking at samples", **indexing) as how:
             report = lint.lint_dataset(

@@ -45,6 +45,7 @@ KITTY_PIECE = 4096
     metavar="NAME",
     help="Which split.",
 )
+@click.option("--split-parts", hidden=True, help="Another --split: as it once was.")
 @click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
 @click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="Samples.")
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="The first.")
@@ -77,6 +78,7 @@ KITTY_PIECE = 4096
 def command(
     path: str,
     split_part: str,
+    split_parts: str | None,
     dataset_config: str | None,
     count: int,
     start: int,
@@ -106,6 +108,10 @@ def command(
     from energon.task_encoder.getters import get_val_dataset
     from energon.worker import WorkerConfig
 
+    if split_parts is not None:
+        if "," in split_parts:
+            raise click.UsageError(f"--split-parts {split_parts}: name one split")
+        split_part = split_parts
     if sum([bool(keys), where is not None, step is not None]) > 1:
         raise click.UsageError("give one of --key, --where and --step")
     if bool(states) != (step is not None):

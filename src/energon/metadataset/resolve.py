@@ -111,6 +111,7 @@ def resolve(
     dataset_config: str | None = None,
     split_config: str | None = None,
     allow: Collection[str] = (),
+    must_exist: bool = True,
 ) -> LeafList:
     """Return the leaves of split `split_part` of a dataset or metadataset.
 
@@ -123,6 +124,7 @@ def resolve(
             names none; None for dataset.yaml.
         split_config: The same for the file that lists the splits; None for split.yaml.
         allow: "env" lets documents read variables of the environment.
+        must_exist: False takes what is not there for datasets of shards.
 
     Raises:
         ConfigError: If documents make no sense; names all places, and all that is missing.
@@ -130,7 +132,7 @@ def resolve(
         EmptyDatasetError: If the split is there and names no dataset.
         DatasetNotFoundError: If nothing is wrong but that something is not there; names all of it.
     """
-    walk = _Walk(training, allow)
+    walk = _Walk(training, allow, must_exist)
     context = NodeContext(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
     )
@@ -145,7 +147,11 @@ def resolve(
 
 
 def traverse_metadataset(
-    path: DatasetPath, *, split_part: str, allow: Collection[str] = ()
+    path: DatasetPath,
+    *,
+    split_part: str,
+    allow: Collection[str] = (),
+    must_exist: bool = True,
 ) -> list[TraversedDatasetReference]:
     """Return which datasets split `split_part` of a metadataset consists of, without opening them.
 
@@ -153,16 +159,20 @@ def traverse_metadataset(
         path: The metadataset, or the document as a dict.
         split_part: Which split.
         allow: "env" lets documents read variables of the environment.
+        must_exist: Whether the datasets have to be there, and not only the documents.
 
     Raises:
         ConfigError: If a document makes no sense.
         DatasetNotFoundError: If a dataset or document is not there.
     """
+    leaves = resolve(
+        path, split_part=split_part, training=False, allow=allow, must_exist=must_exist
+    ).leaves
     return [
         TraversedDatasetReference(
             each.path, each.split_part, each.aux, {**each.subflavors, **outer}
         )
-        for leaf in resolve(path, split_part=split_part, training=False, allow=allow).leaves
+        for leaf in leaves
         for each, outer in leaf.datasets
     ]
 
@@ -191,6 +201,7 @@ _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
 class _Walk:
     training: bool
     allow: Collection[str] = ()
+    must_exist: bool = True
     problems: Problems = field(default_factory=Problems)
     documents: dict[str, Metadataset | BrokenMetadataset] = field(default_factory=dict)
     counts: Counter[Limit] = field(default_factory=Counter)
@@ -226,7 +237,9 @@ class _Walk:
         try:
             kind = dataset_kind(path)
         except DatasetNotFoundError as exc:
-            raise DatasetNotFoundError(f"{at}{exc}") from exc
+            if self.must_exist or path.endswith((".yaml", ".yml")):
+                raise DatasetNotFoundError(f"{at}{exc}") from exc
+            kind = "webdataset"
         except ConfigError as exc:
             raise ConfigError(f"{at}{exc}") from exc
         if kind == "metadataset":

@@ -16,9 +16,9 @@ from energon.stages.lane import Lane
 logger = logging.getLogger("energon")
 
 
-def keys_of(item: Any) -> list[str] | None:
+def keys_of(batch: Any) -> list[str] | None:
     """Return the keys of a sample or batch as a list; None if it has none."""
-    keys = item.get("__key__") if isinstance(item, dict) else getattr(item, "__key__", None)
+    keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
     return [keys] if isinstance(keys, str) else keys
 
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from energon.cache.pool import active_pool
 from energon.errors import ConfigError
@@ -23,11 +23,14 @@ from energon.sources.files.store import (
 from energon.stages.hook import ErrorHandler
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Cooker:
+class Cooker(Generic[T]):
     """A function that makes a sample of a crude one, and the datasets that it is for.
+
+    The type argument is that of the crude sample.
 
     Args:
         cook: Called with the crude sample; returns a sample or yields some.
@@ -56,8 +59,8 @@ class Cooker:
 
 
 def find_cooker(
-    cookers: Sequence[Cooker], subflavors: Mapping[str, Any], *, dataset: str
-) -> Cooker:
+    cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any], *, dataset: str
+) -> Cooker[Any]:
     """Return the first cooker that is for `dataset`, which has these `subflavors`.
 
     Raises:
@@ -194,7 +197,7 @@ class CookerArguments:
 
 
 def cooker_arguments(
-    cooker: Cooker,
+    cooker: Cooker[Any],
     *,
     aux: Mapping[str, FileStore[Any]],
     primary: Callable[[], FileStore[Any]] | None,
@@ -230,7 +233,7 @@ def cooker_arguments(
     )
 
 
-def _check_signature(cooker: Cooker, names: list[str], dataset: str) -> None:
+def _check_signature(cooker: Cooker[Any], names: list[str], dataset: str) -> None:
     """Complain now about what would fail for every sample."""
     try:
         signature = inspect.signature(cooker.cook)

@@ -62,12 +62,12 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             lane from 1,000 samples on; None for any.
     """
 
-    cookers: ClassVar[Sequence[Cooker]] = ()
+    cookers: ClassVar[Sequence[Cooker[Any]]] = ()
     decoder: SampleDecoder | None = SampleDecoder()
     __default_failure_tolerance__: int = DEFAULT_TOLERANCE
     __default_failure_rate__: float | None = None
 
-    def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
+    def cook_crude_sample(self, sample: Any, cooker: Cooker[Any], aux: dict[str, Any]) -> Any:
         """Return the sample that `cooker` makes of a crude one."""
         return cooker.cook(sample, **aux)
 

@@ -84,7 +84,7 @@ class CookJoined:
     """Cooks what a joiner returned, if that is crude: a dict."""
 
     encoder: AnyTaskEncoder
-    cooker: Cooker
+    cooker: Cooker[Any]
     arguments: CookerArguments
 
     def __call__(self, sample: Any) -> Any:

@@ -222,7 +222,7 @@ class CookSample(Compiled):
 
     load: LoadCrude
     encoder: AnyTaskEncoder
-    cooker: Cooker
+    cooker: Cooker[Any]
     arguments: CookerArguments
 
     def compile(self) -> Callable[[CrudeSample], Any]:

@@ -50,7 +50,7 @@ def test_a_factory_says_what_it_is(root):
     assert dataset.subflavors == {"kind": "pictures"}
     assert len(dataset) == 11
     assert dataset.__sample_type__ is CaptioningSample
-    assert dataset.shards == ["shards/000.tar", "shards/001.tar"]
+    assert [each.name for each in dataset.shards] == ["shards/000.tar", "shards/001.tar"]
     assert dataset.as_file_store().get("s3.txt") == b"caption 3"
 
 

@@ -56,7 +56,7 @@ def _differences(
         yield where, "missing"
         return
     value = getattr(module, name)
-    if entry["kind"] == "value":
+    if entry["kind"] in ("value", "imported"):
         return
     if entry["kind"] == "class" and not inspect.isclass(value):
         yield where, f"is no class, but {type(value).__name__}"
@@ -100,7 +100,8 @@ def incompatible(theirs: list[list[Any]] | None, ours: Any) -> str | None:
             known = places[place] if place < len(places) else None
             if known is None and "VAR_POSITIONAL" not in variadic:
                 return f"takes no parameter {name!r} at place {place}"
-            if known is not None and known != name:
+            is_private = name.startswith("_") and not name.startswith("__")
+            if known is not None and known != name and not is_private:
                 return f"has {known!r} where {name!r} was"
             place += 1
         elif kind == "KEYWORD_ONLY":
@@ -109,9 +110,11 @@ def incompatible(theirs: list[list[Any]] | None, ours: Any) -> str | None:
         elif kind not in variadic:
             return f"takes no {kind.lower().replace('_', ' ')}"
     given = {name for name, _, _ in theirs}
+    theirs_variadic = {kind for _, kind, _ in theirs}
     for each in mine:
         required = each.default is each.empty and each.kind.name in (*POSITIONAL, "KEYWORD_ONLY")
-        if required and each.name not in given:
+        handed_on = each.kind.name == "KEYWORD_ONLY" and "VAR_KEYWORD" in theirs_variadic
+        if required and not {each.name, f"_{each.name}"} & given and not handed_on:
             return f"requires {each.name!r}"
     required_now = {each.name for each in mine if each.default is each.empty}
     for name, kind, has_default in theirs:

@@ -57,7 +57,7 @@ def get_dataset_from_config(
         split_config=split_config,
         allow=allow,
     ).leaves
-    call = GetterCall(training, worker_config, arguments=kwargs)
+    call = GetterCall(training, worker_config, arguments=kwargs, as_factories=True)
     opened = open_leaves(leaves, subflavors, allow=allow, call=call)
     if len(opened) != 1:
         raise ConfigError(

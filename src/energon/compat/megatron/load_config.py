@@ -100,13 +100,15 @@ class GetterCall(DatasetCall):
 
     Args:
         arguments: Those that the getter does not know: they are for the datasets.
+        as_factories: Whether each dataset of shards becomes an object of its class.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    as_factories: bool = False
 
     def open(self, opening: Opening) -> DatasetClass | None:
         replaced, leaf = _replaced(), opening.leaf
-        if replaced is None and not self.arguments:
+        if replaced is None and not self.arguments and not self.as_factories:
             return super().open(opening)
         if leaf.kind != "webdataset":
             if self.arguments:

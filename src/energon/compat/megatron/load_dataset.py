@@ -78,7 +78,7 @@ class DatasetLoader:
         """Return the leaves of a split, opened.
 
         Args:
-            training: False ignores weights and repetitions.
+            training: Whether each pass is shuffled, or samples come in order.
             split_part: Which split.
             worker_config: Who loads them: then each `dataset` is a pipeline to be built, with
                 `dataset.build()`. None gives the opened leaf, with its samples by number in
@@ -96,7 +96,7 @@ class DatasetLoader:
         found = resolve(
             self.path,
             split_part=self.split_part or split_part,
-            training=training,
+            training=True,  # validation has weights, too, and ignores them
             dataset_config=self.dataset_config,
             split_config=self.split_config,
             allow=self.allow,
@@ -112,7 +112,9 @@ class DatasetLoader:
             leaves,
             {**(self.subflavors or {}), **(subflavors or {})},
             allow=self.allow,
-            call=GetterCall(training, worker_config, arguments=kwargs),
+            call=GetterCall(
+                training, worker_config, arguments=kwargs, as_factories=worker_config is not None
+            ),
         )
         datasets: Sequence[Any] = opened_leaves
         if worker_config is not None:
@@ -199,7 +201,9 @@ def traverse_metadataset(
             {name: _aux_path(address) for name, address in each.aux.items()},  # type: ignore[misc]
             each.subflavors,
         )
-        for each in core.traverse_metadataset(path, split_part=split_part, allow=allow)
+        for each in core.traverse_metadataset(
+            path, split_part=split_part, allow=allow, must_exist=False
+        )
     ]
 
 

@@ -138,7 +138,23 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
     def restore_state_rank(self, state: Any, **arguments: Any) -> None:
         """Go to where `state` was saved; None stays where the loader is."""
         if state is not None:
+            arguments.setdefault("strict", self._strict(state))
             super().restore_state_rank(state, **arguments)
+
+    def restore_state_global(self, state: Any, **arguments: Any) -> None:
+        """Go to where a global state was saved; None stays where the loader is."""
+        if state is not None or arguments.get("src_rank") is not None:
+            arguments.setdefault("strict", self._strict(state))
+            super().restore_state_global(state, **arguments)
+
+    def _strict(self, state: Any) -> bool | list[str]:
+        """Return what may differ: the size of batches, where the present one divides that saved."""
+        states = state if isinstance(state, list) else [state]
+        saved = {(each or {}).get("fingerprint", {}).get("batch_size") for each in states}
+        size = getattr(self.dataset, "batch_size", None)
+        if size and all(each and each != size and each % size == 0 for each in saved):
+            return ["batch_size"]
+        return True
 
 
 def get_loader(dataset: Pipeline, **settings: Any) -> BasicDataLoader:

@@ -62,8 +62,9 @@ HOMES: dict[str, str] = {
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
     "compat.megatron.media": "MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset",
     "compat.megatron.savable": """
-        FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer SystemRng
-        SystemRngState WorkerRng
+        FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
+        SavableDatasetCheckpoint=SavableDataLoaderState
+        SavableDatasetState=SavableDataLoaderState SystemRng SystemRngState WorkerRng
     """,
     "compat.megatron.sharder": "Sharder",
     "compat.megatron.stages.error_context": "ErrorContext handle_restore_errors",
@@ -105,7 +106,6 @@ HOMES: dict[str, str] = {
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
     "sources.jsonl": "JsonlFileStore",
-    "stages.base": "SavableDatasetCheckpoint=State SavableDatasetState=State",
     "stages.hook": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",

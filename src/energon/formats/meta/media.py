@@ -88,18 +88,18 @@ def serialize_media_metadata(metadata: MediaMetadata) -> tuple[MediaMetadataType
     return metadata.metadata_type, json.dumps(metadata.to_dict(), separators=(",", ":"))
 
 
-def deserialize_media_metadata(kind: str, text: str) -> MediaMetadata:
+def deserialize_media_metadata(metadata_type: str, metadata_json: str) -> MediaMetadata:
     """Return the metadata of a type that their JSON holds. Fields of later versions are ignored.
 
     Raises:
         FormatError: If the type is unknown, or the text does not fit it.
     """
     try:
-        cls = _CLASSES[MediaMetadataType(kind)]
-        values: dict[str, Any] = parse_json(text, origin="JSON")
+        cls = _CLASSES[MediaMetadataType(metadata_type)]
+        values: dict[str, Any] = parse_json(metadata_json, origin="JSON")
         return cls.from_dict(values)
     except (ValueError, TypeError, AttributeError) as error:
         raise FormatError(
-            f"media metadata of type {kind!r}: {text[:80]!r}: {error}; run `energon prepare-media` "
-            "again"
+            f"media metadata of type {metadata_type!r}: {metadata_json[:80]!r}: {error}; run "
+            "`energon prepare-media` again"
         ) from error

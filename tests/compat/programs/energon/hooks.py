@@ -124,9 +124,7 @@ def check_numbers_of_several_outputs(energon, folder):
             text = self.current_sample_index
             yield energon.TextSample.derive_from(sample, text=text)
 
-    return run(
-        energon, folder, get=val, settings={"batch_size": 3}, encode_sample=encode_sample
-    )
+    return run(energon, folder, get=val, settings={"batch_size": 3}, encode_sample=encode_sample)
 
 
 def check_numbers_when_a_sample_is_made_again(energon, folder):
@@ -196,7 +194,7 @@ def check_lazies_and_caches(energon, folder):
     pool = energon.FileStoreCachePool(parent_cache_dir=Path(folder) / "cache")
 
     def cook(sample, cache, primary):
-        lazy = cache.get_lazy(primary, ".txt")
+        lazy = cache.get_lazy(primary, f"{sample['__key__']}.txt")
         sample = energon.TextSample(**energon.basic_sample_keys(sample), text=lazy)
         return sample
 

@@ -7,11 +7,19 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
-from common import command, config, copy, encoder, flat, loader, raised, texts, train, val
+from common import command, config, encoder, loader, raised, texts, train, val, write_shards
 
 
 def module(name):
     return import_module(f"megatron.energon.{name}")
+
+
+GENERIC = """
+    BaseCoreDatasetFactory BaseWebdatasetFactory DefaultGenericWebdatasetFactory
+    DefaultDecoderWebdatasetFactory StandardWebdatasetFactory SavableDataset MapDataset
+    BlendDataset BatchDataset LimitDataset SavableDataLoader Cooker PackingDataset
+    GroupBatchDataset TaskEncoder FileStore Lazy
+"""
 
 
 def check_versions(energon, folder):
@@ -20,15 +28,7 @@ def check_versions(energon, folder):
 
 
 def check_classes_are_subscripted(energon, folder):
-    names = """
-        BaseCoreDatasetFactory BaseWebdatasetFactory DefaultGenericWebdatasetFactory
-        DefaultDecoderWebdatasetFactory StandardWebdatasetFactory SavableDataset MapDataset
-        BlendDataset BatchDataset LimitDataset SavableDataLoader Cooker PackingDataset
-        GroupBatchDataset TaskEncoder FileStore Lazy
-    """.split()
-    given = {"DefaultTaskEncoder": (int, int, int, int), "TaskEncoder": (int, int, int, int)}
-    given |= {"BatchDataset": (int, int), "MapDataset": (int, int), "PackingDataset": (int, int)}
-    given |= {"GroupBatchDataset": (int, int), "FilterDataset": (int,)}
+    names = GENERIC.split()
     return [name for name in names if not hasattr(getattr(energon, name), "__class_getitem__")]
 
 
@@ -42,7 +42,7 @@ def check_a_parser_of_documents(energon, folder):
         names: list[str]
 
     made = parser.raw_to_typed({"x": 3, "names": ["a"]}, Place)
-    return made.x, made.names, raised(parser.raw_to_typed, {"x": "no", "names": []}, Place)
+    return made.x, made.names, raised(parser.raw_to_typed, {"names": []}, Place)
 
 
 def check_shards_of_workers(energon, folder):
@@ -51,12 +51,15 @@ def check_shards_of_workers(energon, folder):
     shards = [shard(name=f"{n}.tar", path=epath(f"/d/{n}.tar"), count=10) for n in range(3)]
     sharder = module("flavors.webdataset.sharder").Sharder
     return [
-        [list(map(int, each)) for each in sharder.shard_workers(
-            shards,
-            config(energon, 2),
-            max_samples_per_sequence=None,
-            rotation_offset=0,
-        )],
+        [
+            list(map(int, each))
+            for each in sharder.shard_workers(
+                shards,
+                config(energon, 2),
+                max_samples_per_sequence=None,
+                rotation_offset=0,
+            )
+        ],
     ]
 
 
@@ -104,7 +107,7 @@ def check_metadata_of_media(energon, folder):
     image = media.ImageMetadata(width=3, height=4, format="PNG", mode="RGB")
     data = image.to_dict()
     kind = media.ImageMetadata.metadata_type
-    return sorted(data.items()), media.ImageMetadata.from_dict(data) == image, str(kind)
+    return sorted(data.items()), media.ImageMetadata.from_dict(data) == image, kind.value
 
 
 def check_filters_of_media(energon, folder):
@@ -132,7 +135,6 @@ def check_stores_of_programs(energon, folder):
     pool = energon.FileStoreCachePool(parent_cache_dir=Path(folder) / "stores")
     store = Store()
     decoded = energon.DecodeFileStore(store, decoder=energon.SampleDecoder())
-    sample = {"__sources__": ()}
     found = [
         store.get(key="a"),
         decoded.get("a.txt"),
@@ -149,10 +151,6 @@ def check_stores_of_programs(energon, folder):
 def check_mock_lazies(energon, folder):
     lazy = energon.MockLazy(fname="x", get_fn=lambda name: name * 2)
     return lazy.get(), lazy == energon.MockLazy("x", lazy.get_fn), hash(lazy) == hash(lazy)
-
-
-class LengthPool:
-    """Sorts pools of samples; the base class is given by the package."""
 
 
 def pool_dataset(energon):
@@ -202,9 +200,7 @@ def check_a_dataset_of_the_program_around_others(energon, folder):
         return kind(dataset, 5, settings["worker_config"])
 
     task_encoder = encoder(energon, build_train_datasets=build_train_datasets)
-    dataset = train(
-        energon, Path(folder) / "texts", batch_size=None, task_encoder=task_encoder
-    )
+    dataset = train(energon, Path(folder) / "texts", batch_size=None, task_encoder=task_encoder)
     found = [sample.text for sample in energon.get_loader(dataset)]
     pools = [found[i : i + 5] for i in range(0, len(found), 5)]
     return sorted(found), all(sorted(pool, key=lambda t: int(t[6:])) == pool for pool in pools)
@@ -227,28 +223,27 @@ def check_wrappers(energon, folder):
         "concat": energon.ConcatDataset(mapped, mapped, worker_config=settings),
         "epochize": energon.EpochizeDataset(mapped, length=3, worker_config=settings),
         "iter": energon.IterMapDataset(
-            mapped, lambda it: (each.upper() for each in it), worker_config=settings
+            val(energon, Path(folder) / "texts", batch_size=None),
+            lambda it: (each.text.upper() for each in it),
+            worker_config=settings,
         ),
     }
     return {name: list(energon.get_loader(dataset)) for name, dataset in found.items()}
 
 
 def check_names_of_commands(energon, folder):
-    names = """
-        analyze_debug_command checkpoint_command info_command lint_command mount_command
-        prepare_command prepare_media_command preview_command
-    """.split()
+    names = ["analyze_debug", "checkpoint", "info", "lint", "mount", "prepare", "preview"]
     main = module("cli.main")
     checkpoint = module("tools.checkpoint")
     return (
-        [hasattr(main, name) for name in names],
+        [hasattr(main, f"{name}_command") for name in (*names, "prepare_media")],
         [callable(getattr(checkpoint, name)) for name in ("command_info", "command_redist")],
     )
 
 
 def check_preparing_by_command(energon, folder):
     path = Path(folder) / "by-command"
-    import_module("common").write_shards(path, "x")
+    write_shards(path, "x")
     arguments = ["--non-interactive", "--split-ratio", "8,1,1", "--num-workers", "1"]
     code, printed = command("prepare", path, *arguments, "--sample-type", "CrudeWebdataset")
     return code, printed.rstrip().splitlines()[-1]
@@ -256,7 +251,7 @@ def check_preparing_by_command(energon, folder):
 
 def check_preparing_with_answers(energon, folder):
     path = Path(folder) / "with-answers"
-    import_module("common").write_shards(path, "x")
+    write_shards(path, "x")
     names = sorted(
         name
         for name in dir(energon)
@@ -299,14 +294,12 @@ def check_linting_by_command(energon, folder):
 
 def check_a_preview(energon, folder):
     path = Path(folder) / "captions"
-    code, printed = command("preview", path, "--split-parts", "val", answers="y\nn\n")
-    # Long values differ in how they are shortened.
-    return code, re.findall(r"^Sample \d+$", printed, re.M), "Continue?" in printed
+    code, printed = command("preview", path, "--split-parts", "val", answers="n\n")
+    return code, "captions 24" in printed
 
 
 def check_the_command_of_versions(energon, folder):
-    code, printed = command("--version")
-    return code
+    return command("--version")[0]
 
 
 def check_paths(energon, folder):
@@ -370,4 +363,4 @@ def check_copies_of_samples(energon, folder):
         __key__="a", __restore_key__=(), __subflavors__={}, __sources__=(), text="x"
     )
     made = energon.CaptioningSample.derive_from(sample, image=1, caption="c")
-    return made.__key__, made.caption, flat([[sample.text]]), copy.__name__
+    return made.__key__, made.caption

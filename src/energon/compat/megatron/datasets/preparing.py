@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 from energon.compat.megatron.media import MediaFilterConfig, as_filter
 from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_braces
+from energon.formats.meta.info import DatasetInfo
+from energon.formats.meta.yaml import load
 from energon.formats.tables.part_table_file import open_part_table
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members
-from energon.prepare.dataset import Indexing, prepare_dataset
+from energon.prepare.dataset import Indexing, index_dataset, locked
 from energon.prepare.engines import Engine
 from energon.prepare.index.shards import find_shards
 from energon.prepare.media.prepare import prepare_media
 from energon.prepare.media.probe import MediaFilter
+from energon.prepare.splits import SplitRequest, present_split, split_dataset
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
 """Hands on what it gets, and shows how far that is; also called with the number of all."""
@@ -49,15 +53,15 @@ class PreparesShards:
 
         Args:
             parent_path: The folder.
-            paths: The shards, or patterns with braces; all below the folder have to be among them.
+            paths: The shards, or patterns with braces; None for all below the folder.
             split_parts_ratio: Names of splits and their shares.
             split_parts_patterns: Instead of it, names of splits and regular expressions.
-            split_config: Only "split.yaml".
+            split_config: The file below `.nv-meta` that lists the splits.
             shuffle_seed: None deals shards to splits by ratio in their order, any number in a
                 shuffled order.
             progress_fn: Shows the progress: wraps an iterator over shards, of a known number.
             workers: Processes that read shards.
-            tar_index_only: Only False: a dataset is prepared as a whole.
+            tar_index_only: Whether only shards are indexed, and splits left as they are.
             media_filter: Which files to note the sizes and durations of; None for none.
             fix_duplicates: Whether to rewrite shards that contain duplicate keys.
             index_sqlite_tmp_path: Has no effect: indexes are written where they belong.
@@ -69,28 +73,36 @@ class PreparesShards:
             ConfigError: If the arguments make no sense.
             DuplicateSampleKeyError: If a key is there twice.
         """
-        if tar_index_only or split_config != "split.yaml":
-            raise ConfigError(
-                "prepare_dataset writes all indexes and split.yaml; tar_index_only and another "
-                "split_config are not there"
-            )
         folder = Path(parent_path)
-        _check_paths(folder, paths)
-        prepare_dataset(
-            folder,
-            split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
-            split_parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
-            shuffle_shards=shuffle_seed is not None and split_parts_ratio is not None,
-            indexing=Indexing(
-                engine=Engine(num_workers=workers),
-                fix_duplicates=fix_duplicates,
-                progress=_Shown(progress_fn),
-            ),
+        shards = _shards(folder, paths)
+        request = SplitRequest(
+            ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+            parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
+            shuffle=shuffle_seed is not None and split_parts_ratio is not None,
         )
+        if not tar_index_only:
+            request.check(shards)
+        indexing = Indexing(
+            engine=Engine(num_workers=workers),
+            fix_duplicates=fix_duplicates,
+            progress=_Shown(progress_fn),
+        )
+
+        def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+            if not tar_index_only:
+                splits = split_dataset(info, request, present_split(folder)).to_yaml()
+                as_json = split_config.endswith(".json")
+                yield (
+                    split_config,
+                    json.dumps(load(splits, origin=split_config)) if as_json else splits,
+                )
+
+        with locked(folder, indexing) as held:
+            index_dataset(folder, shards, held, documents)
         chosen = as_filter(media_filter)
         if chosen is not None:
             prepare_media(folder, chosen, engine=Engine(num_workers=workers))
-        return _part_names(folder)
+        return _part_names(folder, shards)
 
     @classmethod
     def add_media_metadata(
@@ -170,22 +182,22 @@ class _Shown:
         self.done = done
 
 
-def _part_names(folder: Path) -> set[str]:
+def _part_names(folder: Path, shards: Sequence[str]) -> set[str]:
     names: set[str] = set()
-    for shard in find_shards(folder):
+    for shard in shards:
         names.update(open_part_table(folder / shard).part_names)
         if len(names) > MAX_PART_NAMES:
             break
     return set(sorted(names)[:MAX_PART_NAMES])
 
 
-def _check_paths(folder: Path, paths: Sequence[str] | None) -> None:
+def _shards(folder: Path, paths: Sequence[str] | None) -> list[str]:
+    """Return the shards that `paths` name, in the order of the folder."""
+    found = [str(shard) for shard in find_shards(folder)]
     if paths is None:
-        return
+        return found
     named = {each for path in paths for each in expand_braces(str(path))}
-    left_out = sorted(set(map(str, find_shards(folder))) - named)
-    if left_out:
-        raise ConfigError(
-            f"{folder} has shards that are not among paths, like {left_out[0]}; a dataset is all "
-            "shards of a folder: move them, or exclude them in split.yaml"
-        )
+    missing = sorted(named - set(found))
+    if missing:
+        raise ConfigError(f"{folder} has no shard {missing[0]}; correct paths, or add the shard")
+    return [shard for shard in found if shard in named]

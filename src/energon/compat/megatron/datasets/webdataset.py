@@ -16,10 +16,12 @@ from typing import Any, Self
 
 from energon.compat.megatron.datasets.arguments import call_with, read_arguments
 from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of
+from energon.compat.megatron.datasets.metadata import ShardInfo
 from energon.compat.megatron.datasets.preparing import PreparesShards
 from energon.compat.megatron.datasets.structs import DatasetSubset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample
+from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.io.epath import EPath
 from energon.metadataset.dataset_config import DatasetConfig
@@ -104,7 +106,11 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         self.primary = WebdatasetFileStore(self.source.path)
         self.split_part = split_part
         self._split_config = split_config or "split.yaml"
-        self.shards = self.source.shards
+        counts = load_info(self.path).shard_counts
+        self.shards = [
+            ShardInfo(name=name, path=str(self.path / name), count=counts[name])
+            for name in self.source.shards
+        ]
         self.training = training
         self.worker_config = worker_config
         self.shuffle_over_epochs = shuffle_over_epochs
@@ -183,7 +189,9 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             "training": self.training,
             "_path": str(self.path),
             "split_part": self.split_part,
-            "shards": list(self.shards),
+            "shards": [
+                {"name": each.name, "count": each.count, "_path": each.path} for each in self.shards
+            ],
             "sample_excludes": sorted(self.sample_excludes),
             "shuffle_over_epochs": self.shuffle_over_epochs,
             "parallel_shard_iters": self.parallel_shard_iters,

@@ -130,7 +130,6 @@ class WatchdogDataset(_WatchingDataset):
     def __init__(
         self,
         dataset: Dataset[Any],
-        *,
         worker_config: WorkerConfig,
         timeout_seconds: float | None = 60,
         initial_timeout_seconds: float | None = None,

@@ -1,0 +1,116 @@
+"""Every public name of Megatron-Energon exists here, and takes the same arguments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from megatron.energon import __version__
+from tests.compat.names import differences, listed
+from tests.compat.peers import ROOT, peers_python
+
+DIFFERENCES = ROOT / "docs" / "differences.md"
+
+# What is missing or incompatible on purpose: patterns for names below `megatron.energon`, by the
+# beginning of the line of docs/differences.md about them.
+EXCEPTIONS = {
+    "`fork_hook`, `local_copy`": """
+        fork_hook local_copy retry_stream watchdog av.av_init av.av_reader
+        epathlib.rclone_config flavors.jsonl.ijsonl_reader flavors.jsonl.jsonl_prepare
+        flavors.webdataset.aggregator_pool flavors.webdataset.itar
+        flavors.webdataset.itar_reader flavors.webdataset.prepare
+        flavors.webdataset.sample_loader flavors.webdataset.thread_local_sqlite
+        metadataset.join_dataset_loader transforms.common
+    """,
+    "readers and writers of indexes and shards": """
+        *.ThreadLocalSqlite *.ensure_local_copy *.JoinIndex* *.SqliteIndex* *.SqliteITar*
+        *.ITar* *.RawSampleData *.WebdatasetSampleLoaderDataset *.WebdatasetPreparator
+        *.AggregatorPool *.INDEX_BATCH_SIZE *.Index* *.JsonlPreparator *.IJsonlReader
+        *.IJsonlFile *.IJsonlSamplePointer *.CacheEntry *.CachedIJsonl* *.JOIN_INDEX_FILENAME
+        *.TYPE_CHECKING *.TarIndexReader *.AVIndexMode *.AVProbeIndex *.AVReader*
+        *.AV_DECODE_AVAILABLE *.av_open *.MediaFilterConfig.extract_metadata
+        *CrudeJsonlDatasetFactory.iter_dataset_content
+    """,
+    "`JsonlFileStore`, `WebdatasetFileStore`": """
+        *.JsonlFileStore *.JsonlFileStore.* *.WebdatasetFileStore.* *.FileStoreWrapper
+    """,
+    "`FileCacheLazy.entry`": "*.FileCacheLazy *.CacheFileLazy *.ForkMixin",
+    "the classes of nodes of `metadataset.metadataset`": """
+        metadataset.metadataset.* metadataset.metadataset_v2.* metadataset.loader.MockJsonParser
+        *.WebdatasetInfo *.WebdatasetSplits
+    """,
+    "`SavableCheckpoint`, `SavableDatasetWrapper`": """
+        savable_loader.Sav* savable_loader.Simple* *.State *.ExtendableDataclassMixin
+        wrappers.*Dataset.save_state wrappers.*Dataset.restore_state
+        wrappers.buffer.SavableSampleBuffer.* wrappers.base.SampleIndex.actives
+        wrappers.group_batch_dataset.*
+    """,
+    "`GC_DEFAULT_EVERY_N_ITER`": """
+        *.GC_DEFAULT_EVERY_N_ITER *.GcFreezeError *.gc_init_worker *.Watchdog
+        *.DEBUG_SHARD_PRINT
+    """,
+    "functions and classes beside `command`": """
+        tools.*.* cli.main.print_version
+    """,
+    "matrices of transforms": """
+        transforms.*Mapper.* transforms.custom.CustomTransform.* transforms.merge.pil_modes_mapping
+    """,
+    "`field_access`, `split_field_access`": """
+        *.field_access *.split_field_access *.DEFAULT_DECODER *.GuessingHandlerWrapper
+        *.legacy_handler *.load_yaml_json *.deprecated *.RESERVED_POSIX_PROFILE_NAME
+        *.JoinedWebdatasetFactory.load_sample *.JoinedWebdatasetFactory.shuffle_over_epochs
+    """,
+    "`JsonParser.override(allow_imports=)`": "typed_converter.JsonParser.*",
+}
+
+
+def found():
+    prefix = "megatron.energon."
+    every = differences(listed("megatron.energon"), "megatron.energon")
+    return {name.removeprefix(prefix): problem for name, problem in every.items()}
+
+
+def test_every_public_name_is_there_with_compatible_parameters():
+    patterns = [pattern for text in EXCEPTIONS.values() for pattern in text.split()]
+    every = found()
+    unexpected = {
+        name: problem
+        for name, problem in every.items()
+        if not any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    assert unexpected == {}
+    assert [each for each in patterns if not any(fnmatchcase(n, each) for n in every)] == []
+
+
+def test_all_names_of_the_package_itself_are_there():
+    modules = listed("megatron.energon")["modules"]
+    top = modules["megatron.energon"]
+    assert len(top) > 100
+    assert [name for name in found() if name in top and top[name]["kind"] != "module"] == []
+    assert sum(map(len, modules.values())) > 800
+
+
+def test_exceptions_are_listed_in_the_documentation():
+    text = DIFFERENCES.read_text()
+    assert [each for each in EXCEPTIONS if f"| {each}" not in text] == []
+
+
+def test_the_list_is_of_the_release_that_is_named():
+    assert listed("megatron.energon")["version"] == __version__
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_the_installed_package_has_the_names_that_are_listed():
+    script = Path(__file__).parents[1] / "list_names.py"
+    done = subprocess.run(
+        [peers_python(), "-W", "ignore", script, "megatron.energon"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == listed("megatron.energon")
