@@ -484,3 +484,18 @@ def test_300_leaves_resolve_in_no_time_with_one_look_at_each(tmp_path, monkeypat
     assert len(resolve(path, split_part="train").leaves) == 300
     assert time.process_time() - start < 0.3
     assert len([look for look in looks if "/d" in str(look)]) <= 300
+
+
+def test_what_is_not_there_may_be_listed_all_the_same(tmp_path):
+    document = {
+        "__module__": "energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": [{"path": str(tmp_path / "away"), "weight": 1}]}},
+    }
+    with pytest.raises(DatasetNotFoundError):
+        traverse_metadataset(document, split_part="train")
+    (found,) = traverse_metadataset(document, split_part="train", must_exist=False)
+    assert found.path == str(tmp_path / "away")
+    document["splits"]["train"]["blend"][0]["path"] += ".yaml"
+    with pytest.raises(DatasetNotFoundError):
+        traverse_metadataset(document, split_part="train", must_exist=False)

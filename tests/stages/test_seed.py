@@ -159,15 +159,6 @@ def test_what_a_seeded_failure_depends_on_is_drawn_first():
     assert first
 
 
-@pytest.mark.parametrize("draws", [True, False])
-def test_pipelines_that_programs_put_around_others_are_seeded_by_both(draws):
-    start = LATE if draws else 1000
-    inner = drawing(random.random, start=start)
-    expected = made(inner, draws=True)
-    assert made(SeedDataset(inner)) == expected
-    assert made(SeedDataset(inner), draws=False) == expected
-
-
 def test_nothing_is_taken_for_the_same_while_numpy_keeps_a_normal_number():
     """It would be given without a change of the state that shows it."""
     dataset = drawing(np.random.randn, start=LATE)

@@ -43,15 +43,7 @@ class _SeedIterator(ThroughIterator):
         self.saved: State | None = None
 
     def __next__(self) -> Any:
-        host = self.lane.host
-        if host.watch is not None:
-            # In a pipeline that a program has put around this one, which finds out for both.
-            self.saved = None
-            if not host.seeds_calls:
-                return next(self.inner)
-            with seeded(self._seed(self.inner.address), host.watch):
-                return next(self.inner)
-        if host.draws is False and not numpy_keeps_a_number():
+        if self.lane.host.draws is False and not numpy_keeps_a_number():
             return self._next_watched()
         return self._next_seeded()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from energon.compat.megatron.datasets.flavors import CaptioningWebdataset
@@ -10,6 +12,8 @@ from energon.compat.megatron.datasets.webdataset import (
     WebdatasetFactory,
 )
 from energon.compat.megatron.wrappers import BatchDataset, RepeatDataset
+from energon.formats.meta.info import load_info
+from energon.formats.meta.split import load_split
 from energon.prepare.media.probe import MediaFilter
 from megatron.energon import (
     CaptioningSample,
@@ -19,7 +23,7 @@ from megatron.energon import (
     get_val_datasets,
 )
 from megatron.energon.epathlib import EPath
-from tests.datasets import CAPTIONING, make_captions
+from tests.datasets import CAPTIONING, make_captions, write_shard
 from tests.task_encoder.runs import config
 
 
@@ -142,11 +146,24 @@ def test_preparing_returns_the_names_of_parts(root, tmp_path):
     assert len(standard(tmp_path / "ds")) in (5, 6)
 
 
-def test_a_part_of_a_folder_cannot_be_prepared(root):
-    with pytest.raises(ConfigError, match="not among paths, like shards/001.tar"):
-        WebdatasetFactory.prepare_dataset(root, ["shards/000.tar"])
-    with pytest.raises(ConfigError, match="tar_index_only"):
-        WebdatasetFactory.prepare_dataset(root, tar_index_only=True)
+def test_some_of_the_shards_are_prepared_and_splits_may_stay_or_be_elsewhere(tmp_path):
+    for number in range(3):
+        write_shard(tmp_path / f"{number}.tar", [(f"{number}", {"txt": b"a"})])
+    prepare, meta = WebdatasetFactory.prepare_dataset, tmp_path / ".nv-meta"
+    assert prepare(
+        tmp_path, ["{0..1}.tar"], split_parts_ratio=[("train", 1)], shuffle_seed=None
+    ) == {"txt"}
+    assert load_split(tmp_path, "split.yaml").shards("train") == ["0.tar", "1.tar"]
+    before = (meta / "split.yaml").read_text()
+    prepare(tmp_path, tar_index_only=True)
+    for name in ("other.yaml", "other.json"):
+        prepare(tmp_path, split_config=name, split_parts_patterns=[("val", "2.tar")])
+        assert load_split(tmp_path, name).shards("val") == ["2.tar"]
+    assert json.loads((meta / "other.json").read_text())["split_parts"]["val"] == ["2.tar"]
+    assert (meta / "split.yaml").read_text() == before
+    assert list(load_info(tmp_path).shard_counts) == ["0.tar", "1.tar", "2.tar"]
+    with pytest.raises(ConfigError, match="no shard 3.tar"):
+        prepare(tmp_path, ["3.tar"], split_parts_ratio=[("train", 1)])
 
 
 def test_validation_datasets_come_with_factories(root):

@@ -83,7 +83,7 @@ def test_repetitions_and_multipliers_are_those_of_the_document(root):
     assert [each.weight for each in found.datasets] == [None, None]
     assert [each.dataset.plan_leaf.shuffle_over_epochs for each in found.datasets] == [6, 2]
     val = load_dataset(document).get_datasets(training=False, split_part="train")
-    assert val.blend_mode is BlendMode.NONE
+    assert val.blend_mode is BlendMode.SAMPLE_REPETITIONS
 
 
 def test_lists_what_a_split_consists_of(root):

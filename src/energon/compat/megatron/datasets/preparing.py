@@ -75,12 +75,13 @@ class PreparesShards:
         """
         folder = Path(parent_path)
         shards = _shards(folder, paths)
-        request = SplitRequest(
-            ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
-            parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
-            shuffle=shuffle_seed is not None and split_parts_ratio is not None,
-        )
+        request: SplitRequest | None = None
         if not tar_index_only:
+            request = SplitRequest(
+                ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+                parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
+                shuffle=shuffle_seed is not None and split_parts_ratio is not None,
+            )
             request.check(shards)
         indexing = Indexing(
             engine=Engine(num_workers=workers),
@@ -89,7 +90,7 @@ class PreparesShards:
         )
 
         def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
-            if not tar_index_only:
+            if request is not None:
                 splits = split_dataset(info, request, present_split(folder)).to_yaml()
                 as_json = split_config.endswith(".json")
                 yield (
