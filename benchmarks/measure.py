@@ -1,6 +1,6 @@
 """Measure one library on one dataset in this process, and print a JSON line.
 
-python benchmarks/measure.py LIBRARY PATH --workers N --batch-size B --shuffle S [--decode]
+python benchmarks/measure.py LIBRARY PATH --workers N --batch-size B --shuffle S [--program P]
 """
 
 from __future__ import annotations
@@ -32,6 +32,17 @@ def process_tree() -> list[int]:
     return found
 
 
+def tree_cpu_seconds() -> float:
+    """Return the CPU time that this process and its descendants have taken."""
+    ticks = 0
+    for pid in process_tree():
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            # Of the process, and of those of its children that have ended.
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def tree_pss_bytes() -> int:
     """Return the proportional memory of this process and its descendants."""
     total = 0
@@ -55,37 +66,36 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--shuffle", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--decode", action="store_true")
+    parser.add_argument("--program", help="one of adapters/programs.py; default: a cooker")
     parser.add_argument("--warm", type=float, default=1.5, help="Seconds before it is counted.")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
+    from adapters.programs import count
+
     start = time.perf_counter()
     adapter = import_module(f"adapters.{arguments.library}")
     imported = time.perf_counter() - start
     start = time.perf_counter()
-    settings = [arguments.path, arguments.workers, arguments.batch_size, arguments.shuffle]
-    if arguments.decode:
-        settings.append(import_module("adapters.thumbnail").with_thumbnail)
-    batches = adapter.batches(*settings)
+    program = arguments.program or "cooker"
+    named = {} if arguments.program is None else {"program": program}
+    batches = adapter.batches(
+        arguments.path, arguments.workers, arguments.batch_size, arguments.shuffle, **named
+    )
     next(batches)
     first = time.perf_counter() - start
-    count = total = 0
     warm_until = time.perf_counter() + arguments.warm
     while time.perf_counter() < warm_until:
         next(batches)
-    start = time.perf_counter()
+    done, start, cpu = 0, time.perf_counter(), tree_cpu_seconds()
     while (elapsed := time.perf_counter() - start) < arguments.seconds:
-        batch = next(batches)
-        count += len(batch)
-        for sample in batch:
-            total += len(sample)
+        done += count(next(batches), program)
     result = {
         "version": adapter.VERSION,
-        "samples_per_second": count / elapsed,
+        "samples_per_second": done / elapsed,
+        "cpu_seconds_per_1000": 1000 * (tree_cpu_seconds() - cpu) / done,
         "first_batch_seconds": first,
         "import_seconds": imported,
         "pss_mb": tree_pss_bytes() / 1e6,
-        "entries": total,
     }
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()

@@ -33,7 +33,7 @@ def main() -> None:
     for name, epochs in POSITIONS.items():
         far = moved(state, int(samples * epochs) // 32 // state["lanes"])
         start = time.perf_counter()
-        resumed = loader(arguments.path, arguments.workers, 32, 1000)
+        resumed = loader(arguments.path, arguments.workers, 32, 1000, "cooker")
         resumed.restore_state_rank(far)
         next(iter(resumed))
         seconds[name] = time.perf_counter() - start
@@ -43,7 +43,7 @@ def main() -> None:
 
 def state_after(arguments: argparse.Namespace, batches: int) -> dict[str, Any]:
     """Return the state when every lane has given `batches` batches."""
-    with_lanes = loader(arguments.path, arguments.workers, 32, 1000)
+    with_lanes = loader(arguments.path, arguments.workers, 32, 1000, "cooker")
     iterator = iter(with_lanes)
     for _ in range(batches * max(1, arguments.workers)):
         next(iterator)

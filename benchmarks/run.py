@@ -3,8 +3,9 @@
     benchmarks/peers.sh
     python benchmarks/run.py [--rounds 3] [--scale 1.0] [--data FOLDER] [--peers PYTHON]
 
-Every figure comes from a fresh process. The libraries take turns within a round, so that all
-see the same machine; the table shows medians over the rounds.
+Every library runs the same programs, which are written once (`adapters/programs.py` and what it
+names). Every figure comes from a fresh process. The libraries take turns within a round, so that
+all see the same machine; the tables show medians over the rounds, and their spread.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import subprocess
 import sys
 import time
 from datetime import date
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from data import SAMPLES, SHARDS, write
 
@@ -32,7 +34,48 @@ LIBRARIES = {
     "lit_data": "LitData",
 }
 KINDS = ("text", "image", "interleaved", "large")
+TYPED = "captions"
+"""The data of `image`, prepared as samples of a type."""
+
+
+class Program(NamedTuple):
+    """A line of the table, once in-line and once with workers.
+
+    Args:
+        name: Of the program in the adapters.
+        kind: The data.
+        libraries: Which have it.
+        title: What it does, in words.
+    """
+
+    name: str
+    kind: str
+    libraries: tuple[str, ...]
+    title: str
+
+
+ALL = tuple(LIBRARIES)
+WITH_ENCODER = ("ours", "megatron_energon")
+WITH_STREAMS = ("ours", "web_dataset")
+PROGRAMS = (
+    *(Program("cooker", kind, ALL, f"{kind}: cooker that passes samples on") for kind in KINDS),
+    Program("encode", "text", ALL, "text: cooker and encoder"),
+    Program("packed", "text", WITH_ENCODER, "text: packs of 8, from samples with a type"),
+    Program(
+        "typed",
+        TYPED,
+        (*WITH_ENCODER, "web_dataset"),
+        "captions: decoded to float tensors, default batches",
+    ),
+    Program("stream", "text", WITH_STREAMS, "text: stream of plain shards, decoded, tuples"),
+    *(
+        Program("plain", kind, ("ours", "web_dataset", "lit_data"), f"{kind}: no hook at all")
+        for kind in KINDS
+    ),
+)
+WORKERS = (0, 2)
 DECODERS = LIBRARIES | {"bare": "the decoder alone"}
+Results = dict[tuple[Program, int, str], list[dict[str, Any]]]
 MARK = "<!-- made by benchmarks/run.py -->"
 
 
@@ -40,15 +83,16 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made")
     parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
     arguments = parser.parse_args()
     pythons = dict.fromkeys(DECODERS, arguments.peers) | {"ours": sys.executable}
     prepare_seconds = make_data(arguments.data, arguments.scale, arguments.peers)
-    raw = measure_raw(arguments.data, pythons, arguments.rounds)
+    found = measure_programs(arguments, pythons)
     decoded = measure_decoded(arguments.data / "image", pythons, arguments.rounds)
-    restores = {workers: restore(arguments.data / "text", workers) for workers in (0, 2)}
+    restores = {workers: restore(arguments.data / "text", workers) for workers in WORKERS}
     shards = {
         library: run(pythons[library], library, arguments.data / "shards10k", 0, 1.0)
         for library in LIBRARIES
@@ -57,11 +101,12 @@ def main() -> None:
     page = ROOT / "docs" / "benchmarks.md"
     head = page.read_text().partition(MARK)[0] if page.exists() else "# Benchmarks\n\n"
     tables = [
-        machine(raw),
-        raw_table(raw),
+        machine(found),
+        program_table(found),
+        memory_table(found),
         decoded_table(decoded),
         restore_table(restores),
-        start_table(shards, raw),
+        start_table(shards, found),
         prepare_table(prepare_seconds),
     ]
     page.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
@@ -89,23 +134,40 @@ def make_data(folder: Path, scale: float, peers: str) -> dict[str, dict[str, flo
             seconds[kind][library] = time.perf_counter() - start
         if kind in KINDS:
             convert = [peers, str(ROOT / "benchmarks/adapters/lit_data.py"), str(folder / kind)]
-            subprocess.run(convert, check=True, capture_output=True, env=environment("lit_data"))
+            paths = {"PYTHONPATH": str(ROOT / "benchmarks")}
+            subprocess.run(
+                convert, check=True, capture_output=True, env=environment("lit_data") | paths
+            )
+    make_typed(folder / "image", folder / TYPED)
     return seconds
 
 
-def measure_raw(
-    folder: Path, pythons: dict[str, str], rounds: int
-) -> dict[tuple[str, int, str], list[dict[str, Any]]]:
-    """Return the results by kind, workers and library."""
-    results: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
-    for number in range(rounds):
-        for kind in KINDS:
-            for workers in (0, 2):
-                for library in LIBRARIES:
-                    found = run(pythons[library], library, folder / kind, workers, 3.0)
-                    results.setdefault((kind, workers, library), []).append(found)
-                    rate = found["samples_per_second"]
-                    print(number, kind, workers, library, f"{rate:,.0f}", flush=True)
+def make_typed(images: Path, folder: Path) -> None:
+    """Prepare the same shards with a sample type and a field map."""
+    folder.mkdir(exist_ok=True)
+    for shard in images.glob("*.tar"):
+        if not (folder / shard.name).exists():
+            os.link(shard, folder / shard.name)
+    fields = json.dumps({"image": "jpg", "caption": "txt"})
+    command = [sys.executable, "-m", "energon.cli.main", "prepare", str(folder)]
+    command += ["--non-interactive", "--force-overwrite", "--split-parts", "train:.*"]
+    command += ["--sample-type", "CaptioningSample", "--field-map", fields]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def measure_programs(arguments: argparse.Namespace, pythons: dict[str, str]) -> Results:
+    """Return the results of all rounds."""
+    results: Results = {}
+    for number in range(arguments.rounds):
+        for program, workers in product(PROGRAMS, WORKERS):
+            for library in program.libraries:
+                path = arguments.data / program.kind
+                found = run(
+                    pythons[library], library, path, workers, arguments.seconds, program.name
+                )
+                results.setdefault((program, workers, library), []).append(found)
+                line = [number, program.name, program.kind, workers, library, found]
+                print(json.dumps(line), flush=True)
     return results
 
 
@@ -116,26 +178,20 @@ def measure_decoded(
     results: dict[str, list[dict[str, Any]]] = {}
     for number in range(rounds):
         for library in DECODERS:
-            found = run(pythons[library], library, path, 2, 5.0, "--decode")
+            found = run(pythons[library], library, path, 2, 5.0, "thumbnail")
             results.setdefault(library, []).append(found)
             print(number, "decoded", library, f"{found['samples_per_second']:,.0f}", flush=True)
     return results
 
 
 def run(
-    python: str, library: str, path: Path, workers: int, seconds: float, *more: str
+    python: str, library: str, path: Path, workers: int, seconds: float, program: str = "cooker"
 ) -> dict[str, Any]:
     """Measure one library in a fresh process."""
     large = path.name == "large"
     command = [python, str(ROOT / "benchmarks/measure.py"), library, str(path)]
-    command += ["--workers", str(workers), "--seconds", str(seconds)]
-    command += [
-        "--batch-size",
-        "4" if large else "32",
-        "--shuffle",
-        "16" if large else "1000",
-        *more,
-    ]
+    command += ["--workers", str(workers), "--seconds", str(seconds), "--program", program]
+    command += ["--batch-size", "4" if large else "32", "--shuffle", "16" if large else "1000"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=environment(library)
     )
@@ -162,47 +218,82 @@ def restore(path: Path, workers: int) -> dict[str, Any]:
     return result
 
 
-def machine(raw: dict[tuple[str, int, str], list[dict[str, Any]]]) -> str:
+def machine(found: Results) -> str:
     """Return what was measured where."""
-    versions = {name: raw[("text", 0, name)][0]["version"] for name in LIBRARIES}
-    listed = ", ".join(f"{LIBRARIES[name]} {version}" for name, version in versions.items())
+    rounds = {library: found[PROGRAMS[0], 0, library] for library in LIBRARIES}
+    listed = ", ".join(f"{LIBRARIES[name]} {each[0]['version']}" for name, each in rounds.items())
     return (
         f"Measured on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), Python "
-        f"{platform.python_version()}: {listed}. Medians of "
-        f"{len(raw[('text', 0, 'ours')])} rounds; every figure from a fresh process; data in the "
-        "page cache."
+        f"{platform.python_version()}: {listed}. Medians of {len(rounds['ours'])} rounds; every "
+        "figure from a fresh process; data in the page cache."
     )
 
 
-def raw_table(raw: dict[tuple[str, int, str], list[dict[str, Any]]]) -> str:
-    """Return the table of samples per second."""
+def program_table(found: Results) -> str:
+    """Return the table of samples per second and CPU time."""
     rows = [
-        "## Raw samples per second",
+        "## The same program on every loader",
         "",
-        "Undecoded samples as dicts of bytes, shuffled, in lists of 32 (4 for large). In brackets: "
-        "multiple of Megatron-Energon, and peak proportional memory of all processes.",
+        "In each cell samples per second, and CPU milliseconds for a thousand samples, all "
+        "processes together; behind it the spread of samples per second over the rounds. Samples "
+        "are shuffled and come in batches of 32 (4 for large). The last column is energon (this) "
+        "against Megatron-Energon: samples per second, and CPU time. The lines without a hook "
+        "stand apart: programs have hooks, and Megatron-Energon cannot do without.",
+        "",
+        "| program | workers | " + " | ".join(LIBRARIES.values()) + " | ratio |",
+        "|---|---|" + "---|" * (len(LIBRARIES) + 1),
+    ]
+    for program, workers in product(PROGRAMS, WORKERS):
+        cells = [
+            _cell(found[program, workers, library]) if library in program.libraries else "-"
+            for library in LIBRARIES
+        ]
+        ratio = "-"
+        if "megatron_energon" in program.libraries:
+            ours, theirs = (found[program, workers, name] for name in WITH_ENCODER)
+            speed = _rate(ours) / _rate(theirs)
+            ratio = f"**{speed:.1f} x**, CPU {_cpu(theirs) / _cpu(ours):.1f} x"
+        rows.append(f"| {program.title} | {workers} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(rows)
+
+
+def _cell(found: list[dict[str, Any]]) -> str:
+    rates = [each["samples_per_second"] for each in found]
+    spread = (max(rates) - min(rates)) / 2 / median(rates)
+    return f"{_rate(found):,.0f}, {_cpu(found):.3g} ms (±{spread:.0%})"
+
+
+def _rate(found: list[dict[str, Any]]) -> float:
+    return _median(found, "samples_per_second")
+
+
+def _cpu(found: list[dict[str, Any]]) -> float:
+    return 1000 * _median(found, "cpu_seconds_per_1000")
+
+
+def memory_table(found: Results) -> str:
+    """Return the table of memory."""
+    rows = [
+        "## Memory",
+        "",
+        "Proportional memory of all processes in MB, with the cooker that passes samples on.",
         "",
         "| data | workers | " + " | ".join(LIBRARIES.values()) + " |",
         "|---|---|" + "---|" * len(LIBRARIES),
     ]
-    for kind in KINDS:
-        for workers in (0, 2):
-            cells = []
-            base = _median(raw[(kind, workers, "megatron_energon")], "samples_per_second")
-            for library in LIBRARIES:
-                found = raw[(kind, workers, library)]
-                rate = _median(found, "samples_per_second")
-                memory = _median(found, "pss_mb")
-                cells.append(f"{rate:,.0f} ({rate / base:.1f} x, {memory:.0f} MB)")
-            rows.append(f"| {kind} | {workers} | " + " | ".join(cells) + " |")
+    for program, workers in product(PROGRAMS, WORKERS):
+        if program.name == "cooker":
+            taken = (_median(found[program, workers, library], "pss_mb") for library in LIBRARIES)
+            cells = " | ".join(f"{each:,.0f}" for each in taken)
+            rows.append(f"| {program.kind} | {workers} | {cells} |")
     return "\n".join(rows)
 
 
 def decoded_table(decoded: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the table of pictures per second."""
+    """Return the table of images per second."""
     base = _median(decoded["megatron_energon"], "samples_per_second")
     rows = [
-        "## Decoded pictures per second",
+        "## Decoded images per second",
         "",
         "JPEG of about 70 kB to arrays of 224 x 224, by the same function (simplejpeg, Pillow) in "
         "a hook of each library, with 2 workers. The last column is the function in 2 processes "
@@ -234,9 +325,7 @@ def restore_table(restores: dict[int, dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def start_table(
-    shards: dict[str, dict[str, Any]], raw: dict[tuple[str, int, str], list[dict[str, Any]]]
-) -> str:
+def start_table(shards: dict[str, dict[str, Any]], programs: Results) -> str:
     """Return the table of start-up times."""
     rows = [
         "## Start",
@@ -245,7 +334,7 @@ def start_table(
         "|---|---|---|",
     ]
     for library, found in shards.items():
-        imported = _median(raw[("text", 0, library)], "import_seconds")
+        imported = _median(programs[PROGRAMS[0], 0, library], "import_seconds")
         rows.append(
             f"| {LIBRARIES[library]} | {imported:.2f} | {found['first_batch_seconds']:.3f} |"
         )

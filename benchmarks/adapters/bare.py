@@ -12,6 +12,8 @@ from glob import glob
 from itertools import cycle
 from typing import Any
 
+from adapters.programs import SAMPLE_HOOKS
+
 VERSION = "-"
 
 
@@ -30,8 +32,10 @@ def _work(path: str, batch_size: int, hook: Callable[[Any], Any], queue: Any) ->
 
 
 def batches(
-    path: str, num_workers: int, batch_size: int, shuffle: int, hook: Callable[[Any], Any]
+    path: str, num_workers: int, batch_size: int, shuffle: int, program: str
 ) -> Iterator[list[Any]]:
+    hook = SAMPLE_HOOKS[program]
+    assert hook is not None
     queue: Any = multiprocessing.Queue(4)
     for _ in range(num_workers):
         multiprocessing.Process(

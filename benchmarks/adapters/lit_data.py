@@ -10,6 +10,8 @@ from typing import Any
 
 import litdata
 
+from adapters.programs import SAMPLE_HOOKS
+
 Hook = Callable[[Any], Any]
 VERSION = litdata.__version__
 
@@ -57,8 +59,9 @@ def hooked(hook: Hook) -> type[litdata.StreamingDataset]:
 
 
 def batches(
-    path: str, num_workers: int, batch_size: int, shuffle: int, hook: Hook | None = None
+    path: str, num_workers: int, batch_size: int, shuffle: int, program: str = "cooker"
 ) -> Iterator[list[Any]]:
+    hook = SAMPLE_HOOKS[program]
     kind = litdata.StreamingDataset if hook is None else hooked(hook)
     dataset = kind(convert(path), shuffle=True, drop_last=True)
     loader = litdata.StreamingDataLoader(

@@ -8,7 +8,7 @@ from typing import Any
 import webdataset
 from torch.utils.data import DataLoader
 
-from adapters.web_dataset import same
+from adapters.streams import same
 
 VERSION = webdataset.__version__
 
