@@ -14,10 +14,8 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import time
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -89,7 +87,7 @@ def main() -> None:
     parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
     arguments = parser.parse_args()
     pythons = dict.fromkeys(DECODERS, arguments.peers) | {"ours": sys.executable}
-    prepare_seconds = make_data(arguments.data, arguments.scale, arguments.peers)
+    make_data(arguments.data, arguments.scale, arguments.peers)
     found = measure_programs(arguments, pythons)
     decoded = measure_decoded(arguments.data / "image", pythons, arguments.rounds)
     restores = {workers: restore(arguments.data / "text", workers) for workers in WORKERS}
@@ -107,31 +105,18 @@ def main() -> None:
         decoded_table(decoded),
         restore_table(restores),
         start_table(shards, found),
-        prepare_table(prepare_seconds),
     ]
     page.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
 
 
-def make_data(folder: Path, scale: float, peers: str) -> dict[str, dict[str, float]]:
-    """Write and prepare the datasets; return seconds of `prepare` by kind and library."""
-    seconds: dict[str, dict[str, float]] = {}
+def make_data(folder: Path, scale: float, peers: str) -> None:
+    """Write, prepare and convert what is not there yet."""
     for kind in (*KINDS, "shards10k"):
         source = "text" if kind == "shards10k" else kind
         count = int((20_000 if kind == "shards10k" else SAMPLES[kind]) * scale)
         shards = int(SHARDS[kind] * scale) if kind == "shards10k" else SHARDS[kind]
         write(folder / kind, source, num_samples=max(100, count), num_shards=max(1, shards))
-        shutil.rmtree(folder / kind / ".nv-meta", ignore_errors=True)
-        for index in [*(folder / kind).glob("*.idx"), *(folder / kind).glob("*.parts")]:
-            index.unlink()
-        arguments = ["prepare", str(folder / kind), "--non-interactive", "--num-workers", "2"]
-        arguments += ["--split-parts", "train:.*", "--sample-type", "CrudeWebdataset"]
-        theirs = [str(Path(peers).parent / "energon"), *arguments, "--force-overwrite"]
-        ours = [sys.executable, "-m", "energon.cli.main", *arguments, "--force-overwrite"]
-        seconds[kind] = {}
-        for library, command in (("megatron_energon", theirs), ("ours", ours)):
-            start = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True, env=environment(library))
-            seconds[kind][library] = time.perf_counter() - start
+        prepare(folder / kind, "--sample-type", "CrudeWebdataset")
         if kind in KINDS:
             convert = [peers, str(ROOT / "benchmarks/adapters/lit_data.py"), str(folder / kind)]
             paths = {"PYTHONPATH": str(ROOT / "benchmarks")}
@@ -139,7 +124,14 @@ def make_data(folder: Path, scale: float, peers: str) -> dict[str, dict[str, flo
                 convert, check=True, capture_output=True, env=environment("lit_data") | paths
             )
     make_typed(folder / "image", folder / TYPED)
-    return seconds
+
+
+def prepare(folder: Path, *choices: str) -> None:
+    """Prepare a dataset, for both energons."""
+    if not (folder / ".nv-meta" / "dataset.yaml").exists():
+        command = [sys.executable, "-m", "energon.cli.main", "prepare", str(folder)]
+        command += ["--non-interactive", "--split-parts", "train:.*", *choices]
+        subprocess.run(command, check=True, capture_output=True)
 
 
 def make_typed(images: Path, folder: Path) -> None:
@@ -149,10 +141,7 @@ def make_typed(images: Path, folder: Path) -> None:
         if not (folder / shard.name).exists():
             os.link(shard, folder / shard.name)
     fields = json.dumps({"image": "jpg", "caption": "txt"})
-    command = [sys.executable, "-m", "energon.cli.main", "prepare", str(folder)]
-    command += ["--non-interactive", "--force-overwrite", "--split-parts", "train:.*"]
-    command += ["--sample-type", "CaptioningSample", "--field-map", fields]
-    subprocess.run(command, check=True, capture_output=True)
+    prepare(folder, "--sample-type", "CaptioningSample", "--field-map", fields)
 
 
 def measure_programs(arguments: argparse.Namespace, pythons: dict[str, str]) -> Results:
@@ -338,19 +327,6 @@ def start_table(shards: dict[str, dict[str, Any]], programs: Results) -> str:
         rows.append(
             f"| {LIBRARIES[library]} | {imported:.2f} | {found['first_batch_seconds']:.3f} |"
         )
-    return "\n".join(rows)
-
-
-def prepare_table(seconds: dict[str, dict[str, float]]) -> str:
-    """Return the table of preparation times."""
-    rows = [
-        "## `energon prepare`, whole command with 2 processes, in seconds",
-        "",
-        "| data | energon (this) | Megatron-Energon |",
-        "|---|---|---|",
-    ]
-    for kind, found in seconds.items():
-        rows.append(f"| {kind} | {found['ours']:.2f} | {found['megatron_energon']:.2f} |")
     return "\n".join(rows)
 
 

@@ -17,9 +17,11 @@ A `SourceInfo` says so with names: dataset, key, shard and parts.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeVar, cast
 
 RestoreKey = tuple[Any, ...]
@@ -178,16 +180,18 @@ class SampleSource(SourceInfo):
     def __reduce__(self) -> tuple[Callable[..., SampleSource], tuple[Any, ...]]:
         return known_source, self._known
 
-    def follows_from(self, sample: Mapping[str, Any]) -> tuple[str, tuple[str, ...]] | None:
+    def follows_from(self, sample: dict[str, Any]) -> tuple[str, tuple[str, ...]] | None:
         """Return what it tells that `sample` does not: the dataset, and the names of its parts.
 
         None if it tells other things than the sample does.
         """
         path, key, restore_key, shard, names = self._known
-        get = partial(dict.get, sample)
-        if key is None or key is not get("__key__") or shard is not get("__shard__"):
+        get = dict.get  # of a plain dict: a crude sample would look for other cases of a name
+        if key is None or key is not get(sample, "__key__"):
             return None
-        return (path, names) if restore_key is get("__restore_key__") else None
+        if shard is not get(sample, "__shard__"):
+            return None
+        return (path, names) if restore_key is get(sample, "__restore_key__") else None
 
 
 _new = SampleSource.__new__
@@ -199,6 +203,24 @@ def known_source(*known: Any) -> SampleSource:
     source = _new(SampleSource)
     _know(source, known)
     return source
+
+
+def known_sources(
+    dataset_path: str,
+    columns: Sequence[Iterable[Any]],
+    names: tuple[str, ...],
+) -> list[tuple[SampleSource]]:
+    """Return the sources of samples of one dataset that have the same parts, each in a tuple.
+
+    Args:
+        dataset_path: The dataset.
+        columns: The keys, restore keys and shards of the samples.
+        names: The names of their parts.
+    """
+    known = [(dataset_path, *row, names) for row in zip(*columns, strict=True)]
+    sources = list(map(_new, repeat(SampleSource, len(known))))
+    deque(map(_know, sources, known), maxlen=0)
+    return list(zip(sources))
 
 
 def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, ...]:

@@ -22,7 +22,7 @@ from energon.loader.transport.pickling import BatchPickler
 from energon.loader.transport.reports import RemoteError
 from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
 from energon.loader.transport.wire import Kind, Message, send
-from energon.samples.crude import CrudeSample, SampleSource, known_source
+from energon.samples.crude import CrudeSample, SampleSource, known_sources
 
 OUT_OF_BAND_BYTES = 4096
 """Parts of this size and more are copied once, into shared memory."""
@@ -96,8 +96,8 @@ def rebuild(
     for at, column in enumerate(columns):
         if type(column) is SharedSource:
             path, parts = column
-            known = (columns[names.index(name)] for name in _OF_SOURCES)
-            columns[at] = [(known_source(path, *row, parts),) for row in zip(*known, strict=True)]
+            known = [columns[names.index(name)] for name in _OF_SOURCES]
+            columns[at] = known_sources(path, known, parts)
     return _row_builder(names)(*columns)
 
 
