@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 
 
 def process_tree() -> list[int]:
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--shuffle", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--windows", type=int, default=1, help="So many times these seconds.")
     parser.add_argument("--program", help="one of adapters/programs.py; default: a cooker")
     parser.add_argument("--warm", type=float, default=1.5, help="Seconds before it is counted.")
     arguments = parser.parse_args()
@@ -86,13 +88,18 @@ def main() -> None:
     warm_until = time.perf_counter() + arguments.warm
     while time.perf_counter() < warm_until:
         next(batches)
-    done, start, cpu = 0, time.perf_counter(), tree_cpu_seconds()
-    while (elapsed := time.perf_counter() - start) < arguments.seconds:
-        done += count(next(batches), program)
+    rates, costs = [], []
+    for _ in range(arguments.windows):
+        done, start, cpu = 0, time.perf_counter(), tree_cpu_seconds()
+        while (elapsed := time.perf_counter() - start) < arguments.seconds:
+            done += count(next(batches), program)
+        rates.append(done / elapsed)
+        costs.append(1000 * (tree_cpu_seconds() - cpu) / done)
     result = {
         "version": adapter.VERSION,
-        "samples_per_second": done / elapsed,
-        "cpu_seconds_per_1000": 1000 * (tree_cpu_seconds() - cpu) / done,
+        "samples_per_second": median(rates),
+        "cpu_seconds_per_1000": median(costs),
+        "spread": (max(rates) - min(rates)) / 2 / median(rates),
         "first_batch_seconds": first,
         "import_seconds": imported,
         "pss_mb": tree_pss_bytes() / 1e6,
