@@ -26,6 +26,7 @@ from energon.errors import FormatError
 from energon.formats.tables.part_table import PartTable
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
+from tests.cli.test_consistency import COMMANDS
 from tests.datasets import jpeg, make_captions, write_shard
 from tests.waiting import wait_until
 
@@ -221,6 +222,8 @@ CASES = {
         " --vocabulary-size 256 --end-token 0 --workers 2 --overwrite",
         lines,
     ),
+    "preview --html": Case("preview ds --html samples.html", dataset),
+    "preview --save": Case("preview ds --save samples", dataset),
     "checkpoint edit": Case("checkpoint edit --world-size 2 --skip-steps 3 states edited", states),
     "checkpoint redist": Case("checkpoint redist --new-world-size 4 states dealt", states),
 }
@@ -229,6 +232,20 @@ CASES = {
 def tokens(text):
     """What `pack --to tokens` makes of a text."""
     return list(text.encode())
+
+
+READ_ONLY = {
+    *("analyze-debug", "checkpoint diff", "checkpoint info", "info", "mount", "plan"),
+    *("tar ls", "tar stat", "tar verify", "view"),
+}
+"""Commands that write nothing; what people exclude in `view` is tested with the viewer."""
+
+
+def test_every_command_that_writes_is_killed():
+    def is_killed(name):
+        return any(f"{case.words} ".startswith(f"{name} ") for case in CASES.values())
+
+    assert {name for name in map(" ".join, COMMANDS) if not is_killed(name)} == READ_ONLY
 
 
 def half(sample):
