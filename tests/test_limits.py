@@ -121,6 +121,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_no_more_of_a_document_is_read_than_it_may_have(tmp_path, kind):
     code = LARGE.replace("{code}", textwrap.indent(TOO_LARGE[kind], "    "))

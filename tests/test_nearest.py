@@ -72,6 +72,7 @@ except ConfigError as error:
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_takes_seconds_for_names_made_to_be_compared(kind):
     done = run_bounded(HOSTILE[kind], cpu_seconds=30)

@@ -134,6 +134,7 @@ def test_reading_everything_keeps_few_files_open(root):
     assert descriptors() <= before + 2
 
 
+@pytest.mark.slow
 def test_many_datasets_keep_no_more_files_open_than_one(tmp_path):
     """A blend of datasets that together have more shards than a process may open files."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

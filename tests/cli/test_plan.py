@@ -68,6 +68,7 @@ def test_bars_are_full_where_a_dataset_is_all_there_is():
     assert sparkline([0, 0.01, 0.5, 1]) == " ▁▄█"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_draws_a_picture(path, tmp_path, ending):
     target = tmp_path / f"plan.{ending}"

@@ -548,6 +548,7 @@ def test_a_terabyte_of_nothing_is_neither_read_nor_held(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_verifying_takes_no_memory_for_contents(tmp_path):
     sparse_shard(tmp_path / "x.tar", 3 << 29)
     done = run_bounded(

@@ -275,6 +275,7 @@ class Deadly(MediaFilter):
         return super().kind(name, head)
 
 
+@pytest.mark.slow
 def test_files_that_crash_a_codec_are_left_out_and_named(place):
     chosen = Deadly("EXTENSION", deadly=("2.left.png", "3.flac"))
     path, _ = place

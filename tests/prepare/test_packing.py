@@ -221,6 +221,7 @@ def test_a_column_that_no_object_has_is_noticed_early(tmp_path, monkeypatch):
         next(rows)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=9))),
     indent=st.sampled_from([None, 2]),

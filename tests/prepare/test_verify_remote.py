@@ -149,6 +149,7 @@ def test_shards_are_read_once_at_most(s3, dataset):
     assert requested(s3, ".tar") <= 1.2 * size + 3 * 4 * (16 << 10)
 
 
+@pytest.mark.slow
 def test_large_contents_are_not_held_in_memory(s3, tmp_path):
     import tracemalloc
 

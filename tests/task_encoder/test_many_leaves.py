@@ -77,6 +77,7 @@ def test_the_number_of_datasets_does_not_multiply_descriptors(path, monkeypatch)
         assert abs(count - 3200 * (leaf % 7 + 1) / total) <= 8
 
 
+@pytest.mark.slow
 def test_a_dataset_takes_a_few_kilobytes_and_reading_it_no_more(path):
     # Names of paths are interned: let Python's table of them grow before it is measured.
     before = open_dataset(path)
