@@ -6,4 +6,4 @@ folder=${1:-.venv-peers}
 test -x "$folder/bin/python" || python3 -m venv "$folder"
 # torch first and pinned, and torchvision with it: newer ones bring gigabytes of CUDA packages.
 "$folder/bin/pip" install --quiet torch==2.13.0 torchvision==0.28.0
-"$folder/bin/pip" install --quiet megatron-energon==7.4.1 webdataset==1.0.2 litdata==0.2.76 simplejpeg==1.9.0 pillow pyzmq msgpack opencv-python-headless==5.0.0.93
+"$folder/bin/pip" install --quiet megatron-energon==7.4.1 webdataset==1.0.2 litdata==0.2.76 simplejpeg==1.9.0 av==18.1.0 pillow pyzmq msgpack opencv-python-headless==5.0.0.93
