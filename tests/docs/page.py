@@ -8,8 +8,8 @@
   `# train.py` is written to that file, and not run.
 
 In what is printed, `…` stands for any text. Comments before a block say what else is expected:
-`<!-- raises ConfigError -->` or `<!-- fails -->`, and rarely `<!-- not run: reason -->`, which
-blocks of other languages than these need, too.
+`<!-- raises ConfigError -->` or `<!-- fails -->`, `<!-- serves -->` for `energon view`, whose pages
+are asked for, and rarely `<!-- not run: reason -->`, which blocks of other languages need, too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import io
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import types
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +57,10 @@ class Page:
             self.printed = None
         elif block.language == "python":
             self.printed = self.execute(block)
+        elif block.marker == "serves":
+            self.printed = None
+            for command, wanted in commands(block.text):
+                self.check(block, serve(command), wanted)
         elif block.language == "console":
             self.printed = None
             for command, wanted in commands(block.text):
@@ -127,6 +133,22 @@ def call(command: str, *, fails: bool) -> str:
         code, printed = _call_shell(command)
     assert (code != 0) == fails, f"{command} gave {code}:\n{printed}"
     return printed
+
+
+def serve(command: str) -> str:
+    """Return what `energon view` prints before it is interrupted; its pages have to be there."""
+    words = [sys.executable, "-m", *shlex.split(command), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            printed = server.stdout.readline()
+            for page in ("", "run", "s/0/0/0"):
+                with urllib.request.urlopen(f"{printed.split()[0]}{page}") as answer:
+                    assert b'class="problem"' not in answer.read()
+        finally:
+            server.send_signal(signal.SIGINT)
+    assert server.returncode == 0
+    return re.sub(r":\d+/", ":8710/", printed)
 
 
 def _call_shell(command: str) -> tuple[int, str]:

@@ -67,6 +67,7 @@ class Gallery {
     this.stop = Number(list.dataset.stop);
     this.total = Number(list.dataset.total);
     this.busy = false;
+    this.jumps = 0;
     this.scrub = byId("scrub");
     if (this.scrub) {
       this.scrub.hidden = false;
@@ -109,7 +110,10 @@ class Gallery {
   }
 
   async grow() {
-    this.list.append(await this.fetch(this.stop, this.piece));
+    const jumps = this.jumps;
+    const cards = await this.fetch(this.stop, this.piece);
+    if (jumps !== this.jumps) return; // somebody is elsewhere by now
+    this.list.append(cards);
     const count = this.list.children.length;
     if (this.start + count === this.stop) this.total = this.stop; // there is no more
     this.stop = this.start + count;
@@ -124,7 +128,9 @@ class Gallery {
 
   async growUp() {
     const count = Math.min(this.piece, this.start);
+    const jumps = this.jumps;
     const cards = await this.fetch(this.start - count, count);
+    if (jumps !== this.jumps) return;
     this.keepPlace(() => this.list.prepend(cards));
     this.start -= count;
     while (this.list.children.length > Gallery.KEPT) this.list.lastElementChild.remove();
@@ -148,7 +154,10 @@ class Gallery {
 
   async jump(ordinal) {
     const first = Math.max(0, Math.min(ordinal, this.total - 1));
+    this.jumps++;
+    const jumps = this.jumps;
     const cards = await this.fetch(first, this.piece);
+    if (jumps !== this.jumps) return;
     this.list.replaceChildren(cards);
     this.start = first;
     this.stop = first + this.list.children.length;
