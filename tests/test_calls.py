@@ -155,7 +155,7 @@ def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
     with Trace() as steady:
         next(batches)
     print("steady:", steady.report(), "first:", first.report(), sep="\n")
-    assert len(steady.files) <= 23, steady.report()
-    assert steady.calls.total() <= 145, steady.report()
-    assert steady.deepest <= 22, steady.report()
-    assert len(first.files) <= 52, first.report()
+    assert len(steady.files) <= 18, steady.report()
+    assert steady.calls.total() <= 140, steady.report()
+    assert steady.deepest <= 21, steady.report()
+    assert len(first.files) <= 45, first.report()

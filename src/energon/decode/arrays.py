@@ -14,9 +14,8 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from energon.decode.bounds import check_limit, too_deep
 from energon.errors import DecodeError
-from energon.limits import DECODED_BYTES, PART_DEPTH, UNPACKED_BYTES
+from energon.limits import DECODED_BYTES, PART_DEPTH, UNPACKED_BYTES, check_limit, too_deep
 
 _KNOWN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ZIP_MAGIC = b"PK\x03\x04"

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.decode.av_container import MediaStream, decoding, open_container
-from energon.decode.bounds import check_limit
 from energon.errors import DecodeError
-from energon.limits import DECODED_BYTES
+from energon.limits import DECODED_BYTES, check_limit
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from energon.decode.bounds import check_limit
 from energon.errors import DecodeError, EnergonError
 from energon.extra import needs_extra
 from energon.formats.signature import Piece, count_claimed_packets, read_headers
-from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS
+from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS, check_limit
 
 if TYPE_CHECKING:
     from av.container import InputContainer

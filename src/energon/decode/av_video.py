@@ -23,9 +23,8 @@ from energon.decode.av_container import (
     import_av,
     open_container,
 )
-from energon.decode.bounds import check_limit
 from energon.errors import DecodeError
-from energon.limits import DECODED_BYTES, IMAGE_PIXELS
+from energon.limits import DECODED_BYTES, IMAGE_PIXELS, check_limit
 
 if TYPE_CHECKING:
     from av.packet import Packet

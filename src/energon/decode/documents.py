@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from energon.decode.bounds import check_depth, check_limit, too_deep
 from energon.extra import needs_extra
-from energon.limits import DOCUMENT_BYTES, PART_DEPTH
+from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth, check_limit, too_deep
 
 _OPENING = (b"[", b"{")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.bounds import check_limit
 from energon.decode.resize import Box, Resize, cut, reduced, resize_image, resize_pixels
 from energon.errors import ConfigError, DecodeError, MissingExtraError
-from energon.limits import IMAGE_PIXELS, JPEG_SCANS
+from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from energon.allow import is_allowed, refusal
 from energon.decode.av_parts import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.av_parts import check_av_spec, decode_av
-from energon.decode.bounds import check_limit
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.decode.tenbin import decode_tenbin
 from energon.errors import (
@@ -24,7 +23,7 @@ from energon.errors import (
     SkipSample,
 )
 from energon.formats.signature import guess_extension
-from energon.limits import UNPACKED_BYTES
+from energon.limits import UNPACKED_BYTES, check_limit
 from energon.samples.crude import PART_FILES
 
 if TYPE_CHECKING:

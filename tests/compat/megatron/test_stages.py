@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.compat.megatron.stages.blend import Blend, Concat
+from energon.compat.megatron.stages.blend import Blend, Concat, Repeat
 from energon.compat.megatron.stages.iter_map import IterMap
 from energon.compat.megatron.stages.limit import Limit
 from energon.compat.megatron.stages.read_pass import ReadPass
-from energon.compat.megatron.stages.repeat import Repeat
 from energon.compat.megatron.stages.shuffle_buffer import ShuffleBuffer
 from energon.errors import ConfigError, StateError
 from energon.stages.batch import BatchDataset

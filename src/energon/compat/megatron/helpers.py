@@ -11,6 +11,7 @@ from typing import IO, Any, TypeVar
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError
 from energon.formats.meta import yaml
+from energon.formats.meta.info import META
 from energon.io.epath import EPath
 from energon.io.files import read_text
 from energon.samples.crude import carries_key, stamp
@@ -237,3 +238,11 @@ def _run(names: list[str]) -> tuple[int, str]:
 
 
 _NUMBERS = re.compile(r"([0-9]+)")
+
+
+MAIN_FOLDER_NAME = META
+INDEX_SQLITE_FILENAME = "index.sqlite"
+INDEX_UUID_FILENAME = "index.uuid"
+INFO_JSON_FILENAME = ".info.json"
+INFO_YAML_FILENAME = ".info.yaml"
+SPLIT_YAML_FILENAME = "split.yaml"

@@ -17,6 +17,7 @@ HOMES: dict[str, str] = {
     "cache.pool": "CachePool DirectLazy Lazy MockLazy NoCachePool",
     "cli.main": "main",
     "compat.megatron.dataset_config": "get_dataset_from_config",
+    "compat.megatron.datasets.arguments": "DatasetSubset FilteredSample",
     "compat.megatron.datasets.flavors": """
         CaptioningWebdataset ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset
         MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset TextWebdataset
@@ -33,7 +34,9 @@ HOMES: dict[str, str] = {
         EnergonDatasetType ShardInfo WebdatasetMeta check_dataset_info_present get_dataset_info
         get_dataset_type get_info_shard_files
     """,
-    "compat.megatron.datasets.structs": "DatasetSubset FilteredSample",
+    "compat.megatron.datasets.preparing": """
+        MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset
+    """,
     "compat.megatron.datasets.webdataset": """
         BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory CrudeWebdataset
         DefaultDecoderWebdataset=DecoderWebdatasetFactory
@@ -42,25 +45,23 @@ HOMES: dict[str, str] = {
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
     "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder LoadedDataset TaskEncoder",
-    "compat.megatron.file_names": """
-        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
-        MAIN_FOLDER_NAME SPLIT_YAML_FILENAME
-    """,
     "compat.megatron.getters": "get_train_dataset get_val_dataset get_val_datasets",
     "compat.megatron.helpers": """
-        ModuleLoader NVDATASET_CACHE_DIR add_sample_restore_key collapse format_sample_compact
-        format_sample_detailed get_cooker_need_cache get_cooker_need_primary get_failure_tolerance
-        get_sample_restore_key get_stateless load_yaml set_sample_restore_key warn_deprecated
+        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
+        MAIN_FOLDER_NAME ModuleLoader NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key
+        collapse format_sample_compact format_sample_detailed get_cooker_need_cache
+        get_cooker_need_primary get_failure_tolerance get_sample_restore_key get_stateless load_yaml
+        set_sample_restore_key warn_deprecated
     """,
-    "compat.megatron.json_lines": "IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter",
-    "compat.megatron.json_parser": "JsonParser JsonValueError to_json_object",
+    "compat.megatron.json_parser": """
+        IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError to_json_object
+    """,
     "compat.megatron.load_config": "load_config",
     "compat.megatron.load_dataset": """
         DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList Metadataset
         MetadatasetV2 load_dataset traverse_metadataset
     """,
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
-    "compat.megatron.media": "MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset",
     "compat.megatron.savable": """
         FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
         SavableDatasetCheckpoint=SavableDataLoaderState
@@ -72,11 +73,11 @@ HOMES: dict[str, str] = {
     "compat.megatron.wrappers.batches": """
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
     """,
-    "compat.megatron.wrappers.items": "FilterDataset IterMapDataset MapDataset",
     "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "compat.megatron.wrappers.own": "BaseWrapperDataset SavableDataset",
     "compat.megatron.wrappers.streams": """
-        BlendDataset ConcatDataset EpochizeDataset LimitDataset RepeatDataset ShuffleBufferDataset
+        BlendDataset ConcatDataset EpochizeDataset FilterDataset IterMapDataset LimitDataset
+        MapDataset RepeatDataset ShuffleBufferDataset
     """,
     "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
     "decode.av_parts": "AVDecoderType AVWebdatasetDecoder ImageDecoderType",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, zip_longest
 from typing import Any
 
-from energon.compat.megatron.datasets.structs import DatasetSubset
+from energon.compat.megatron.datasets.arguments import DatasetSubset
 from energon.worker import WorkerConfig
 
 MAX_OVERSIZE = 1.5

@@ -10,13 +10,15 @@ from energon.compat.megatron.wrappers.batches import (
     MixBatchDataset,
     PackingDataset,
 )
-from energon.compat.megatron.wrappers.items import FilterDataset, IterMapDataset, MapDataset
 from energon.compat.megatron.wrappers.monitoring import GcDataset, LogSampleDataset, WatchdogDataset
 from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
     EpochizeDataset,
+    FilterDataset,
+    IterMapDataset,
     LimitDataset,
+    MapDataset,
     RepeatDataset,
     ShuffleBufferDataset,
 )
