@@ -58,5 +58,7 @@ def test_commands_print_through_echo_only():
                 if ast.unparse(node.func) in ("click.echo", "click.secho", "print"):
                     found.append((path.name, text))
     allowed = {"command_group.py"}
-    assert [t for name, t in found if name not in allowed and "json.dumps(" not in t] == []
+    safe = ("json.dumps(", "draw(pixels)")  # pictures hold no names
+    others = [text for name, text in found if name not in allowed]
+    assert [text for text in others if not any(each in text for each in safe)] == []
     assert found
