@@ -167,3 +167,34 @@ def _saved(value):
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, 2.5, null, true]}',
+        ' {"a": 1}\n\n',
+        "[1]\r\n",
+        '"\u00e4\u20ac"',
+        "-1.5e3",
+        "NaN",
+        "false",
+        "[1] x",
+        "nulls",
+        "",
+        "{",
+        "[1]\u00a0",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+def test_json_is_what_json_says_in_every_encoding(text, encoding):
+    data = text.encode(encoding)
+    try:
+        expected = repr(json.loads(data))
+    except ValueError:
+        expected = None
+    if expected is None:
+        with pytest.raises(wds.DecodingError, match="field 'json' of sample 'a'"):
+            decode({"json": data})
+    else:
+        assert repr(decode({"json": data})["json"]) == expected

@@ -11,7 +11,8 @@ import numpy as np
 from energon.extra import needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth, check_limit, too_deep
 
-_OPENING = (b"[", b"{")
+_PLAIN_STARTS = frozenset(b'[{"-0123456789tfn')
+_raw_decode = json.JSONDecoder().raw_decode
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -23,9 +24,20 @@ def decode_json(data: bytes) -> Any:
         DecodeError: If it is larger than `DOCUMENT_BYTES` or deeper than `PART_DEPTH`.
     """
     _check_size(data)
+    depth = PART_DEPTH.value
     # Most texts have few brackets; only of others a person would ask how deep they are.
-    if sum(map(data.count, _OPENING)) > PART_DEPTH.value and _json_depth(data) > PART_DEPTH.value:
+    if data.count(b"[") + data.count(b"{") > depth and _json_depth(data) > depth:
         raise too_deep()
+    if data[:1] and data[0] in _PLAIN_STARTS and data[1:2] != b"\0":
+        # UTF-8 without a mark: the encoding has not to be found out. What is no value, or has
+        # something after it, is left to `loads`, which says what is wrong.
+        text = data.decode("utf-8", "surrogatepass")
+        try:
+            value, end = _raw_decode(text)
+        except ValueError:
+            return json.loads(data)
+        if end == len(text) or not text[end:].strip(" \t\n\r"):
+            return value
     return json.loads(data)
 
 
@@ -55,7 +67,8 @@ def decode_cbor(data: bytes) -> Any:
 
 
 def _check_size(data: bytes) -> None:
-    check_limit(len(data), DOCUMENT_BYTES, f"the part has {len(data)} bytes")
+    if len(data) > DOCUMENT_BYTES.value:
+        check_limit(len(data), DOCUMENT_BYTES, f"the part has {len(data)} bytes")
 
 
 def _json_depth(data: bytes) -> int:

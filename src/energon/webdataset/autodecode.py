@@ -296,8 +296,9 @@ class Decoder:
             self._plan, self._version = {}, decoders.version
         plan, decoded = self._plan, {}
         for name, data in sample.items():
-            step = plan.get(name, self)
-            if step is self:
+            if name in plan:
+                step = plan[name]
+            else:
                 step = plan[name] = self._plan_of(name)
             if step is _META:
                 decoded[name] = _text(data) if type(data) is bytes else data

@@ -47,7 +47,8 @@ class Apply(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _Mapped(_apply(source, self.f, self.handler), source)
+        function = self.f.compiled() if hasattr(self.f, "compiled") else self.f
+        return _Mapped(_apply(source, function, self.handler), source)
 
 
 @dataclass(frozen=True)
