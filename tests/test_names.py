@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import energon
@@ -46,3 +47,67 @@ def test_jsonl_is_known_by_name_in_its_own_files_and_in_the_registry_only():
                 if isinstance(node, ast.Name | ast.ImportFrom)
             ]
             assert not [name for name in code if re.search("jsonl", name, re.I)], path
+
+
+FORCED = {
+    "ShardWriter": "webdataset has a class of this name, with other arguments than ours",
+    "TarWriter": "webdataset has a class of this name, with other arguments than ours",
+}
+FORCED_BY_MEGATRON = {
+    "BasicDataLoader",
+    "BatchDataset",
+    "DefaultTaskEncoder",
+    "MapDataset",
+    "Metadataset",
+    "SavableDataLoader",
+    "SavableDataset",
+    "ShardInfo",
+    "TaskEncoder",
+    "WorkerConfig",
+}
+"""Classes of megatron.energon that are more than ours of this name."""
+
+
+def definitions(skipped=()):
+    """Return where each class, and each alias of a type, is defined, and the value of the alias."""
+    found = defaultdict(list)
+    for path, text in modules():
+        if path.startswith(skipped):
+            continue
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append((path, "class"))
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name, value = node.targets[0].id, ast.unparse(node.value)
+                is_alias = name[:1].isupper() and not name.isupper()
+                if is_alias and not value.startswith("TypeVar("):
+                    found[name].append((path, value))
+    return found
+
+
+def test_no_name_of_a_class_means_two_things():
+    twice = {
+        name: places
+        for name, places in definitions(("compat/",)).items()
+        if len({value for _, value in places}) > 1
+        or sum(value == "class" for _, value in places) > 1
+    }
+    assert set(twice) == set(FORCED), twice
+
+
+def test_compat_has_names_of_the_core_only_where_the_other_package_forces_them():
+    core, everything = definitions(("compat/",)), definitions()
+    twice = {
+        name
+        for name, places in everything.items()
+        if name in core and len(places) > len(core[name])
+    }
+    assert twice <= FORCED_BY_MEGATRON, twice - FORCED_BY_MEGATRON
+
+
+def test_files_are_named_by_what_they_hold():
+    verbs = {"looking", "surviving", "watching", "through", "end", "once", "keeping", "opening"}
+    stems = {Path(path).stem for path, _ in modules() if not path.startswith("webdataset/")}
+    assert not stems & verbs

@@ -34,7 +34,7 @@ from energon.limits import LIMITS
 from energon.prepare.dataset import prepare_dataset
 from energon.webdataset import tenbin
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_loads, torch_video
-from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.opening import ShardOpening
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.task_encoder.runs import config, val
@@ -391,7 +391,7 @@ def test_compressed_streams_are_unpacked_piece_by_piece(kind, tmp_path):
     with opener(path, "wb") as file:
         for _ in range(200):
             file.write(bytes(MB))
-    opened = Opening().open(str(path))
+    opened = ShardOpening().open(str(path))
     tracemalloc.start()
     try:
         total, zeros = 0, bytes(MB)

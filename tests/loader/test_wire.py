@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from energon.loader.transport.wire import Kind, Message, receive, send
+from energon.loader.transport.wire import Message, MessageKind, receive, send
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def ends():
 
 def test_messages_arrive_one_by_one(ends):
     here, there = ends
-    sent = [Message(Kind.FREE, slot) for slot in range(3)]
+    sent = [Message(MessageKind.FREE, slot) for slot in range(3)]
     for message in sent:
         send(here, message)
     assert [receive(there)._replace(descriptors=()) for _ in sent] == sent
@@ -24,8 +24,8 @@ def test_messages_arrive_one_by_one(ends):
 def test_descriptors_travel_with_their_message(ends):
     here, there = ends
     reading, writing = os.pipe()
-    send(here, Message(Kind.FREE, 1))
-    send(here, Message(Kind.OPEN, generation=2**40, descriptors=[writing]))
+    send(here, Message(MessageKind.FREE, 1))
+    send(here, Message(MessageKind.OPEN, generation=2**40, descriptors=[writing]))
     os.close(writing)
     assert receive(there).descriptors == []
     message = receive(there)
@@ -38,7 +38,7 @@ def test_descriptors_travel_with_their_message(ends):
 
 def test_the_end_of_the_other_side_is_none(ends):
     here, there = ends
-    send(here, Message(Kind.FREE, 1))
+    send(here, Message(MessageKind.FREE, 1))
     here.close()
     assert receive(there).slot == 1
     assert receive(there) is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from energon.plan.curve import Curve, Point
 from energon.plan.era import end_era
 from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Entry, Mix
+from energon.plan.mix import Mix, MixEntry
 from energon.plan.recipe import PlanRecipe
 from energon.plan.window import WindowPlan
 
@@ -48,7 +48,7 @@ def recipes(draw):
     window = draw(st.sampled_from([0, 0, 6]))
     stripe = draw(st.integers(1, 6))
     if kind == "blend":
-        mix = Mix(tuple(Entry(n, draw(curves)) for n in range(len(found))))
+        mix = Mix(tuple(MixEntry(n, draw(curves)) for n in range(len(found))))
         unit = draw(st.sampled_from([1, stripe]))
         return PlanRecipe(
             "blend",
@@ -212,7 +212,7 @@ def test_a_schedule_goes_on_where_it_was(unit):
     """The mix over a whole run is the same, whether its lanes are changed on the way or not."""
     every = {"samples": 1, "batches": 8, "rows": 4}[unit]
     points = (Point(0, 1.0), Point(4000 // every, 4.0), Point(8000 // every, 0.5, True))
-    mix = Mix((Entry(0, Curve(points, unit)), Entry(1, Curve.constant(1.0))))
+    mix = Mix((MixEntry(0, Curve(points, unit)), MixEntry(1, Curve.constant(1.0))))
     leaves = (PlanLeaf("a", 9000), PlanLeaf("b", 9000))
     recipe = PlanRecipe("blend", leaves, 0, mix=mix, batch_size=8, stripe=8, streams=4)
 
@@ -255,7 +255,9 @@ def test_a_recipe_is_made_again_of_a_fingerprint():
                 (PlanLeaf("a", 70, repetitions=1.5), PlanLeaf("b", 9), PlanLeaf("c", 40)),
                 3,
                 sources=((0, 2), (1,)),
-                mix=Mix((Entry(0, Curve((Point(0, 1.0), Point(90, 3.0, True)))), Entry(1, None))),
+                mix=Mix(
+                    (MixEntry(0, Curve((Point(0, 1.0), Point(90, 3.0, True)))), MixEntry(1, None))
+                ),
                 stripe=2,
                 streams=2,
                 shuffle_window=7,

@@ -9,7 +9,7 @@ from energon.errors import ConfigError
 from energon.plan.build import blend_plan, concat_plan, epochized_plan, mix_plan
 from energon.plan.curve import Curve, Point
 from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Entry, Mix
+from energon.plan.mix import Mix, MixEntry
 from energon.plan.permutation import permute, unpermute
 
 
@@ -79,7 +79,9 @@ def test_a_sample_is_found_through_schedules_limits_lines_and_windows(
         for i, n in enumerate(sizes)
     ]
     ramp = Curve((Point(0, 1.0), Point(60, 4.0, True), Point(150, 0.5)))
-    mix = Mix((Entry(0, ramp), Entry(1, Curve.constant(2), 1), Entry(2, Curve.constant(1), 2)))
+    mix = Mix(
+        (MixEntry(0, ramp), MixEntry(1, Curve.constant(2), 1), MixEntry(2, Curve.constant(1), 2))
+    )
     plan = mix_plan(
         leaves, [(0,), (1, 2), (3,)], [mix], lanes=lanes, seed=3, unit=unit, shuffle_window=window
     )

@@ -14,11 +14,11 @@ from energon.errors import StateError
 from energon.plan.build import concat_plan, mix_plan
 from energon.plan.curve import Curve, Point
 from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Entry, Mix
+from energon.plan.mix import Mix, MixEntry
 
 
 def entry(node, weight=1.0, limit=None):
-    return Entry(node, Curve.constant(weight), limit)
+    return MixEntry(node, Curve.constant(weight), limit)
 
 
 def make(sizes, mixes, *, lanes=1, sources=None, repetitions=(), **settings):
@@ -79,7 +79,7 @@ def test_a_source_retires_exactly_and_the_others_share_what_it_had(shapes, lanes
 def test_counts_are_those_of_the_rows(shapes, lanes, rows):
     ramp = Curve((Point(0, 1.0), Point(100 * lanes, 4.0, True), Point(300 * lanes, 0.5)))
     entries = [entry(i, w, limit) for i, (_, w, limit) in enumerate(shapes)]
-    mix = Mix((*entries, Entry(len(shapes), ramp)))
+    mix = Mix((*entries, MixEntry(len(shapes), ramp)))
     plan = make([*(n for n, _, _ in shapes), 50], [mix], lanes=lanes, unit=3)
     for row in rows:
         leaf, draws = plan.draws(lanes - 1, np.arange(row))
@@ -115,7 +115,7 @@ def test_units_come_from_one_source_and_begin_where_batches_do(unit):
 @pytest.mark.parametrize("unit", ["batches", "rows", "samples"])
 def test_schedules_never_cut_a_unit(unit):
     ramp = Curve((Point(0, 1.0), Point(101, 9.0, True)), unit)
-    plan = make([70, 1000], [Mix((Entry(0, ramp), entry(1, 2)))], lanes=2, unit=8, batch_size=8)
+    plan = make([70, 1000], [Mix((MixEntry(0, ramp), entry(1, 2)))], lanes=2, unit=8, batch_size=8)
     leaf = plan.rows(1, 0, 1600).leaf.reshape(-1, 8)
     assert (leaf == leaf[:, :1]).all()
 
@@ -184,7 +184,7 @@ ENDS = st.sampled_from([None, None, 1, 2.5])
 # The first weight never is 0, so that there is something to draw.
 MIXES = st.tuples(CURVES, CURVES, ENDS, ENDS, ENDS).map(
     lambda drawn: Mix(
-        (entry(0, 2.0, drawn[2]), Entry(1, drawn[0], drawn[3]), Entry(2, drawn[1], drawn[4]))
+        (entry(0, 2.0, drawn[2]), MixEntry(1, drawn[0], drawn[3]), MixEntry(2, drawn[1], drawn[4]))
     )
 )
 
@@ -248,7 +248,7 @@ def test_what_is_gone_is_counted_no_longer_and_cannot_be_read():
 
 def test_far_rows_cost_no_more_than_near_ones():
     ramp = Curve((Point(0, 1.0), Point(10**9, 4.0, True), Point(10**9 + 9, 0.5)))
-    plan = make([10**6, 10**5, 7], [Mix((entry(0), Entry(1, ramp), entry(2, 1, 3)))], lanes=64)
+    plan = make([10**6, 10**5, 7], [Mix((entry(0), MixEntry(1, ramp), entry(2, 1, 3)))], lanes=64)
     rows = plan.rows(63, 10**12, 5)
     assert set(rows.leaf.tolist()) <= {0, 1}
     assert plan.drawn(63, 10**12).sum() == 10**12

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
 from energon.plan.curve import Clock, Curve, Point
-from energon.plan.mix import Entry, Mix
+from energon.plan.mix import Mix, MixEntry
 
 CLOCK = Clock(lanes=1, batch_size=1)
 
 
 def entry(node, weight=1.0, **settings):
-    return Entry(node, None if weight is None else Curve.constant(weight), **settings)
+    return MixEntry(node, None if weight is None else Curve.constant(weight), **settings)
 
 
 def shares(mix, used=(), start=0, stop=None):
@@ -44,7 +44,7 @@ def test_a_blend_may_be_used_up_with_the_first_of_its_entries():
 
 def test_a_blend_without_weights_at_the_time_is_passed_over():
     late = Curve((Point(0, 0), Point(100, 1)))
-    mix = Mix((entry(Mix((Entry(0, late), Entry(1, late))), 1), entry(2, 1)))
+    mix = Mix((entry(Mix((MixEntry(0, late), MixEntry(1, late))), 1), entry(2, 1)))
     assert shares(mix, stop=100) == (0, 0, 1)
     assert shares(mix, start=100) == (0.25, 0.25, 0.5)
     assert shares(mix, used={2}, stop=100) is None

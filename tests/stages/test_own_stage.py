@@ -29,7 +29,7 @@ def test_the_stage_of_the_page_is_the_one_that_exists_and_passes_its_test(monkey
     exec(compile(stage, str(PAGE), "exec"), module.__dict__)
     exec(compile(test, str(PAGE), "exec"), module.__dict__)
     module.test_a_limit_is_dealt_to_the_lanes()
-    assert module.Limit is not limit.Limit
+    assert module.LimitStage is not limit.LimitStage
 
 
 @dataclass(frozen=True)

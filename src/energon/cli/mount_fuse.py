@@ -38,7 +38,7 @@ def _reporting(operation: Operation) -> Operation:
     """Turn failures into the code of an error, and say in the log what has happened."""
 
     @wraps(operation)
-    def run(self: Files, path: str, *arguments: Any) -> Any:
+    def run(self: MountedFiles, path: str, *arguments: Any) -> Any:
         try:
             return operation(self, path, *arguments)
         except EnergonError as error:
@@ -48,7 +48,7 @@ def _reporting(operation: Operation) -> Operation:
     return run  # type: ignore[return-value]
 
 
-class Files(mfusepy.Operations):  # type: ignore[misc]
+class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
     """Answers the questions of the kernel about a tree, all of them read-only.
 
     Args:
@@ -199,7 +199,7 @@ def serve(root: BrowsedFolder, mountpoint: str, *, name: str) -> None:
     Raises:
         RuntimeError: If it cannot be mounted.
     """
-    files = Files(root)
+    files = MountedFiles(root)
     try:
         mfusepy.FUSE(
             files,

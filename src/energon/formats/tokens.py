@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -47,8 +48,6 @@ TOKEN_TYPES: dict[int, np.dtype[Any]] = {
 """The types of tokens, by their codes."""
 INDEX, DATA = ".idx", ".bin"
 _HEADER = struct.Struct("<9sQBQQ")
-
-Ints = NDArray[np.int64]
 
 
 def token_prefix(path: str) -> str:

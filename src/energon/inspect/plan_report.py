@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from energon.arrays import Ints
 from energon.errors import ConfigError
 from energon.extra import needs_extra
 from energon.inspect.planned_run import PlannedRun
@@ -155,8 +156,6 @@ def _draw_bars(axes: Axes, groups: Sequence[_Group], values: Sequence[float]) ->
 
 MEASURED_ROWS = 4096
 MEASURED_STREAMS = 4
-
-Ints = NDArray[np.int64]
 
 
 class LeafReads(NamedTuple):

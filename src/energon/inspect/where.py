@@ -41,7 +41,7 @@ _SYNTAX = (
 
 MAX_COMPARED_BYTES = 4096
 
-Files = Mapping[str, BrowsedFile]
+BrowsedFiles = Mapping[str, BrowsedFile]
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Where:
             raise ConfigError(f"{self.text!r}: a quotation mark is not closed") from error
         object.__setattr__(self, "_conditions", [_parse(term) for term in terms])
 
-    def __call__(self, files: Files) -> bool:
+    def __call__(self, files: BrowsedFiles) -> bool:
         """Return whether a sample with these parts matches."""
-        conditions: list[Callable[[Files], bool]] = self.__dict__["_conditions"]
+        conditions: list[Callable[[BrowsedFiles], bool]] = self.__dict__["_conditions"]
         return all(condition(files) for condition in conditions)
 
 
-def _parse(term: str) -> Callable[[Files], bool]:
+def _parse(term: str) -> Callable[[BrowsedFiles], bool]:
     has = _HAS.fullmatch(term)
     if has is not None:
         wanted, part = has[1] == "has", has[2]
@@ -85,7 +85,7 @@ def _parse(term: str) -> Callable[[Files], bool]:
 
 
 def _fulfils(
-    files: Files,
+    files: BrowsedFiles,
     steps: list[str],
     compare: Callable[[Any, Any], bool],
     wanted: str,

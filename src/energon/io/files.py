@@ -12,10 +12,10 @@ from energon.io.registry import open_store
 from energon.limits import DOCUMENT_BYTES, check_document
 from energon.utf8 import decode_utf8
 
-AnyPath = str | os.PathLike[str]
+LocalPath = str | os.PathLike[str]
 
 
-def read_bytes(address: AnyPath) -> bytes:
+def read_bytes(address: LocalPath) -> bytes:
     """Return a whole file.
 
     Raises:
@@ -26,7 +26,7 @@ def read_bytes(address: AnyPath) -> bytes:
     return store.read(key)
 
 
-def read_document(address: AnyPath) -> bytes:
+def read_document(address: LocalPath) -> bytes:
     """Return a whole file that is a YAML or JSON document; no more is read than it may have.
 
     Raises:
@@ -41,7 +41,7 @@ def read_document(address: AnyPath) -> bytes:
     return content
 
 
-def read_text(address: AnyPath) -> str:
+def read_text(address: LocalPath) -> str:
     """Return a whole file of UTF-8.
 
     Raises:
@@ -52,7 +52,7 @@ def read_text(address: AnyPath) -> str:
     return decode_utf8(read_bytes(address), origin=redact(os.fspath(address)))
 
 
-def write_bytes(address: AnyPath, content: bytes | os.PathLike[str]) -> None:
+def write_bytes(address: LocalPath, content: bytes | os.PathLike[str]) -> None:
     """Write a file: afterwards all of it is there, and until then the old one or none.
 
     Args:
@@ -63,12 +63,12 @@ def write_bytes(address: AnyPath, content: bytes | os.PathLike[str]) -> None:
     store.write(key, content)
 
 
-def write_text(address: AnyPath, content: str) -> None:
+def write_text(address: LocalPath, content: str) -> None:
     """Write a file of UTF-8, see `write_bytes`."""
     write_bytes(address, content.encode())
 
 
-def file_info(address: AnyPath) -> ObjectInfo | None:
+def file_info(address: LocalPath) -> ObjectInfo | None:
     """Return size and version of a file, or None if there is none."""
     store, key = open_store(address)
     try:
@@ -77,7 +77,7 @@ def file_info(address: AnyPath) -> ObjectInfo | None:
         return None
 
 
-def file_size(address: AnyPath) -> int:
+def file_size(address: LocalPath) -> int:
     """Return how many bytes a file has.
 
     Raises:
@@ -87,7 +87,7 @@ def file_size(address: AnyPath) -> int:
     return store.info(key).size
 
 
-def file_sizes(addresses: Sequence[AnyPath]) -> list[int]:
+def file_sizes(addresses: Sequence[LocalPath]) -> list[int]:
     """Return how many bytes each of some files has, asked for at the same time.
 
     Raises:
@@ -99,14 +99,14 @@ def file_sizes(addresses: Sequence[AnyPath]) -> list[int]:
     return store.together(file_size, [(address,) for address in addresses])
 
 
-def is_file(address: AnyPath) -> bool:
+def is_file(address: LocalPath) -> bool:
     """Return whether there is a file."""
     if not is_remote(address):
         return os.path.isfile(local_path(address))
     return file_info(address) is not None
 
 
-def list_files(address: AnyPath) -> list[ObjectInfo]:
+def list_files(address: LocalPath) -> list[ObjectInfo]:
     """Return all files below a folder, sorted; keys are relative to it. Nothing if there is none.
 
     Raises:
@@ -117,13 +117,13 @@ def list_files(address: AnyPath) -> list[ObjectInfo]:
     return [found._replace(key=found.key[cut:]) for found in store.list(key)]
 
 
-def has_files(address: AnyPath) -> bool:
+def has_files(address: LocalPath) -> bool:
     """Return whether there is a file in a folder, or below it."""
     store, key = open_store(address)
     return store.has_any(key)
 
 
-def delete_file(address: AnyPath) -> None:
+def delete_file(address: LocalPath) -> None:
     """Delete a file, if it exists."""
     store, key = open_store(address)
     store.delete(key)

@@ -17,15 +17,13 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import RangesNotSupportedError, TruncatedError
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
 from energon.io.store import Store
-
-Ints = NDArray[np.int64]
 
 MAX_SPAN_BYTES = 8 << 20
 """Most bytes of one request. Several requests at once are faster than one long one."""

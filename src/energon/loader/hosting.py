@@ -77,7 +77,7 @@ class Event(NamedTuple):
     error: BaseException | None = None
 
 
-class Watch(Protocol):
+class HostWatch(Protocol):
     """Who wants to know where a host is, see `transport/slots.py`."""
 
     def enter(self, lane: int) -> None:
@@ -109,7 +109,7 @@ class LaneHost:
         positions: Mapping[int, LanePosition],
         *,
         lanes: int,
-        watch: Watch | None = None,
+        watch: HostWatch | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._positions = positions

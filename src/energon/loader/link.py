@@ -32,8 +32,8 @@ from energon.loader.transport.slots import (
     read_table,
     share_bytes,
 )
-from energon.loader.transport.wire import Kind, Message, is_readable, receive, send
-from energon.loader.worker_main import Opening, Setup
+from energon.loader.transport.wire import Message, MessageKind, is_readable, receive, send
+from energon.loader.worker_main import LanesToOpen, Setup
 
 POLL_SECONDS = 0.2
 CLOSE_SECONDS = 0.5
@@ -78,7 +78,9 @@ class ProcessLink:
                 page = Heartbeat.create()
                 self.heartbeat = Heartbeat(os.dup(page))
                 description = share_bytes(pickle.dumps(setup))
-                self._send_attached(Message(Kind.SETUP), page, description, share_bytes(pipeline))
+                self._send_attached(
+                    Message(MessageKind.SETUP), page, description, share_bytes(pipeline)
+                )
         except BaseException:
             self.close()
             raise
@@ -109,12 +111,14 @@ class ProcessLink:
         """Whether the worker has not been told to leave."""
         return self in _links
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: LanesToOpen) -> None:
         """Let the worker host other lanes; events of those before are dropped from now on."""
         self._generation += 1
         data = pickle.dumps(opening)
         with undisturbed():
-            self._send_attached(Message(Kind.OPEN, generation=self._generation), share_bytes(data))
+            self._send_attached(
+                Message(MessageKind.OPEN, generation=self._generation), share_bytes(data)
+            )
 
     def receive(self, timeout: float) -> list[Event] | None:
         """Return the next events, [] if none come within `timeout` seconds, None after death."""
@@ -192,7 +196,7 @@ class ProcessLink:
             self._slots[message.slot] = map_shared(message.descriptors[0])
         slot = message.slot
         if message.generation != self._generation:
-            self._send(Message(Kind.FREE, slot))
+            self._send(Message(MessageKind.FREE, slot))
             return []
         mapping = self._slots[slot]
         layouts = read_table(memoryview(mapping)[message.start : message.stop])
@@ -200,7 +204,7 @@ class ProcessLink:
         if not has_views or len(self._leases) >= LEASES:
             self.num_copied += has_views
             events = [_read_event(memoryview(mapping), each, copied=True) for each in layouts]
-            self._send(Message(Kind.FREE, slot))
+            self._send(Message(MessageKind.FREE, slot))
             return events
         lease = np.frombuffer(mapping, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_note, self._returned, slot))
@@ -210,7 +214,7 @@ class ProcessLink:
             # What was in the slot has been copied while the batch was rebuilt.
             self._give_back()
         else:
-            self._send(Message(Kind.LEASED, slot))
+            self._send(Message(MessageKind.LEASED, slot))
         return events
 
     def _give_back(self) -> None:
@@ -218,7 +222,7 @@ class ProcessLink:
         while self._returned:
             slot = self._returned.popleft()
             self._leases.pop(slot, None)
-            self._send(Message(Kind.FREE, slot))
+            self._send(Message(MessageKind.FREE, slot))
 
     def _send_attached(self, message: Message, *descriptors: int) -> None:
         """Send `message` with these descriptors, and close them here."""

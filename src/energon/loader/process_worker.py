@@ -21,11 +21,11 @@ from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.process_start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline
-from energon.loader.worker_main import Opening, Setup
+from energon.loader.worker_main import LanesToOpen, Setup
 from energon.messages import counted
 from energon.plan.seeds import derive_seed
 
-Address = tuple[int, int]
+SampleAddress = tuple[int, int]
 """Lane and row."""
 
 
@@ -67,13 +67,13 @@ class DeathRecord:
     clock: Callable[[], float] = time.monotonic
     in_a_row: int = 0
     """Deaths since the last batch."""
-    _at: Counter[Address] = field(default_factory=Counter)
+    _at: Counter[SampleAddress] = field(default_factory=Counter)
     _first: float = 0.0
     _elsewhere: int = 0
     _since_skip: int = 0
     _skipped: int = 0
 
-    def died(self, address: Address | None, *, killed: bool = False) -> Verdict:
+    def died(self, address: SampleAddress | None, *, killed: bool = False) -> Verdict:
         """Count a death.
 
         Args:
@@ -172,7 +172,7 @@ class ProcessWorker:
         self._ended.clear()
         self._events.clear()
         if self._link is not None and self._link.is_connected:
-            self._link.open(Opening(lanes, dict(positions)))
+            self._link.open(LanesToOpen(lanes, dict(positions)))
         else:
             self._start()
 
@@ -215,7 +215,7 @@ class ProcessWorker:
                 self._decide(None, text, killed=error.code == -signal.SIGKILL)
                 continue
             left = {v: each for v, each in self._positions.items() if v not in self._ended}
-            self._link.open(Opening(self._lanes, left))
+            self._link.open(LanesToOpen(self._lanes, left))
             return
 
     def _check_owner(self) -> None:
@@ -288,7 +288,7 @@ class ProcessWorker:
         self._decide(address, text, killed=killed)
         self._start()
 
-    def _decide(self, address: Address | None, text: str, *, killed: bool) -> None:
+    def _decide(self, address: SampleAddress | None, text: str, *, killed: bool) -> None:
         """Wait until it makes sense to start another process, or give up."""
         deaths = self._deaths
         verdict = deaths.died(address, killed=killed)
@@ -311,7 +311,7 @@ class ProcessWorker:
         log.warning("%s; starting another one%s", text, f" in {pause:.1f} s" if pause else "")
         time.sleep(pause)
 
-    def _skip(self, address: Address) -> None:
+    def _skip(self, address: SampleAddress) -> None:
         """Leave out the sample at `address`, from now on and in saved states."""
         lane, row = address
         position = self._positions[lane]

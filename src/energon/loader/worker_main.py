@@ -25,7 +25,7 @@ from energon.loader.state import LanePosition
 from energon.loader.transport.outbox import Outbox
 from energon.loader.transport.reports import LogSender, explicit_levels
 from energon.loader.transport.slots import Heartbeat, SlotPool, read_shared, seek_to_trace
-from energon.loader.transport.wire import Kind, Message, is_readable, receive
+from energon.loader.transport.wire import Message, MessageKind, is_readable, receive
 from energon.stages.random_state import own_process
 
 _TICK_SECONDS = 0.02
@@ -77,7 +77,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Opening:
+class LanesToOpen:
     """Which lanes a worker hosts from now on, and where they go on."""
 
     lanes: int
@@ -154,7 +154,7 @@ class _Worker:
             with contextlib.suppress(_Reopened):
                 self._serve(pipeline, pickle.loads(read_shared(opening.descriptors[0])))
 
-    def _serve(self, pipeline: Any, opening: Opening) -> None:
+    def _serve(self, pipeline: Any, opening: LanesToOpen) -> None:
         host = LaneHost(pipeline, opening.positions, lanes=opening.lanes, watch=self._heartbeat)
         while (lane := host.lane) is not None:
             try:
@@ -173,7 +173,7 @@ class _Worker:
                 self._wait()
             if self._opening is not None:
                 opening, self._opening = self._opening, None
-                order: Opening = pickle.loads(read_shared(opening.descriptors[0]))
+                order: LanesToOpen = pickle.loads(read_shared(opening.descriptors[0]))
                 self.outbox.generation = opening.generation
                 self.outbox.put(Event(min(order.positions), error=error))
                 self.outbox.flush()
@@ -187,11 +187,11 @@ class _Worker:
     def _wait(self) -> None:
         """Read one message of the parent, waiting for it."""
         message = self._receive()
-        if message.kind == Kind.FREE:
+        if message.kind == MessageKind.FREE:
             self._slots.freed(message.slot)
-        elif message.kind == Kind.LEASED:
+        elif message.kind == MessageKind.LEASED:
             self._slots.leased(message.slot)
-        elif message.kind == Kind.OPEN:
+        elif message.kind == MessageKind.OPEN:
             self._opening = message
             raise _Reopened
 

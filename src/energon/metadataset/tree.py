@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.plan.mix import Entry, Mix
+from energon.plan.mix import Mix, MixEntry
 
 
 def weight_curve(entry: Weighted, unit: CurveUnit) -> Curve | None:
@@ -190,7 +190,7 @@ def mix_of(tree: Tree) -> Mix:
 
 def _mix(tree: BlendTree, numbers: Iterator[int]) -> Mix:
     entries = tuple(
-        Entry(
+        MixEntry(
             _mix(entry.tree, numbers) if isinstance(entry.tree, BlendTree) else next(numbers),
             entry.weight,
             entry.max_epochs,

@@ -24,11 +24,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import StateError
 from energon.plan.blend_stages import BlendStages
 from energon.plan.curve import Clock
 from energon.plan.find import find_draw
-from energon.plan.leaf import Era, Ints, LeafOrder, PlanLeaf
+from energon.plan.leaf import Era, LeafOrder, PlanLeaf
 from energon.plan.line import Line
 from energon.plan.mix import Mix
 from energon.plan.rows import Rows

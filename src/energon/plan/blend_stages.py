@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.plan.curve import Clock
-from energon.plan.leaf import Ints, LeafOrder
+from energon.plan.leaf import LeafOrder
 from energon.plan.line import Line
 from energon.plan.mix import Mix
 from energon.plan.permutation import permute
@@ -143,7 +144,7 @@ class Mixtures:
         return pattern, np.array([source for _, source, _ in named], np.int32)
 
 
-class Stage(NamedTuple):
+class MixStage(NamedTuple):
     """Rows over which the shares of a lane do not change."""
 
     start: int
@@ -210,13 +211,13 @@ def begin_stage(
     columns: NDArray[np.int32],
     drawn: Ints,
     unit: int,
-) -> Stage:
+) -> MixStage:
     """Return a stage, its end unknown, before which sources were `drawn` so often."""
-    stage = Stage(start, None, pattern, entry, columns, drawn, drawn, unit)
+    stage = MixStage(start, None, pattern, entry, columns, drawn, drawn, unit)
     return stage._replace(base=drawn - _count(stage, entry))
 
 
-def _count(stage: Stage, place: int) -> Ints:
+def _count(stage: MixStage, place: int) -> Ints:
     """Return how often each source comes in the repeated pattern before a place in rows."""
     turn, within = divmod(place, stage.unit)
     counts = stage.pattern.count_until(turn) * stage.unit
@@ -251,9 +252,9 @@ class BlendStages:
     clock: Clock
     seed: int
     unit: int
-    _found: dict[int, tuple[list[Stage], Iterator[Stage]]] = field(default_factory=dict)
+    _found: dict[int, tuple[list[MixStage], Iterator[MixStage]]] = field(default_factory=dict)
 
-    def until(self, lane: int, row: int | None) -> list[Stage]:
+    def until(self, lane: int, row: int | None) -> list[MixStage]:
         """Return the stages of a lane until some row, or all; the last one ends behind it."""
         found, more = self._of(lane)
         while not found or ((stop := found[-1].stop) is not None and (row is None or stop < row)):
@@ -291,15 +292,15 @@ class BlendStages:
         """Return how many draws of a source so many epochs are."""
         return max(1, round(epochs * self.lines[source].length))
 
-    def _of(self, lane: int) -> tuple[list[Stage], Iterator[Stage]]:
+    def _of(self, lane: int) -> tuple[list[MixStage], Iterator[MixStage]]:
         """Return the stages of a lane that are known, and what finds the others."""
         return self._found.setdefault(lane, ([], self._walk(lane)))
 
-    def _walk(self, lane: int) -> Iterator[Stage]:
+    def _walk(self, lane: int) -> Iterator[MixStage]:
         """Yield the stages of a lane; after the last one the lane ends, or it has no end."""
         row: int | None = 0
         drawn = np.zeros(len(self.lines), np.int64)
-        stage: Stage | None = None
+        stage: MixStage | None = None
         while row is not None:
             mix = self._mix(lane, row)
             quotas = self._quotas(lane, mix)
@@ -325,8 +326,8 @@ class BlendStages:
         pattern: Pattern,
         columns: NDArray[np.int32],
         drawn: Ints,
-        before: Stage | None,
-    ) -> Stage:
+        before: MixStage | None,
+    ) -> MixStage:
         # Where the last pattern was left: one that always began at the same place would prefer
         # what comes first in it, and the steps of a short ramp have few rows.
         turn = self._phase(lane, pattern) if before is None else before.turn_at(row, pattern)

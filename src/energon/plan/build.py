@@ -10,7 +10,7 @@ from energon.plan.blend import BlendPlan
 from energon.plan.curve import Clock, Curve, Point
 from energon.plan.leaf import Era, PlanLeaf, choose_slice_samples
 from energon.plan.line import LinePlan
-from energon.plan.mix import Entry, Mix
+from energon.plan.mix import Mix, MixEntry
 from energon.plan.window import WindowPlan
 
 __all__ = ["blend_plan", "choose_slice_samples", "concat_plan", "epochized_plan", "mix_plan"]
@@ -105,7 +105,7 @@ def _scheduled(num_leaves: int, stages: Sequence[tuple[int, Sequence[float]]]) -
         Curve(tuple(Point(row, weights[number]) for row, weights in stages), "rows")
         for number in range(num_leaves)
     )
-    return Mix(tuple(Entry(number, curve) for number, curve in enumerate(curves)))
+    return Mix(tuple(MixEntry(number, curve) for number, curve in enumerate(curves)))
 
 
 def epochized_plan(

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.plan.leaf import Ints
+from energon.arrays import Ints
 from energon.plan.rows import Plan, Rows
 
 COUNTED_ROWS = 4096

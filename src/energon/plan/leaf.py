@@ -31,11 +31,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import ConfigError
 from energon.plan.permutation import permute
 from energon.plan.seeds import U64, combine, derive_seed
-
-Ints = NDArray[np.int64]
 
 SLICE_BYTES = 4 << 20
 MAX_SLICE_SAMPLES = 128

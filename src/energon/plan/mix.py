@@ -22,7 +22,7 @@ from energon.plan.curve import Clock, Curve, CurveUnit
 
 
 @dataclass(frozen=True)
-class Entry:
+class MixEntry:
     """Something in a blend.
 
     Args:
@@ -48,14 +48,14 @@ class Mix:
         exponent: Derived weights are sizes to the power of this: 1 is proportional, 0 even.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[MixEntry, ...]
     stop_at_first: bool = False
     exponent: float = 1.0
 
     @classmethod
     def flat(cls, weights: Sequence[float]) -> Mix:
         """Return the mix of sources 0, 1, … with constant weights."""
-        return cls(tuple(Entry(i, Curve.constant(weight)) for i, weight in enumerate(weights)))
+        return cls(tuple(MixEntry(i, Curve.constant(weight)) for i, weight in enumerate(weights)))
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class Mix:
         """
         try:
             entries = tuple(
-                Entry(
+                MixEntry(
                     cls.from_json(entry["of"], numbers) if "of" in entry else numbers[name],
                     Curve.from_json(entry["weight"]),
                     entry.get("max_epochs"),
@@ -229,7 +229,7 @@ class Mix:
 _BLEND = "blend "
 
 
-def _settled(entry: Entry) -> Curve:
+def _settled(entry: MixEntry) -> Curve:
     if entry.weight is None:
         raise ConfigError("weights that depend on sizes were not settled; call `settle` first")
     return entry.weight
@@ -239,7 +239,7 @@ def _is_used_up(node: int | Mix, used: Collection[int]) -> bool:
     return node.is_used_up(used) if isinstance(node, Mix) else node in used
 
 
-def _size(entry: Entry, sizes: Sequence[int]) -> float:
+def _size(entry: MixEntry, sizes: Sequence[int]) -> float:
     if entry.size is not None:
         return entry.size
     if isinstance(entry.node, Mix):

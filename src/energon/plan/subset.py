@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-Ints = NDArray[np.int64]
 
 
 def include_ordinals(ordinals: Ints, excluded: Ints) -> Ints:

@@ -17,12 +17,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
-
-Ints = NDArray[np.int64]
 
 BLOCK_DOCUMENTS = 1024
 """Documents that are permuted among themselves. They lie close together, so that the windows of a

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer, merge_ranges, span_buffer
 from energon.io.registry import take_counts
@@ -27,7 +28,7 @@ from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows
 from energon.sources.kinds import Source
-from energon.stages.read import Reading
+from energon.stages.read import NextRows
 
 FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048
@@ -35,7 +36,6 @@ MAX_STEP_ROWS = 2048
 MAX_ROWS_AHEAD = 32_768
 MAX_WINDOW_ROWS = 16_384
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _open_lanes: weakref.WeakSet[LookAhead] = weakref.WeakSet()
@@ -74,7 +74,7 @@ class LookAhead:
         _open_lanes.add(self)
         weakref.finalize(self, _drop, self._buffer, self._held).atexit = False
 
-    def move_to(self, readings: Sequence[Reading]) -> None:
+    def move_to(self, readings: Sequence[NextRows]) -> None:
         """Note what is read next of each lane, and fetch what is needed soon."""
         known = self._lanes
         if any(each.lane in known and known[each.lane].stop != each.start for each in readings):
@@ -259,7 +259,7 @@ class _Lane:
         reading: What is read of it first.
     """
 
-    def __init__(self, slot: int, reading: Reading) -> None:
+    def __init__(self, slot: int, reading: NextRows) -> None:
         self.slot = slot
         self.start = self.stop = self.settled = self.planned = reading.start
         self.ended = False
@@ -267,7 +267,7 @@ class _Lane:
         # The number of the span of each row from `start` to `planned`; -1 for none.
         self._spans = np.empty(0, np.int64)
 
-    def move_to(self, reading: Reading) -> Ints:
+    def move_to(self, reading: NextRows) -> Ints:
         """Read on; return the numbers of the spans of the rows that were read."""
         passed = reading.start - self.start
         used, self._spans = self._spans[:passed], self._spans[passed:]

@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, TruncatedError
 from energon.extra import needs_extra
@@ -37,7 +36,6 @@ from energon.sources.shards import ShardPool
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Ints = NDArray[np.int64]
 
 SUFFIX = ".arrow"
 STATE, SPLITS = "state.json", "dataset_dict.json"

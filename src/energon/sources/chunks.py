@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.chunks.litdata import litdata_decoder, litdata_items, parse_litdata_index
 from energon.formats.chunks.mds import mds_decoder, parse_mds_index
@@ -46,8 +46,6 @@ from energon.sources.part_filter import PartFilter
 from energon.sources.rows import RowOptions, row_config
 from energon.sources.shards import ShardPool
 from energon.utf8 import decode_utf8
-
-Ints = NDArray[np.int64]
 
 HELD_BYTES = 512 << 20
 """Unpacked chunks that a source keeps: those of the slices that are open."""

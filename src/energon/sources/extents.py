@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
 
@@ -44,9 +45,6 @@ def span_edges(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.in
         low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
     )
     return np.concatenate(([0], np.flatnonzero(cut) + 1))
-
-
-Ints = NDArray[np.int64]
 
 
 class Extents(NamedTuple):

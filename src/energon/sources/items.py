@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.formats.signature import guess_extension
@@ -20,8 +20,6 @@ from energon.sources.fingerprint import content_fingerprint
 from energon.sources.kinds import Location, Source
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import included
-
-Ints = NDArray[np.int64]
 
 
 class ItemSource(ABC):

@@ -8,8 +8,8 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
 from energon.formats.tables.join_index import MISSING, JoinIndex
 from energon.formats.tables.part_table import PartTable
@@ -20,8 +20,6 @@ from energon.sources.extents import Extents
 from energon.sources.fingerprint import content_fingerprint
 from energon.sources.kinds import Location, Source
 from energon.sources.webdataset import WebdatasetSource
-
-Ints = NDArray[np.int64]
 
 
 class ShardKeys(NamedTuple):

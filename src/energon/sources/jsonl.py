@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -49,8 +50,6 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
-
-Ints = NDArray[np.int64]
 
 
 class JsonlFile:

@@ -14,9 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from energon.arrays import Ints
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath
@@ -32,8 +30,6 @@ from energon.sources.shards import ShardPool
 if TYPE_CHECKING:
     from energon.sources.browse.tree import BrowsedFolder, Contents
     from energon.sources.files.store import FileStore
-
-Ints = NDArray[np.int64]
 
 
 class Location(NamedTuple):

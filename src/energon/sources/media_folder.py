@@ -18,8 +18,8 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, ShardChangedError
 from energon.formats.folder_listing import (
@@ -54,7 +54,6 @@ from energon.sources.shards import ShardPool
 from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
 
-Ints = NDArray[np.int64]
 log = logging.getLogger("energon")
 
 FILE_NAME = "file_name"

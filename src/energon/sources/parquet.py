@@ -13,7 +13,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.errors import ConfigError, FormatError
 from energon.extra import needs_extra
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData
 
-Ints = NDArray[np.int64]
 
 HELD_BYTES = 512 << 20
 """Decoded row groups that a source keeps: those of the slices that are open."""

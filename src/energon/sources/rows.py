@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 import numpy as np
-from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError, FormatError
 from energon.formats.meta.info import META
@@ -35,8 +35,6 @@ from energon.sources.webdataset import included
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

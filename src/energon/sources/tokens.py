@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
 from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.tokens import DATA, INDEX, TokenIndex, token_prefix
@@ -40,7 +41,6 @@ from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import included
 
-Ints = NDArray[np.int64]
 Unit = Literal["document", "sequence"]
 
 

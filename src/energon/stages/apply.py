@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 from energon.errors import StateError
 from energon.limits import RESUMED_OUTPUTS
 from energon.samples.crude import RestoreKey, stamp
-from energon.stages.base import DatasetIterator, Kind, Place, State, unpack, unpack_some
+from energon.stages.base import DatasetIterator, ItemPlace, State, StateKind, unpack, unpack_some
 from energon.stages.hook import SKIPPED, Hook, HookRunner, reraise_exception
-from energon.stages.lane import Address, Lane
+from energon.stages.lane import Lane, RowAddress
 
 _OUTPUTS = {"given": int, "batch": int | None}
 
@@ -25,7 +25,7 @@ _OUTPUTS = {"given": int, "batch": int | None}
 class ApplyIterator(DatasetIterator[Any]):
     """Draws inputs from `inner`, runs hooks on them, gives the outputs. Stages say how to draw."""
 
-    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict}
+    saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict}
     """What `_position` returns; how many outputs were given is added to it."""
     yields_batches = False
     """Whether each output is a batch, instead of one of the items that make it."""
@@ -84,7 +84,7 @@ class ApplyIterator(DatasetIterator[Any]):
         return (self.row, self.given) if self.outputs is not None else (self.row,)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return {**self.before, "given": max(0, self.given - 1), "batch": self.batch}
 
     def state_dict(self) -> State:
@@ -129,7 +129,7 @@ class ApplyIterator(DatasetIterator[Any]):
         self,
         argument: Any,
         runners: tuple[HookRunner, ...],
-        address: Address,
+        address: RowAddress,
         key: Callable[[], RestoreKey | None],
     ) -> Any:
         """Return the output of hooks for `argument`, or the first, or SKIPPED.
@@ -153,7 +153,7 @@ class ApplyIterator(DatasetIterator[Any]):
         self,
         items: Iterator[Any],
         runners: tuple[HookRunner, ...],
-        address: Address,
+        address: RowAddress,
         key: RestoreKey | None,
     ) -> Any:
         """Return the first output of hooks for what a hook yields, or SKIPPED.
@@ -174,7 +174,7 @@ class ApplyIterator(DatasetIterator[Any]):
 def _expand(
     items: Iterator[Any],
     runners: tuple[HookRunner, ...],
-    address: Address,
+    address: RowAddress,
     key: RestoreKey | None,
 ) -> Iterator[Any]:
     for sub, item in enumerate(items):
@@ -218,7 +218,7 @@ def apply_again(
     hooks: tuple[Hook, ...],
     lane: Lane,
     *,
-    address: Address,
+    address: RowAddress,
     key: RestoreKey,
     subs: RestoreKey,
     yields_batches: bool = False,

@@ -37,11 +37,11 @@ T_co = TypeVar("T_co", covariant=True)
 State = dict[str, Any]
 """What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""
 
-Place = Any
+ItemPlace = Any
 """Where an item is in its lane, as JSON; only the stage that gave it understands it."""
 
 
-Kind = type | UnionType
+StateKind = type | UnionType
 """What a value of a state is: int, list, dict, `int | None` and the like."""
 
 
@@ -67,7 +67,7 @@ class Dataset(Generic[T_co]):
         """Return how many items lane `lane` of `lanes` yields at most; None means no end."""
         raise NotImplementedError
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         """Return the items at some places of `lane`, or SKIPPED for what now fails."""
         return [next(self.open(lane, place)) for place in places]
 
@@ -94,7 +94,7 @@ class DatasetIterator(Iterator[T_co]):
         saves: What `state_dict` returns, by name; `unpack` checks states against it.
     """
 
-    saves: ClassVar[Mapping[str, Kind]] = {}
+    saves: ClassVar[Mapping[str, StateKind]] = {}
 
     def __next__(self) -> T_co:
         raise NotImplementedError
@@ -110,7 +110,7 @@ class DatasetIterator(Iterator[T_co]):
         return (self.row,)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         """Where the item is that was returned last."""
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ class DatasetIterator(Iterator[T_co]):
         """Return the next `count` items; fewer only at the end."""
         return list(islice(self, count))
 
-    def take_placed(self, count: int) -> tuple[list[T_co], list[Place]]:
+    def take_placed(self, count: int) -> tuple[list[T_co], list[ItemPlace]]:
         """Return up to `count` items, at least one before the end, and the place of each."""
         items, places = [], []
         for item in islice(self, count):
@@ -146,7 +146,7 @@ class DatasetIterator(Iterator[T_co]):
         raise NotImplementedError
 
 
-def unpack(state: State, saves: Mapping[str, Kind]) -> tuple[Any, ...]:
+def unpack(state: State, saves: Mapping[str, StateKind]) -> tuple[Any, ...]:
     """Return the values of a state in the order of `saves`, or say what does not fit.
 
     Args:
@@ -162,7 +162,7 @@ def unpack(state: State, saves: Mapping[str, Kind]) -> tuple[Any, ...]:
     return values
 
 
-def unpack_some(state: State, saves: Mapping[str, Kind]) -> tuple[tuple[Any, ...], State]:
+def unpack_some(state: State, saves: Mapping[str, StateKind]) -> tuple[tuple[Any, ...], State]:
     """Return the values of some names in a state, as `unpack` does, and what else it has."""
     if not isinstance(state, Mapping) or not saves.keys() <= state.keys():
         raise _misfit(state, saves)
@@ -178,7 +178,7 @@ def unpack_some(state: State, saves: Mapping[str, Kind]) -> tuple[tuple[Any, ...
     return tuple(state[name] for name in saves), rest
 
 
-def _misfit(state: State, saves: Mapping[str, Kind]) -> StateError:
+def _misfit(state: State, saves: Mapping[str, StateKind]) -> StateError:
     found = sorted(state) if isinstance(state, Mapping) else f"{state!r:.200}"
     return StateError(
         f"saved state has {found}, this stage needs {sorted(saves)}; was it saved by another "
@@ -186,7 +186,7 @@ def _misfit(state: State, saves: Mapping[str, Kind]) -> StateError:
     )
 
 
-def check_places(places: Sequence[Place], *, number_at: int, stop: int | None = None) -> None:
+def check_places(places: Sequence[ItemPlace], *, number_at: int, stop: int | None = None) -> None:
     """Raise StateError unless places are pairs of a number and a place of the stage below.
 
     Args:
@@ -213,7 +213,7 @@ class ThroughDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         return self.dataset.read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
@@ -230,7 +230,7 @@ class ThroughIterator(DatasetIterator[Any]):
         return self.inner.row
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return self.inner.place
 
     def state_dict(self) -> State:

@@ -18,9 +18,9 @@ from energon.samples.crude import (
     stamp,
 )
 from energon.stages.apply import ApplyIterator, apply_again, runners_of
-from energon.stages.base import Dataset, DatasetIterator, Kind, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
 from energon.stages.hook import Hook
-from energon.stages.lane import Address, Lane
+from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
 
 
@@ -91,7 +91,7 @@ class _BatchIterator(BatchIterator):
         return self._apply_to_batch(items, row)
 
 
-def batch_address(items: list[Any], lane: Lane, row: int) -> Address:
+def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
     """Return what seeds the hooks of a batch: its first sample, or else its place in the lane."""
     first = key_of(items[0])
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
@@ -157,7 +157,7 @@ class UnitBatchDataset(BatchDataset):
 
 
 class _UnitBatchIterator(BatchIterator):
-    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "drawn_for": int | None}
+    saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict, "drawn_for": int | None}
 
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)

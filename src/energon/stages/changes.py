@@ -19,8 +19,8 @@ from energon.plan.rows import Plan
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
-    Kind,
     State,
+    StateKind,
     ThroughDataset,
     ThroughIterator,
     unpack,
@@ -47,7 +47,7 @@ class ChangesDataset(ThroughDataset):
 
 
 class _ChangesIterator(ThroughIterator):
-    saves: ClassVar[Mapping[str, Kind]] = {
+    saves: ClassVar[Mapping[str, StateKind]] = {
         "inner": dict | None,
         "read": int,
         "changes": list,

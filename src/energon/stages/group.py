@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError, FatalSampleError
 from energon.samples.crude import RestoreKey, key_of
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.batch import BatchIterator, restore_batch
 from energon.stages.hook import SKIPPED, Hook, HookRunner, describe_sources
 from energon.stages.lane import Lane
@@ -65,7 +65,7 @@ class _Bucket:
 
 
 class _GroupIterator(BatchIterator):
-    saves: ClassVar[Mapping[str, Kind]] = {"inner": dict, "waiting": list}
+    saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict, "waiting": list}
 
     def __init__(self, stage: GroupDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)
@@ -73,9 +73,9 @@ class _GroupIterator(BatchIterator):
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
         # Places of all that wait, in the order of arrival.
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, ItemPlace] = {}
         self.arrived = 0
-        self.unread: list[Place] | None = None
+        self.unread: list[ItemPlace] | None = None
 
     def _position(self) -> State:
         return {"inner": self.inner.state_dict(), "waiting": self._waiting_places()}
@@ -84,7 +84,7 @@ class _GroupIterator(BatchIterator):
         inner, self.unread = unpack(position, self.saves)
         self.inner.load_state_dict(inner)
 
-    def _waiting_places(self) -> list[Place]:
+    def _waiting_places(self) -> list[ItemPlace]:
         return list(self.places.values()) if self.unread is None else self.unread
 
     def _produce(self) -> Any:
@@ -108,7 +108,7 @@ class _GroupIterator(BatchIterator):
             if bucket is not None and len(bucket.items) == bucket.size:
                 return self._empty(bucket)
 
-    def _add(self, item: Any, place: Place, criterion: HookRunner) -> _Bucket | None:
+    def _add(self, item: Any, place: ItemPlace, criterion: HookRunner) -> _Bucket | None:
         """Put an item into its bucket; return which, or None if it is skipped."""
         key = key_of(item)
         address = ("lane", self.lane.number, self.inner.row) if key is None else key
@@ -155,7 +155,7 @@ class _GroupIterator(BatchIterator):
             del self.places[number]
         return list(bucket.items.values())
 
-    def _read_waiting(self, places: list[Place]) -> None:
+    def _read_waiting(self, places: list[ItemPlace]) -> None:
         """Fill the buckets as they were; what happens to these items was counted before."""
         self.unread = None
         lane = replace(self.lane, counts=Counter())

@@ -24,7 +24,7 @@ from energon.errors import (
 from energon.messages import counted
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
-from energon.stages.lane import Address, Lane, Tally, active
+from energon.stages.lane import Lane, RowAddress, Tally, active
 from energon.stages.random_state import is_worker_process, seeded
 
 logger = logging.getLogger("energon")
@@ -197,7 +197,7 @@ class HookRunner:
             "leave the sample out"
         )
 
-    def _outputs(self, outputs: Iterator[Any], argument: Any, address: Address) -> Iterator[Any]:
+    def _outputs(self, outputs: Iterator[Any], argument: Any, address: RowAddress) -> Iterator[Any]:
         # Always seeded: a batch may begin between two outputs, and to resume there means to
         # run the generator up to that point, outside of the batches that have its first ones.
         for sub in count():
@@ -220,14 +220,14 @@ class HookRunner:
             self.succeed()
             yield output
 
-    def _next(self, outputs: Iterator[Any], address: Address) -> Any:
+    def _next(self, outputs: Iterator[Any], address: RowAddress) -> Any:
         host = self.lane.host
         if not host.seeds_calls:
             return next(outputs, SKIPPED)
         with seeded(self._seed(address), host.watch):
             return next(outputs, SKIPPED)
 
-    def _seed(self, address: Address) -> int:
+    def _seed(self, address: RowAddress) -> int:
         return derive_seed(self.lane.seed, self.hook.name, *address)
 
     def fail(self, error: Exception, argument: Any) -> _Skipped:

@@ -16,15 +16,15 @@ from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
-from energon.stages.random_state import Watch
+from energon.stages.random_state import DrawWatch
 from energon.worker import WorkerConfig
 
-Address = tuple[int | str, ...]
+RowAddress = tuple[int | str, ...]
 """What the random numbers of a call depend on, beside the seed of the run and the hook."""
 
 
 @dataclass(eq=False)
-class Reading:
+class LaneReading:
     """What is read in a lane; all stages see the same, whatever else of the lane they replace.
 
     Args:
@@ -81,7 +81,7 @@ class Host:
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
     has_begun: bool = False
     draws: bool | None = None
-    watch: Watch | None = None
+    watch: DrawWatch | None = None
 
     @property
     def seeds_calls(self) -> bool:
@@ -164,7 +164,7 @@ class Lane:
     pass_number: int = 0
     stride: int = 1
     offset: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: LaneReading = field(default_factory=LaneReading)
     worker_config: WorkerConfig | None = None
     host: Host = field(default_factory=Host)
 
@@ -196,7 +196,7 @@ class Lane:
             skip_rows=frozenset(row // count for row in self.skip_rows if row % count == number),
             stride=self.stride * count,
             offset=self.offset + self.stride * number,
-            reading=Reading(),
+            reading=LaneReading(),
         )
 
     @contextmanager
@@ -215,7 +215,7 @@ class Lane:
         with self.present.working_for(batch):
             yield
 
-    def sample_number(self, address: Address) -> int:
+    def sample_number(self, address: RowAddress) -> int:
         """Return the number, among those of all lanes, of the sample that an address begins with.
 
         Raises:
@@ -238,7 +238,7 @@ class Lane:
             )
         return present.row * self.lanes + self.number
 
-    def batch_number(self, address: Address) -> int:
+    def batch_number(self, address: RowAddress) -> int:
         """Return the number of the present batch among those of all lanes.
 
         Args:

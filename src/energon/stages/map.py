@@ -16,7 +16,7 @@ from typing import Any
 from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
-from energon.stages.base import Dataset, DatasetIterator, Place
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace
 from energon.stages.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane, active
 
@@ -42,7 +42,7 @@ class MapDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         for place in places:
             match place:
                 case [_, int(), int() | None]:
@@ -107,18 +107,18 @@ class _MapIterator(ApplyIterator):
             pass
         return items
 
-    def take_placed(self, count: int) -> tuple[list[Any], list[Place]]:
+    def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
         items: list[Any] = []
-        places: list[Place] = []
+        places: list[ItemPlace] = []
         while not items and self._take_some(items, count, places):
             pass
         return items, places
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return [self.inner.place, max(0, self.given - 1), self.batch]
 
-    def output(self, item: Any, place: Place) -> Any:
+    def output(self, item: Any, place: ItemPlace) -> Any:
         """Return the output for `item` that was at `place`, or SKIPPED."""
         inner, sub, batch = place
         self.outputs = None
@@ -131,7 +131,9 @@ class _MapIterator(ApplyIterator):
                 pass
             return next(self.outputs, SKIPPED)
 
-    def _take_some(self, items: list[Any], count: int, places: list[Place] | None = None) -> bool:
+    def _take_some(
+        self, items: list[Any], count: int, places: list[ItemPlace] | None = None
+    ) -> bool:
         """Append up to `count` of the next outputs, perhaps none; return False at the end."""
         if self.outputs is not None:
             output = self._next_output()
@@ -162,7 +164,7 @@ class _MapIterator(ApplyIterator):
             raise StopIteration
         return outputs[0] if outputs else SKIPPED
 
-    def _draw(self, outputs: list[Any], count: int, places: list[Place] | None = None) -> bool:
+    def _draw(self, outputs: list[Any], count: int, places: list[ItemPlace] | None = None) -> bool:
         """Append the outputs for up to `count` inputs, the first only if there are several.
 
         Returns:
@@ -196,7 +198,7 @@ class _MapIterator(ApplyIterator):
         items: Iterator[Any],
         start: int,
         outputs: list[Any],
-        places: list[Place] | None = None,
+        places: list[ItemPlace] | None = None,
     ) -> None:
         """Append the outputs for items of consecutive rows, up to the first that has several.
 
@@ -267,7 +269,7 @@ class _MapIterator(ApplyIterator):
         )
 
 
-def batch_of(place: Place) -> int | None:
+def batch_of(place: ItemPlace) -> int | None:
     """Return the batch of the lane for which user code made the item at `place`, if any did."""
     if isinstance(place, list) and len(place) == 3:
         batch = place[2]
@@ -276,7 +278,7 @@ def batch_of(place: Place) -> int | None:
     return batch if isinstance(batch, int) else None
 
 
-def row_of(place: Place) -> int:
+def row_of(place: ItemPlace) -> int:
     """Return the row that an item came from; -1 if its place does not tell."""
     while isinstance(place, list) and place:
         place = place[0]

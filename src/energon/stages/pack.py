@@ -17,17 +17,17 @@ from energon.errors import ConfigError, FatalSampleError, StateError
 from energon.packing.packer import Selection
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.apply import ApplyIterator, apply_again, runners_of
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.hook import SKIPPED, Hook, HookRunner
-from energon.stages.lane import Address, Lane
+from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
 
 
-class Entry(NamedTuple):
+class PackEntry(NamedTuple):
     """A sample of a window, and where it was; None if it was made of those of the window."""
 
     sample: Any
-    place: Place = None
+    place: ItemPlace = None
 
     @property
     def row(self) -> int:
@@ -47,8 +47,8 @@ class Window:
         opened_at: Which of the groups was the first to be given since it was read.
     """
 
-    groups: list[list[Entry]]
-    carried: list[Entry]
+    groups: list[list[PackEntry]]
+    carried: list[PackEntry]
     stop: State
     stop_row: int
     opened_at: int
@@ -68,7 +68,7 @@ class Start:
     """
 
     inner: State
-    carried: list[Place] = field(default_factory=list)
+    carried: list[ItemPlace] = field(default_factory=list)
     group: int = 0
     skipped: list[int] | None = None
     batch: int | None = None
@@ -76,8 +76,8 @@ class Start:
 
 
 def divided(
-    selected: Any, entries: list[Entry], *, hook: str
-) -> tuple[list[list[Entry]], list[Entry]]:
+    selected: Any, entries: list[PackEntry], *, hook: str
+) -> tuple[list[list[PackEntry]], list[PackEntry]]:
     """Return the groups of a window and what is carried over to the next, as a hook says.
 
     Args:
@@ -101,14 +101,18 @@ def divided(
         ) from error
     known = {id(entry.sample): entry for entry in entries}
     return (
-        [[known.get(id(sample)) or Entry(sample) for sample in group] for group in groups if group],
+        [
+            [known.get(id(sample)) or PackEntry(sample) for sample in group]
+            for group in groups
+            if group
+        ],
         _entries_of(selected.carry, entries),
     )
 
 
-def _entries_of(samples: Sequence[Any], entries: list[Entry]) -> list[Entry]:
+def _entries_of(samples: Sequence[Any], entries: list[PackEntry]) -> list[PackEntry]:
     """Return the entries of these `samples`, known by identity."""
-    known: dict[int, list[Entry]] = {}
+    known: dict[int, list[PackEntry]] = {}
     for entry in reversed(entries):
         known.setdefault(id(entry.sample), []).append(entry)
     found = []
@@ -173,13 +177,13 @@ class PackDataset(Dataset[Any]):
         return pack, subs
 
 
-def pack_address(first: RestoreKey) -> Address:
+def pack_address(first: RestoreKey) -> RowAddress:
     """Return what seeds the hooks of a pack, by the key of its first sample."""
     return ("pack", *flat(first))
 
 
 class _PackIterator(ApplyIterator):
-    saves: ClassVar[Mapping[str, Kind]] = {
+    saves: ClassVar[Mapping[str, StateKind]] = {
         "inner": dict,
         "carried": list,
         "group": int,
@@ -198,8 +202,8 @@ class _PackIterator(ApplyIterator):
         self.start = Start(self.inner.state_dict())
         self.start_row = self.inner.row
         self.window: Window | None = None
-        self.carried: list[Entry] | None = []
-        self.ahead: list[Entry] = []
+        self.carried: list[PackEntry] | None = []
+        self.ahead: list[PackEntry] = []
         self.windows_in_vain = 0
 
     @property
@@ -260,14 +264,14 @@ class _PackIterator(ApplyIterator):
             stamp(pack, key)
         return pack
 
-    def _enter(self, entry: Entry, *, several: bool = False) -> None:
+    def _enter(self, entry: PackEntry, *, several: bool = False) -> None:
         row = entry.row
         if row >= 0:
             self.lane.enter(row, key_of(entry.sample) or (), several=several)
         else:
             self.lane.enter(self.start_row, several=several)
 
-    def _postencode(self, entry: Entry) -> Any:
+    def _postencode(self, entry: PackEntry) -> Any:
         sample = entry.sample
         self._enter(entry)
         for runner in self.postencode:
@@ -283,10 +287,10 @@ class _PackIterator(ApplyIterator):
                 )
         return sample
 
-    def _lane_address(self) -> Address:
+    def _lane_address(self) -> RowAddress:
         return ("lane", self.lane.number, *self.address)
 
-    def _next_group(self) -> list[Entry]:
+    def _next_group(self) -> list[PackEntry]:
         while self.window is None:
             self._open_window()
             self.before = self._position()
@@ -343,13 +347,13 @@ class _PackIterator(ApplyIterator):
         if start.group >= len(groups):
             self._close_window(self.window)
 
-    def _carried_entries(self) -> list[Entry]:
+    def _carried_entries(self) -> list[PackEntry]:
         if self.carried is not None:
             return self.carried
         places = self.start.carried
         samples = self.stage.dataset.read_again(self.inner_lane, places)
         found = zip(samples, places, strict=True)
-        return [Entry(sample, place) for sample, place in found if sample is not SKIPPED]
+        return [PackEntry(sample, place) for sample, place in found if sample is not SKIPPED]
 
     def _read_ahead(self, count: int, *, batch: int | None) -> None:
         """Read until `count` samples of the next window are there, or the stream ends."""
@@ -359,9 +363,11 @@ class _PackIterator(ApplyIterator):
                 samples, places = inner.take_placed(count - len(ahead))
                 if not samples:
                     break
-                ahead += map(Entry, samples, places)
+                ahead += map(PackEntry, samples, places)
 
-    def _divide(self, entries: list[Entry], *, last: bool) -> tuple[list[list[Entry]], list[Entry]]:
+    def _divide(
+        self, entries: list[PackEntry], *, last: bool
+    ) -> tuple[list[list[PackEntry]], list[PackEntry]]:
         """Return groups of the samples of a window, and what is carried over to the next."""
         samples = [sample for sample, _ in entries]
         self._enter(entries[0], several=True)
@@ -378,7 +384,7 @@ class _PackIterator(ApplyIterator):
         return groups, carried
 
     def _check_progress(
-        self, entries: list[Entry], groups: list[list[Entry]], carried: list[Entry]
+        self, entries: list[PackEntry], groups: list[list[PackEntry]], carried: list[PackEntry]
     ) -> None:
         name, tolerance = self.stage.select.name, self.stage.tolerance
         self.windows_in_vain = 0 if groups else self.windows_in_vain + 1

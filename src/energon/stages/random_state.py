@@ -9,9 +9,9 @@ long, so only the outermost block of a thread does that: a batch, not each of it
 worker process has no surrounding program. Nor do other threads than the main one put anything
 back: meanwhile the program has drawn, and would draw the same numbers again.
 
-Most hooks draw nothing, which a `Watch` finds out by comparing states. What draws nothing is the
-same with any seed, so it needs none. A hook that draws and puts the state back as it was counts
-as one that draws nothing.
+Most hooks draw nothing, which a `DrawWatch` detects by comparing states. What draws nothing is
+the same with any seed, so it needs none. A hook that draws and puts the state back as it was
+counts as one that draws nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_worker_process() -> bool:
 
 
 @contextmanager
-def seeded(seed: int, watch: Watch | None = None) -> Iterator[None]:
+def seeded(seed: int, watch: DrawWatch | None = None) -> Iterator[None]:
     """Seed `random`, numpy and torch inside the block, from 64 bits.
 
     A block in another one leaves the generators as they are at its end.
@@ -87,7 +87,7 @@ class Drawn(Exception):
     """Something has drawn random numbers that was taken to draw none."""
 
 
-class Watch:
+class DrawWatch:
     """Finds out whether anything draws random numbers, by comparing states of the generators.
 
     Args:

@@ -27,7 +27,7 @@ from energon.errors import ConfigError, StateError
 from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.lane import Lane
 
 MAX_PLANNED_ROWS = 4096
@@ -50,7 +50,7 @@ class Reader(Protocol):
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order."""
 
-    def look_ahead(self, lanes_of_stream: int) -> LookAhead | None:
+    def look_ahead(self, lanes_of_stream: int) -> FetchesAhead | None:
         """Return what fetches samples of lanes before they are read; None if nothing has to be.
 
         Args:
@@ -58,7 +58,7 @@ class Reader(Protocol):
         """
 
 
-class Reading(NamedTuple):
+class NextRows(NamedTuple):
     """What is read next of a lane."""
 
     lane: int
@@ -69,10 +69,10 @@ class Reading(NamedTuple):
     """How many rows."""
 
 
-class LookAhead(Protocol):
+class FetchesAhead(Protocol):
     """Fetches what lanes will read that are read together."""
 
-    def move_to(self, readings: Sequence[Reading]) -> None:
+    def move_to(self, readings: Sequence[NextRows]) -> None:
         """Note what is read next of each lane, and that what came before is not needed again."""
 
     def take_counts(self) -> Mapping[str, int]:
@@ -99,7 +99,7 @@ class ReadDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.plan(lanes).num_rows(lane)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         if not places:
             return []
         if not all(isinstance(place, int) for place in places):
@@ -153,7 +153,7 @@ _NO_ROWS = Rows(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int
 
 
 class _ReadIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, Kind]] = {"row": int}
+    saves: ClassVar[Mapping[str, StateKind]] = {"row": int}
 
     def __init__(self, stage: ReadDataset, lane: Lane) -> None:
         self.stage = stage
@@ -180,7 +180,7 @@ class _ReadIterator(DatasetIterator[Any]):
         return self._row
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return self._row - 1
 
     @property
@@ -209,7 +209,7 @@ class _ReadIterator(DatasetIterator[Any]):
             samples += [each for each in found if each is not _GAP] if self._has_gaps else found
         return samples
 
-    def take_placed(self, count: int) -> tuple[list[Any], list[Place]]:
+    def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
         start = self._row
         samples = self.peek(count)
         if not samples:
@@ -324,7 +324,7 @@ class _Blocks:
         )
         self._next_block = 1
         self._turn_rows = 0.0
-        self._ahead: LookAhead | None = None
+        self._ahead: FetchesAhead | None = None
         self._has_begun = False
 
     def add(self, iterator: _ReadIterator) -> None:
@@ -355,7 +355,7 @@ class _Blocks:
             }
             self._ahead.move_to(
                 [
-                    Reading(
+                    NextRows(
                         lane.lane.number,
                         partial(lane.plan.rows, lane.lane.number),
                         lane.stop,

@@ -9,8 +9,8 @@ from typing import Any
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State, ThroughDataset, ThroughIterator
-from energon.stages.lane import Address, Lane
-from energon.stages.random_state import Watch, numpy_keeps_a_number, seeded
+from energon.stages.lane import Lane, RowAddress
+from energon.stages.random_state import DrawWatch, numpy_keeps_a_number, seeded
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _SeedIterator(ThroughIterator):
         with seeded(self._seed(self.inner.address), around):
             if host.draws:
                 return next(self.inner)
-            watch = host.watch = Watch()
+            watch = host.watch = DrawWatch()
             try:
                 item = next(self.inner)
                 host.draws = watch.check()
@@ -76,7 +76,7 @@ class _SeedIterator(ThroughIterator):
         lane, before = self.lane, self.saved or self.inner.state_dict()
         counts, around = dict(lane.counts), lane.host.watch
         self.saved = None
-        watch = lane.host.watch = Watch(partial(self._seed, self.inner.address))
+        watch = lane.host.watch = DrawWatch(partial(self._seed, self.inner.address))
         try:
             item = next(self.inner)
             if not watch.check():
@@ -93,5 +93,5 @@ class _SeedIterator(ThroughIterator):
         lane.host.draws = None
         return self._next_seeded()
 
-    def _seed(self, address: Address) -> int:
+    def _seed(self, address: RowAddress) -> int:
         return derive_seed(self.lane.seed, "lane", self.lane.number, *address)

@@ -17,7 +17,7 @@ from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
-from energon.stages.base import Dataset, DatasetIterator, Place, State
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.changes import ChangesDataset, begin_changes, rows_of_changes
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane, Present
@@ -243,7 +243,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.stage.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         return self._planned_stage(lane).read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:

@@ -52,7 +52,7 @@ class DatasetClass:
     source: Source
 
     @classmethod
-    def open_dataset(cls, opening: Opening) -> Self:
+    def open_dataset(cls, opening: DatasetOpening) -> Self:
         """Return the dataset of a document, opened."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class DatasetCall:
     worker_config: WorkerConfig | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def open(self, opening: Opening) -> DatasetClass | None:
+    def open(self, opening: DatasetOpening) -> DatasetClass | None:
         """Return the dataset, if a class of the program opens it; None for all others.
 
         Raises:
@@ -100,7 +100,7 @@ class DatasetCall:
 
 
 @dataclass(frozen=True)
-class Opening:
+class DatasetOpening:
     """One dataset that is about to be opened.
 
     Args:

@@ -24,7 +24,12 @@ from energon.sources.kinds import DatasetKind, Source, kind_named
 from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, Opening, SampleLoading
+from energon.task_encoder.dataset_class import (
+    DatasetCall,
+    DatasetClass,
+    DatasetOpening,
+    SampleLoading,
+)
 from energon.task_encoder.load import OpenJoin, OpenLeaf, leaf_decoder
 from energon.task_encoder.user_dataset import CodeFields, find_code
 
@@ -128,7 +133,7 @@ def _open_leaf(
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
     else:
         exclude = _quarantined(leaf.path, exclude_from)
-        single = _open_dataset(Opening(leaf, exclude, pool, allow, call))
+        single = _open_dataset(DatasetOpening(leaf, exclude, pool, allow, call))
         source, config, dataset = single.source, single.config, single.dataset
         opened = _single(leaf, uid, single, subflavors)
     return OpenedLeaf(
@@ -162,7 +167,7 @@ def _open_members(
     members = []
     for member in leaf.join:
         with problems.kept(member.leaf.origin):
-            members.append(_open_dataset(Opening(member.leaf, (), pool, allow, call)))
+            members.append(_open_dataset(DatasetOpening(member.leaf, (), pool, allow, call)))
             _shards(members[-1])
     problems.raise_all()
     return members
@@ -241,7 +246,7 @@ def _shards(dataset: _Dataset) -> WebdatasetSource:
     return dataset.source
 
 
-def _open_dataset(opening: Opening) -> _Dataset:
+def _open_dataset(opening: DatasetOpening) -> _Dataset:
     leaf, pool = opening.leaf, opening.pool
     kind = kind_named(leaf.kind)
     kind.check_options(leaf)
@@ -269,7 +274,7 @@ def _open_dataset(opening: Opening) -> _Dataset:
     )
 
 
-def _open_described(kind: DatasetKind, opening: Opening) -> tuple[SampleLoading, Source]:
+def _open_described(kind: DatasetKind, opening: DatasetOpening) -> tuple[SampleLoading, Source]:
     """Open a dataset as its own description says."""
     leaf, allow, config = opening.leaf, opening.allow, opening.config
     if config.split_config is not None:

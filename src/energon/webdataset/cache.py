@@ -17,7 +17,7 @@ from energon.io.atomic import atomic_path
 from energon.webdataset import security
 from energon.webdataset.gopen import gopen as _open
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.opening import ShardOpening
 from energon.webdataset.reading.shard_cache import ShardCache, cache_of, path_in_cache
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.reading.urls import local_path
@@ -153,7 +153,7 @@ class FileCache:
         path = local_path(url)
         if path is not None:
             return path
-        opened = Opening(self.allowed, self.cache).open_packed({"url": url})
+        opened = ShardOpening(self.allowed, self.cache).open_packed({"url": url})
         try:
             if opened.local_path is not None:
                 return opened.local_path
@@ -176,7 +176,7 @@ class FileCache:
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield shards with an open stream."""
-        opening = Opening(self.allowed, self.cache)
+        opening = ShardOpening(self.allowed, self.cache)
         for item in src:
             shard = {"url": item} if isinstance(item, str) else item
             try:
@@ -324,7 +324,7 @@ def cached_url_opener(
 
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     """Return whether a file begins as tar archives do, compressed or not."""
-    opened = Opening().open(os.fspath(fname))
+    opened = ShardOpening().open(os.fspath(fname))
     try:
         head = opened.head
         while len(head) < BLOCK and (more := opened.stream.read(BLOCK - len(head))):

@@ -48,7 +48,7 @@ Count = Annotated[int, Field(ge=1)]
 OPTION_NAMES = ("scale", "scaleprob")
 
 
-class Source(Node):
+class ShardGroup(Node):
     """Shards that belong together, and what is special about them."""
 
     shards: Names
@@ -87,10 +87,10 @@ class Source(Node):
 class DatasetSpec(Node):
     """A document with `dataset`."""
 
-    dataset: Annotated[list[Source], Field(min_length=1)]
+    dataset: Annotated[list[ShardGroup], Field(min_length=1)]
 
 
-class Selection(Node):
+class ShardSelection(Node):
     """Shards of the older form, and how many of them make an epoch."""
 
     shards: Names
@@ -105,7 +105,7 @@ class Selection(Node):
 class SelectionSpec(Node):
     """A document with `datasets`."""
 
-    datasets: Annotated[list[Selection], Field(min_length=1)]
+    datasets: Annotated[list[ShardSelection], Field(min_length=1)]
     prefix: str = ""
     buckets: Names | None = None
 

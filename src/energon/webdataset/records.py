@@ -14,7 +14,7 @@ from energon.extra import needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.opening import ShardOpening
 from energon.webdataset.reading.shard_cache import ShardStream
 from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
 
@@ -37,7 +37,7 @@ class RecordSamples(Stage):
 
     records: Records
     handler: Handler = reraise_exception
-    opening: Opening = field(default_factory=Opening)
+    opening: ShardOpening = field(default_factory=ShardOpening)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _RecordIterator(self, source)
@@ -88,7 +88,7 @@ def cbors_to_samples(
     handler: Handler = reraise_exception, allow: Collection[str] = ()
 ) -> RecordSamples:
     """Return a stage from addresses of files to the CBOR values in them."""
-    return RecordSamples(read_cbor, handler, Opening(security.resolve(allow)))
+    return RecordSamples(read_cbor, handler, ShardOpening(security.resolve(allow)))
 
 
 cbors2_to_samples = cbors_to_samples
@@ -98,14 +98,14 @@ def msgpacks_to_samples(
     handler: Handler = reraise_exception, allow: Collection[str] = ()
 ) -> RecordSamples:
     """Return a stage from addresses of files to the MsgPack values in them."""
-    return RecordSamples(read_msgpack, handler, Opening(security.resolve(allow)))
+    return RecordSamples(read_msgpack, handler, ShardOpening(security.resolve(allow)))
 
 
 def jsonl_to_samples(
     handler: Handler = reraise_exception, allow: Collection[str] = ()
 ) -> RecordSamples:
     """Return a stage from addresses of files to the JSON values in them, one to a line."""
-    return RecordSamples(read_jsonl, handler, Opening(security.resolve(allow)))
+    return RecordSamples(read_jsonl, handler, ShardOpening(security.resolve(allow)))
 
 
 def read_cbor(opened: ShardStream) -> Iterator[Any]:

@@ -13,12 +13,12 @@ from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import Opening
+from energon.webdataset.reading.opening import ShardOpening
 from energon.webdataset.reading.tar_samples import TarSamples, as_read_error
 from energon.webdataset.utils import reexport
 
 Shard = dict[str, Any]
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 
 meta_prefix = "__"
 meta_suffix = "__"
@@ -76,7 +76,7 @@ def tarfile_samples(
     handler: Handler = reraise_exception,
     select_files: Any = None,
     rename_files: Callable[[str], str] | None = None,
-) -> Iterator[Sample]:
+) -> Iterator[StreamSample]:
     """Yield the samples of tar files."""
     return tarfile_to_samples(handler, select_files, rename_files)(src)
 
@@ -96,7 +96,7 @@ def url_opener(
         allow: "shell" lets addresses be commands.
         kw: Accepted for compatibility.
     """
-    opening = Opening(security.resolve(allow))
+    opening = ShardOpening(security.resolve(allow))
     for shard in data:
         try:
             opened = opening.open(shard)
@@ -114,7 +114,7 @@ def tar_file_iterator(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
-) -> Iterator[Sample]:
+) -> Iterator[StreamSample]:
     """Yield the regular files of an open archive, as dicts of `fname` and `data`.
 
     Args:
@@ -154,7 +154,7 @@ def tar_file_expander(
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
     eof_value: Any = {},  # noqa: B006 - given out as it is, as programs compare it
-) -> Iterator[Sample]:
+) -> Iterator[StreamSample]:
     """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
 
     Args:
@@ -187,12 +187,12 @@ def tar_file_expander(
 
 
 def group_by_keys(
-    data: Iterable[Sample],
+    data: Iterable[StreamSample],
     keys: Callable[[str], tuple[str | None, str | None]] = base_plus_ext,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     handler: Handler = reraise_exception,
-) -> Iterator[Sample]:
+) -> Iterator[StreamSample]:
     """Group files with the same key to samples.
 
     Args:
@@ -202,7 +202,7 @@ def group_by_keys(
         suffixes: Which fields are wanted; None wants all.
         handler: Decides about files that have no place in a sample.
     """
-    sample: Sample = {}
+    sample: StreamSample = {}
     for member in data:
         name = member.get("fname")
         key, field = keys(name) if name is not None else (None, None)

@@ -13,7 +13,7 @@ from energon.webdataset.compat import FluidInterface
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.running.lanes import (
     LanePipeline,
-    WorkerProcess,
+    LaneProcess,
     convert,
     has_torch,
     merge_rank_states,
@@ -85,7 +85,7 @@ class WebLoader(DataPipeline, FluidInterface):
             return
         _check_ignored(kw)
         place = current_place()
-        process = WorkerProcess(dataset, worker_init_fn, dataset.seed) if num_workers else None
+        process = LaneProcess(dataset, worker_init_fn, dataset.seed) if num_workers else None
         lanes = LanePipeline(
             dataset,
             WorkerConfig(rank=place.rank, world_size=place.world_size, num_workers=num_workers),

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.compat.megatron.stages.blend import Blend, Concat, Repeat
+from energon.compat.megatron.stages.blend import BlendStage, ConcatStage, Repeat
 from energon.compat.megatron.stages.iter_map import IterMap
-from energon.compat.megatron.stages.limit import Limit
+from energon.compat.megatron.stages.limit import LimitStage
 from energon.compat.megatron.stages.read_pass import ReadPass
 from energon.compat.megatron.stages.shuffle_buffer import ShuffleBuffer
 from energon.errors import ConfigError, StateError
@@ -56,13 +56,13 @@ def sums(items):
 
 
 STREAMS = {
-    "concat": lambda: Concat((named(numbers(11), "a"), numbers(0), named(numbers(7), "b"))),
-    "blend": lambda: Blend((named(numbers(20), "a"), named(numbers(9), "b")), (2, 1)),
-    "endless blend": lambda: Blend((numbers(5), numbers(None), numbers(7)), (1, 1, 0)),
+    "concat": lambda: ConcatStage((named(numbers(11), "a"), numbers(0), named(numbers(7), "b"))),
+    "blend": lambda: BlendStage((named(numbers(20), "a"), named(numbers(9), "b")), (2, 1)),
+    "endless blend": lambda: BlendStage((numbers(5), numbers(None), numbers(7)), (1, 1, 0)),
     "repeat": lambda: Repeat(passes(7)),
     "repeat a few times": lambda: Repeat(passes(7), 2.5),
     "repeat a repetition": lambda: Repeat(Repeat(passes(5), 2), 2),
-    "limit": lambda: Limit(numbers(None), 15),
+    "limit": lambda: LimitStage(numbers(None), 15),
     "shuffle": lambda: ShuffleBuffer(numbers(30), 8),
     "shuffle repetitions": lambda: Repeat(ShuffleBuffer(passes(9), 4), 3),
     "pairs": lambda: IterMap(numbers(12), pairs, lambda n: 2 * n, remembers=False),
@@ -75,7 +75,7 @@ def above(stream, kind):
     if kind == "shuffle":
         return ShuffleBuffer(stream, 5)
     if kind == "blend":
-        return Blend((stream, numbers(6)), (3, 1))
+        return BlendStage((stream, numbers(6)), (3, 1))
     if kind == "pack":
         pick = Hook("pick", lambda samples: [samples[:2], samples[2:]])
         return PackDataset(stream, 6, pick, (Hook("pack", ids),))
@@ -109,7 +109,7 @@ def test_concatenated_streams_come_one_after_the_other():
 )
 @settings(deadline=None, max_examples=40)
 def test_shares_of_a_blend_are_exact_but_for_a_few_items(weights, count, seed):
-    stream = Blend(
+    stream = BlendStage(
         tuple(named(numbers(None), name) for name in range(len(weights))), tuple(weights)
     )
     drawn = Counter(item["from"] for item in islice(stream.open(Lane(0, 1, seed=seed)), count))
@@ -123,7 +123,7 @@ def test_a_blend_ends_when_everything_was_drawn():
 
 
 def test_lanes_of_a_blend_do_not_all_begin_with_the_same_dataset():
-    stream = Blend(tuple(named(numbers(None), name) for name in "ab"), (1, 1))
+    stream = BlendStage(tuple(named(numbers(None), name) for name in "ab"), (1, 1))
     firsts = {next(stream.open(Lane(lane, 16, seed=5)))["from"] for lane in range(16)}
     assert firsts == {"a", "b"}
 
@@ -149,7 +149,7 @@ def test_repeating_nothing_ends():
 @given(length=st.integers(0, 40), lanes=st.integers(1, 7))
 @settings(deadline=None, max_examples=40)
 def test_a_limit_holds_over_all_lanes(length, lanes):
-    stream = Limit(numbers(None), length)
+    stream = LimitStage(numbers(None), length)
     assert sum(len(list(stream.open(Lane(lane, lanes)))) for lane in range(lanes)) == length
 
 
@@ -174,7 +174,7 @@ def test_a_function_that_remembers_nothing_is_resumed_at_its_last_input():
 
 def test_rows_of_merged_streams_are_told_apart():
     rows = []
-    stream = Blend((named(numbers(6), "a"), Concat((named(numbers(4), "b"),))), (1, 1))
+    stream = BlendStage((named(numbers(6), "a"), ConcatStage((named(numbers(4), "b"),))), (1, 1))
     lane = Lane(0, 1, progress=lambda row, several: rows.append(row))
     assert len(list(stream.open(lane))) == 10
     assert sorted(rows) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
@@ -187,7 +187,7 @@ def test_rows_of_merged_streams_are_told_apart():
 
 
 def test_a_sample_of_merged_streams_is_restored_by_its_key():
-    stream = Concat((numbers(6), BatchDataset(numbers(4), 2)))
+    stream = ConcatStage((numbers(6), BatchDataset(numbers(4), 2)))
     assert stream.restore(Lane(0, 1), (0, 0, 3))[0]["n"] == 3
     with pytest.raises(StateError, match="no dataset has"):
         stream.restore(Lane(0, 1), (0, 0))
@@ -196,12 +196,12 @@ def test_a_sample_of_merged_streams_is_restored_by_its_key():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Concat(()), "name at least one"),
-        (lambda: Blend((), ()), "0 datasets, 0 weights"),
-        (lambda: Blend((numbers(1),), (0,)), "not all 0"),
-        (lambda: Blend((numbers(1),), (-1,)), "at least 0"),
+        (lambda: ConcatStage(()), "name at least one"),
+        (lambda: BlendStage((), ()), "0 datasets, 0 weights"),
+        (lambda: BlendStage((numbers(1),), (0,)), "not all 0"),
+        (lambda: BlendStage((numbers(1),), (-1,)), "at least 0"),
         (lambda: Repeat(numbers(1), 0), "above 0"),
-        (lambda: Limit(numbers(1), -1), "not -1"),
+        (lambda: LimitStage(numbers(1), -1), "not -1"),
         (lambda: ShuffleBuffer(numbers(1), 0), "at least 1, got 0"),
     ],
 )

@@ -9,7 +9,7 @@ import click
 from energon.cli.tar_commands import options
 
 if TYPE_CHECKING:
-    from energon.webdataset.tools.sort import Kind
+    from energon.webdataset.tools.sort import SortKind
 
 
 @click.command("sort")
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def command(
     inputs: tuple[str, ...],
     by: str,
-    kind: Kind,
+    kind: SortKind,
     reverse: bool,
     seed: int,
     fields: str | None,

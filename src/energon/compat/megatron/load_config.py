@@ -26,7 +26,7 @@ from energon.io.epath import EPath
 from energon.io.files import read_document
 from energon.samples.registry import resolve_class
 from energon.samples.sample import Sample
-from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, Opening
+from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, DatasetOpening
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class GetterCall(DatasetCall):
     arguments: Mapping[str, Any] = field(default_factory=dict)
     as_factories: bool = False
 
-    def open(self, opening: Opening) -> DatasetClass | None:
+    def open(self, opening: DatasetOpening) -> DatasetClass | None:
         replaced, leaf = _replaced(), opening.leaf
         if replaced is None and not self.arguments and not self.as_factories:
             return super().open(opening)

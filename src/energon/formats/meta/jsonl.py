@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split
@@ -38,7 +39,6 @@ PART = "json"
 WINDOW_BYTES = 64 << 20
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
-Ints = NDArray[np.int64]
 LineBound = int | str
 
 

@@ -34,6 +34,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
 from energon.formats.tables.part_table import PartTable
@@ -45,8 +46,6 @@ _HEADER = struct.Struct("<8sQII")
 _TYPES = ("<i4", "<i8")
 _CHUNK = 1 << 20
 _AGAIN = "delete it, and it is built again"
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
+from energon.arrays import Bytes, Ints
 
 _HIDDEN = re.compile(r"__[^/]*__(?:$|/)")
 _SLASH, _DOT, _UNDERSCORE = b"/._"
@@ -38,9 +37,9 @@ class SplitNames(NamedTuple):
 
     names: Bytes
     """(M, W) the names, zeros behind each."""
-    key_length: Numbers
+    key_length: Ints
     """(M,) how long the key of each is."""
-    length: Numbers
+    length: Ints
     """(M,) how long each name is."""
     valid: NDArray[np.bool_]
     """(M,) whether it is the part of a sample."""
@@ -63,13 +62,13 @@ class SplitNames(NamedTuple):
         same: NDArray[np.bool_] = equal.all(axis=1) & (length == self.key_length[:-1])
         return same
 
-    def keys(self, chosen: NDArray[np.bool_]) -> tuple[bytes, Numbers]:
+    def keys(self, chosen: NDArray[np.bool_]) -> tuple[bytes, Ints]:
         """Return the keys of some members, one behind the other, and how long each is."""
         names, lengths = self.names[chosen], self.key_length[chosen]
         inside = np.arange(names.shape[1]) < lengths[:, None]
         return names[inside].tobytes(), lengths
 
-    def parts(self) -> tuple[list[bytes], Numbers]:
+    def parts(self) -> tuple[list[bytes], Ints]:
         """Return the different names of parts, and which of them each member has."""
         start = self.key_length + 1
         width = int((self.length - start).max(initial=0))
@@ -108,7 +107,7 @@ def split_names(fields: Bytes) -> SplitNames:
     return SplitNames(names, dot, length, valid)
 
 
-def _number(texts: NDArray[np.bytes_]) -> tuple[list[bytes], Numbers]:
+def _number(texts: NDArray[np.bytes_]) -> tuple[list[bytes], Ints]:
     """Return the different texts, in the order in which they come, and the number of each."""
     found: list[bytes] = []
     numbers = np.full(len(texts), -1, np.int64)

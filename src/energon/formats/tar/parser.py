@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Bytes, Ints
 from energon.errors import TruncatedError
 from energon.formats.tar.headers import (
     BLOCK,
@@ -208,9 +209,6 @@ class TarParser:
         self.position += BLOCK
 
 
-Bytes = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
-
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _MAGIC = np.frombuffer(b"ustar", np.uint8)
 _MTIME = np.frombuffer(b" mtime=", np.uint8)
@@ -222,11 +220,11 @@ class Run(NamedTuple):
 
     names: Bytes
     """(M, 100) name fields, zeros behind each name."""
-    header_offset: Numbers
+    header_offset: Ints
     """(M,) where the first header of each begins, relative to the run."""
-    offset: Numbers
+    offset: Ints
     """(M,) where the content begins."""
-    size: Numbers
+    size: Ints
     """(M,) bytes of content."""
     stop: int
     """Where what follows the run begins."""
@@ -260,12 +258,12 @@ def parse_run(blocks: Bytes, limit: int) -> Run:
 
 def _members(
     headers: Bytes,
-    candidates: Numbers,
-    following: Numbers,
+    candidates: Ints,
+    following: Ints,
     regular: NDArray[np.bool_],
     kind: Bytes,
-    size: Numbers,
-    chain: Numbers,
+    size: Ints,
+    chain: Ints,
 ) -> Run:
     wanted = regular[chain]
     files = chain[wanted]
@@ -285,19 +283,19 @@ def _members(
     )
 
 
-def _octal(digits: Bytes) -> tuple[Numbers, NDArray[np.bool_]]:
+def _octal(digits: Bytes) -> tuple[Ints, NDArray[np.bool_]]:
     """Return the numbers in fields of 11 octal digits, and which are nothing else."""
     values = digits - np.uint8(48)
     return values @ _OCTAL, np.all(values < 8, axis=1)
 
 
-def _follow(candidates: Numbers, following: Numbers, usable: NDArray[np.bool_]) -> Numbers:
+def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Ints:
     """Return the numbers of the candidates that the chain goes through, from the first block."""
     if not len(candidates) or candidates[0] != 0:
         return np.empty(0, np.int64)
     linked = np.append(following[:-1] == candidates[1:], False) & usable
     breaks = np.flatnonzero(~linked)
-    pieces: list[Numbers] = []
+    pieces: list[Ints] = []
     at, next_break = 0, 0
     while at < len(candidates):
         next_break = int(np.searchsorted(breaks, at))
@@ -313,14 +311,14 @@ def _follow(candidates: Numbers, following: Numbers, usable: NDArray[np.bool_]) 
     return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
-def _length_of_sound(headers: Bytes, chain: Numbers) -> int:
+def _length_of_sound(headers: Bytes, chain: Ints) -> int:
     """Return how many headers of the chain come before the first with another checksum."""
     chosen = headers[chain] if len(chain) != len(headers) else headers
     return _length_of_true(have_checksums(chosen))
 
 
 def _length_of_known_extensions(
-    blocks: Bytes, candidates: Numbers, kind: Bytes, size: Numbers, chain: Numbers
+    blocks: Bytes, candidates: Ints, kind: Bytes, size: Ints, chain: Ints
 ) -> int:
     """Return how much of the chain comes before an extended header that says more than a date.
 

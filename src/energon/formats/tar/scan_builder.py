@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.names import split_name, split_names
 from energon.formats.tar.parser import Member, Run
-
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,17 +24,17 @@ class TarScan:
     """Bytes of the shard."""
     part_names: tuple[str, ...]
     """The different names of parts."""
-    sample_offset: Numbers
+    sample_offset: Ints
     """(N + 1,) where each sample begins, headers included, and where the last one ends."""
-    first_part: Numbers
+    first_part: Ints
     """(N + 1,) number of the first part of each sample, and P."""
-    part_name: Numbers
+    part_name: Ints
     """(P,) index into `part_names`."""
-    part_offset: Numbers
+    part_offset: Ints
     """(P,) where the content begins."""
-    part_size: Numbers
+    part_size: Ints
     """(P,) bytes of content."""
-    key_start: Numbers
+    key_start: Ints
     """(N + 1,) where each key begins in `key_bytes`, and their length."""
     key_bytes: bytes
     """All keys in UTF-8."""
@@ -142,22 +141,22 @@ class ScanBuilder:
             part_crc32=part_crc32,
         )
 
-    def _extend(self, name: str, values: Numbers) -> None:
+    def _extend(self, name: str, values: Ints) -> None:
         self._columns[name].many(values)
 
 
 class _Column:
-    """Numbers, added one by one and in runs."""
+    """Ints, added one by one and in runs."""
 
     def __init__(self) -> None:
         self.one = array("q")
         self._pieces: list[NDArray[Any]] = []
 
-    def many(self, values: Numbers) -> None:
+    def many(self, values: Ints) -> None:
         self._flush()
         self._pieces.append(values)
 
-    def whole(self) -> Numbers:
+    def whole(self) -> Ints:
         self._flush()
         return np.concatenate(self._pieces) if self._pieces else np.empty(0, np.int64)
 

@@ -35,7 +35,7 @@ header says of its size."""
 
 logger = logging.getLogger("energon")
 
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 
 # Name with a key and a field, octal size, a regular file, the magic, no prefix of the name.
 _PLAIN = re.compile(
@@ -65,7 +65,7 @@ class SampleParser:
         self,
         origin: str,
         *,
-        about: Sample | None = None,
+        about: StreamSample | None = None,
         select: Callable[[str], Any] | None = None,
         rename: Callable[[str], str] | None = None,
         split: Callable[[str], tuple[str, str] | None] | None = None,
@@ -75,7 +75,7 @@ class SampleParser:
         sizes: bool = False,
     ) -> None:
         self.origin = origin
-        self.samples: list[Sample] = []
+        self.samples: list[StreamSample] = []
         """Complete samples; the caller takes them away."""
         self.position = position
         """Where the next window has to begin; content that nobody wants is jumped over."""
@@ -95,7 +95,7 @@ class SampleParser:
         self._sizes = sizes
         self._names_are_plain = select is None and rename is None and split is None
         self._key: bytes | None = None
-        self._sample: Sample = {}
+        self._sample: StreamSample = {}
         self._fields: dict[bytes, str] = {}
         self._pending: tuple[Member, str, str] | None = None
         self._large_field = ""
@@ -348,7 +348,7 @@ class StreamReader:
         self._next_position = parser.position
         self._finished = False
 
-    def next_block(self) -> list[Sample] | None:
+    def next_block(self) -> list[StreamSample] | None:
         """Return some samples in order, or None after the last.
 
         The samples before the end marker are given out when the stream has proven to be whole.

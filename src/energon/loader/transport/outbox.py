@@ -21,7 +21,7 @@ from energon.loader.hosting import Event
 from energon.loader.transport.pickling import BatchPickler
 from energon.loader.transport.reports import RemoteError
 from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
-from energon.loader.transport.wire import Kind, Message, send
+from energon.loader.transport.wire import Message, MessageKind, send
 from energon.samples.crude import CrudeSample, SampleSource, known_sources
 
 OUT_OF_BAND_BYTES = 4096
@@ -224,7 +224,7 @@ class Outbox:
         start = slot.position
         slot.write(self._table.to_bytes())
         message = Message(
-            Kind.EVENTS, slot.index, self.generation, start, slot.position, slot.announce()
+            MessageKind.EVENTS, slot.index, self.generation, start, slot.position, slot.announce()
         )
         send(self._channel, message)
         self._slots.sent(slot)

@@ -58,7 +58,7 @@ def map_shared(descriptor: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-Span = tuple[int, int]
+SlotRange = tuple[int, int]
 
 
 class EventLayout(NamedTuple):
@@ -67,7 +67,7 @@ class EventLayout(NamedTuple):
     lane: int
     start: int
     stop: int
-    buffers: Sequence[Span] = ()
+    buffers: Sequence[SlotRange] = ()
 
 
 class EventTable:

@@ -17,7 +17,7 @@ _LAYOUT = struct.Struct("<IIQQQ")
 _MAX_DESCRIPTORS = 4
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """What a message says, and who says it."""
 
     SETUP = 1

@@ -21,7 +21,7 @@ from energon.prepare.importers.selection import (
     is_pattern,
     select,
 )
-from energon.prepare.importers.shards import ShardSource, is_archive
+from energon.prepare.importers.shards import ArchiveSource, is_archive
 
 SourceKind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
 KINDS: tuple[SourceKind, ...] = (
@@ -113,7 +113,7 @@ def open_source(
     if found.kind == "imagefolder":
         return ImageFolderSource(found.files, rules)
     if found.kind == "shards":
-        return ShardSource(found.files, prefix_keys=prefix_keys)
+        return ArchiveSource(found.files, prefix_keys=prefix_keys)
     return table.open_tables(found.files, rules)
 
 

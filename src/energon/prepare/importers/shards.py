@@ -33,7 +33,7 @@ def is_archive(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-class ShardSource(PackSource):
+class ArchiveSource(PackSource):
     """The samples of archives, in the order of their paths.
 
     They have splits if the paths of all archives say which they are in.

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
 from energon.formats.tables.join_index import MISSING, hash_keys, write_join_index
 from energon.formats.tables.part_table import PartTable
@@ -31,7 +32,6 @@ PARTITION_KEYS = 1 << 20
 MAX_PARTITIONS = 1024
 _CHUNK_ROWS = 1 << 20
 
-Ints = NDArray[np.int64]
 Entries = NDArray[np.uint64]
 """Rows of two halves of a hash and the number of a sample."""
 

@@ -164,7 +164,7 @@ SKIP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Opening:
+class ShardOpening:
     """How shards are opened.
 
     Args:
@@ -256,7 +256,7 @@ class OpeningAhead(Iterator[Any]):
         opening: How they are opened.
     """
 
-    def __init__(self, shards: Iterator[Any], opening: Opening) -> None:
+    def __init__(self, shards: Iterator[Any], opening: ShardOpening) -> None:
         self._shards = shards
         self._opening = opening
         self._next: Any = None
@@ -310,7 +310,7 @@ class _Begun:
         shard: The shard.
     """
 
-    def __init__(self, opening: Opening, shard: Any) -> None:
+    def __init__(self, opening: ShardOpening, shard: Any) -> None:
         self._opened: Future[ShardStream] = Future()
         self._stream: Any = None
         self._is_left = False
@@ -330,7 +330,7 @@ class _Begun:
             self._thread.join(END_SECONDS)
         self._opened.add_done_callback(_close)
 
-    def _open(self, opening: Opening, shard: Any) -> None:
+    def _open(self, opening: ShardOpening, shard: Any) -> None:
         try:
             opened = opening.open_packed(shard)
             self._stream = opened.stream

@@ -18,11 +18,11 @@ from typing import Any
 from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError, TruncatedError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.names import split_name
-from energon.formats.tar.stream import Sample, SampleParser, StreamReader
+from energon.formats.tar.stream import SampleParser, StreamReader, StreamSample
 from energon.loader.memory import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import Opening, OpeningAhead
+from energon.webdataset.reading.opening import OpeningAhead, ShardOpening
 from energon.webdataset.reading.shard_cache import ShardStream, cache_of
 from energon.webdataset.stages.base import (
     Context,
@@ -92,7 +92,7 @@ class TarSamples(Stage):
     local_path: bool = False
     verbose: bool = False
     lowercase: bool = True
-    opening: Opening = field(default_factory=Opening)
+    opening: ShardOpening = field(default_factory=ShardOpening)
     sizes: bool = False
 
     @classmethod
@@ -120,7 +120,7 @@ class TarSamples(Stage):
                 raise ConfigError(
                     f"{name}={function!r}: expected a function of the name of a member"
                 )
-        opening = Opening(allowed=security.resolve(allow), cache=cache_of(**cache))
+        opening = ShardOpening(allowed=security.resolve(allow), cache=cache_of(**cache))
         return cls(
             handler=handler,
             select_files=select_files,
@@ -211,7 +211,7 @@ class _TarSamplesIterator(StageIterator):
         self._position = 0
         self._number = 0
         self._block_length = 0
-        self._rest: Iterator[Sample] = iter(())
+        self._rest: Iterator[StreamSample] = iter(())
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -236,7 +236,7 @@ class _TarSamplesIterator(StageIterator):
         finally:
             ahead.close()
 
-    def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[Sample]:
+    def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[StreamSample]:
         opened = ahead.open(shard, position=self._position)
         reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
@@ -263,7 +263,7 @@ class _TarSamplesIterator(StageIterator):
         finally:
             reader.close()
 
-    def _every(self, first: int, step: int) -> Iterator[Sample]:
+    def _every(self, first: int, step: int) -> Iterator[StreamSample]:
         """Yield those samples of the block that fall to a worker which shares the shard."""
         for sample in self._rest:
             number = self._number + self._block_length - length_hint(self._rest) - 1
@@ -274,7 +274,7 @@ class _TarSamplesIterator(StageIterator):
         stage = self._stage
         if stage.verbose:
             logger.info("reading %s from byte %d", opened.url, self._position)
-        about: Sample = {"__url__": opened.url}
+        about: StreamSample = {"__url__": opened.url}
         if stage.local_path and opened.local_path:
             about["__local_path__"] = opened.local_path
         select = stage.select_files

@@ -35,7 +35,7 @@ from energon.webdataset.stages.batching import Batched
 from energon.worker import WorkerConfig
 
 
-class WorkerProcess:
+class LaneProcess:
     """What is done once in each worker process, and before each batch.
 
     Args:
@@ -172,7 +172,7 @@ class LanePipeline:
     dataset: Any
     worker_config: WorkerConfig
     batch: Batched | None = None
-    process: WorkerProcess | None = None
+    process: LaneProcess | None = None
     finish: Callable[[Any], Any] | None = None
 
     restart = False

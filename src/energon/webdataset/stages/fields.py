@@ -12,7 +12,7 @@ from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError, SampleError
 
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
@@ -65,17 +65,17 @@ class ToTuple:
         strict = missing_is_error if none_is_error is None else none_is_error
         return cls(tuple(map(alternatives, specs)), missing_is_error, strict)
 
-    def __call__(self, sample: Sample) -> tuple[Any, ...]:
+    def __call__(self, sample: StreamSample) -> tuple[Any, ...]:
         return tuple([self._value(sample, names) for names in self.groups])
 
-    def compiled(self) -> Callable[[Sample], tuple[Any, ...]]:
+    def compiled(self) -> Callable[[StreamSample], tuple[Any, ...]]:
         """Return a function that does the same, with one look-up where each group is one name."""
         if len(self.groups) < 2 or any(len(names) != 1 for names in self.groups):
             return self
         lookup = itemgetter(*(name for (name,) in self.groups))
         none_is_error = self.none_is_error
 
-        def take(sample: Sample) -> tuple[Any, ...]:
+        def take(sample: StreamSample) -> tuple[Any, ...]:
             try:
                 values: tuple[Any, ...] = lookup(sample)
             except KeyError:
@@ -88,7 +88,7 @@ class ToTuple:
 
         return take
 
-    def _value(self, sample: Sample, names: tuple[str, ...]) -> Any:
+    def _value(self, sample: StreamSample, names: tuple[str, ...]) -> Any:
         for name in names:
             if name in sample:
                 value = sample[name]
@@ -135,7 +135,7 @@ class MapDict:
 
     functions: Mapping[str, Callable[[Any], Any]]
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: StreamSample) -> StreamSample:
         changed = dict(sample)
         for name, function in self.functions.items():
             if name not in sample:
@@ -151,7 +151,7 @@ class Rename:
     names: Mapping[str, tuple[str, ...]]
     keep: bool = True
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: StreamSample) -> StreamSample:
         renamed = {new: getfirst(sample, old) for new, old in self.names.items()}
         if not self.keep:
             return renamed
@@ -168,8 +168,8 @@ class RenameKeys:
     must_match: bool = True
     duplicate_is_error: bool = True
 
-    def __call__(self, sample: Sample) -> Sample:
-        renamed: Sample = {}
+    def __call__(self, sample: StreamSample) -> StreamSample:
+        renamed: StreamSample = {}
         for old, new in _renaming(self, tuple(sample)):
             if new in renamed and self.duplicate_is_error:
                 raise FieldAccessError(
@@ -210,7 +210,7 @@ class ExtractKeys:
     duplicate_is_error: bool = True
     ignore_missing: bool = False
 
-    def __call__(self, sample: Sample) -> tuple[Any, ...]:
+    def __call__(self, sample: StreamSample) -> tuple[Any, ...]:
         return tuple(sample[name] for name in _extraction(self, tuple(sample)))
 
 
@@ -249,7 +249,7 @@ class Associate:
 
     associator: Any
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: StreamSample) -> StreamSample:
         key = sample["__key__"]
         extra = self.associator(key) if callable(self.associator) else self.associator.get(key, {})
         return {**sample, **extra}
@@ -287,7 +287,7 @@ class XDecode:
         self.must_decode = must_decode
         self._plan: dict[str, Any] = {}
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: StreamSample) -> StreamSample:
         decoded = {}
         for name, data in sample.items():
             if name not in self._plan:
@@ -301,7 +301,7 @@ class XDecode:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": {}}
 
-    def _function_for(self, name: str, sample: Sample) -> Any:
+    def _function_for(self, name: str, sample: StreamSample) -> Any:
         if name.startswith("__"):
             return False
         lowered = name.rpartition("/")[2].lower()

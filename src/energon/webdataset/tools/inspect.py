@@ -22,10 +22,10 @@ from energon.io.range_file import RemoteFile
 from energon.prepare.index.index import IndexOptions, index_remote, index_shard
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.gopen import open_url
-from energon.webdataset.reading.opening import HEAD_BYTES, Opening, unpacker_for
+from energon.webdataset.reading.opening import HEAD_BYTES, ShardOpening, unpacker_for
 from energon.webdataset.tools.streams import read_samples
 
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 
 MAX_EXAMPLES = 20
 """How many problems of a kind are told for a shard."""
@@ -68,7 +68,7 @@ class Statistics:
     layouts: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """How many samples have which fields."""
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: StreamSample) -> None:
         """Count a sample whose fields are sizes."""
         self.samples += 1
         names = tuple(name for name in sample if not name.startswith("__"))
@@ -101,7 +101,7 @@ def iter_members(
         sizes: Whether to yield sizes instead of contents.
         reads_all: Whether to read contents even then.
     """
-    opened = Opening(frozenset(allowed)).open(url)
+    opened = ShardOpening(frozenset(allowed)).open(url)
     parser = SampleParser(opened.url, split=lambda name: (name, "content"), sizes=sizes)
     reader = StreamReader(opened.stream, parser, head=opened.head, reads_all=reads_all)
     try:

@@ -23,7 +23,7 @@ from energon.webdataset.tools.streams import (
     write_all,
 )
 
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 OnError = Literal["stop", "skip", "keep"]
 
 PREFIX = "sample"
@@ -64,14 +64,14 @@ class Change:
 
     def __call__(self, source: str, target: str) -> int:
         """Change the samples of a shard; return how many the new one has."""
-        samples: Iterator[Sample] = read_samples([source], allow=self.allow)
+        samples: Iterator[StreamSample] = read_samples([source], allow=self.allow)
         fields = parse_fields(self.fields)
         if fields is not None:
             samples = with_fields(samples, fields)
         output = Output(target, index=self.index, allow=self.allow)
         return write_all(self.changed(samples), output)
 
-    def changed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+    def changed(self, samples: Iterable[StreamSample]) -> Iterator[StreamSample]:
         """Yield the new samples, in the order of the old ones."""
         change = self._change()
         for old, result in _mapped(change, samples, self.threads):
@@ -83,7 +83,7 @@ class Change:
                 if self.on_error == "keep":
                     yield old
 
-    def _change(self) -> Callable[[Sample], list[Sample]]:
+    def _change(self) -> Callable[[StreamSample], list[StreamSample]]:
         if self.command is not None:
             command, many = self.command, self.many
             return lambda sample: run_command(command, sample, many=many)
@@ -91,7 +91,7 @@ class Change:
         return lambda sample: _as_list(function(dict(sample)), sample)
 
 
-def run_command(command: str, sample: Sample, *, many: bool = False) -> list[Sample]:
+def run_command(command: str, sample: StreamSample, *, many: bool = False) -> list[StreamSample]:
     """Run a command of the user in a folder with the fields of a sample; return what it makes.
 
     Raises:
@@ -126,8 +126,10 @@ def load_function(name: str) -> Callable[[Any], Any]:
 
 
 def _mapped(
-    change: Callable[[Sample], list[Sample]], samples: Iterable[Sample], threads: int
-) -> Iterator[tuple[Sample, Callable[[], list[Sample]]]]:
+    change: Callable[[StreamSample], list[StreamSample]],
+    samples: Iterable[StreamSample],
+    threads: int,
+) -> Iterator[tuple[StreamSample, Callable[[], list[StreamSample]]]]:
     """Yield each sample and what gives its result, in order, some of them ahead of time."""
     if threads == 1:
         for sample in samples:
@@ -136,7 +138,7 @@ def _mapped(
     items = iter(samples)
     with ThreadPoolExecutor(threads, "energon-proc") as pool:
 
-        def begin(sample: Sample) -> tuple[Sample, Future[list[Sample]]]:
+        def begin(sample: StreamSample) -> tuple[StreamSample, Future[list[StreamSample]]]:
             return sample, pool.submit(change, sample)
 
         running = deque(map(begin, islice(items, 2 * threads)))
@@ -146,7 +148,7 @@ def _mapped(
             yield sample, future.result
 
 
-def _as_list(result: Any, old: Sample) -> list[Sample]:
+def _as_list(result: Any, old: StreamSample) -> list[StreamSample]:
     """Return the samples that a function has made."""
     if result is None:
         return []
@@ -158,7 +160,7 @@ def _as_list(result: Any, old: Sample) -> list[Sample]:
     return [{"__key__": f"{old['__key__']}/{n:06}", **each} for n, each in enumerate(found)]
 
 
-def _write_fields(folder: Path, sample: Sample) -> None:
+def _write_fields(folder: Path, sample: StreamSample) -> None:
     (folder / f"{PREFIX}.__key__").write_bytes(os.fsencode(sample["__key__"]))
     for name, content in sample.items():
         if not name.startswith("__"):
@@ -166,7 +168,9 @@ def _write_fields(folder: Path, sample: Sample) -> None:
             (folder / f"{PREFIX}.{name}").write_bytes(content)
 
 
-def _read_fields(folder: Path, prefix: str, old: Sample, key: str | None = None) -> Sample:
+def _read_fields(
+    folder: Path, prefix: str, old: StreamSample, key: str | None = None
+) -> StreamSample:
     fields = {
         path.name[len(prefix) + 1 :]: path.read_bytes()
         for path in sorted(folder.glob(f"{prefix}.*"))
@@ -179,7 +183,7 @@ def _read_fields(folder: Path, prefix: str, old: Sample, key: str | None = None)
     return {"__key__": key or old["__key__"], **fields}
 
 
-def _read_many(folder: Path, old: Sample) -> list[Sample]:
+def _read_many(folder: Path, old: StreamSample) -> list[StreamSample]:
     prefixes = sorted({path.name.partition(".")[0] for path in folder.glob(f"{PREFIX}-*.*")})
     return [
         _read_fields(folder, prefix, old, f"{old['__key__']}/{prefix[len(PREFIX) + 1 :]}")

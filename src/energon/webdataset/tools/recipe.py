@@ -19,7 +19,7 @@ from energon.formats.tar.names import split_name
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.urls import local_path
 
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 
 
 def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
@@ -50,7 +50,7 @@ def parse_recipe(lines: Iterable[str], *, origin: str) -> Iterator[tuple[str, st
 
 def read_recipe(
     entries: Iterable[tuple[str, str]], *, allowed: Collection[str] = (), base: str = "."
-) -> Iterator[Sample]:
+) -> Iterator[StreamSample]:
     """Yield the samples that a recipe describes, with local files as paths.
 
     Args:
@@ -61,7 +61,7 @@ def read_recipe(
     Raises:
         FormatError: If a name belongs to no sample, or a sample is scattered over the recipe.
     """
-    sample: Sample = {}
+    sample: StreamSample = {}
     seen: set[str] = set()
     for name, source in entries:
         parts = split_name(name)

@@ -14,9 +14,9 @@ from typing import IO, Any, Literal
 from energon.errors import ConfigError, FieldAccessError
 from energon.plan.seeds import derive_seed
 
-Sample = dict[str, Any]
-Kind = Literal["text", "int", "float"]
-Record = tuple[Any, int, Sample]
+StreamSample = dict[str, Any]
+SortKind = Literal["text", "int", "float"]
+Record = tuple[Any, int, StreamSample]
 """Sort value, number in the input, sample."""
 
 MAX_RUNS = 64
@@ -24,7 +24,7 @@ MAX_RUNS = 64
 MEMORY_BYTES = 1 << 30
 
 
-def sort_value(field: str, kind: Kind) -> Callable[[Sample], Any]:
+def sort_value(field: str, kind: SortKind) -> Callable[[StreamSample], Any]:
     """Return a function that gives what a sample is sorted by.
 
     Args:
@@ -40,7 +40,7 @@ def sort_value(field: str, kind: Kind) -> Callable[[Sample], Any]:
     if kind not in convert:
         raise ConfigError(f"sort by {kind!r}: expected one of {', '.join(convert)}")
 
-    def value(sample: Sample) -> Any:
+    def value(sample: StreamSample) -> Any:
         if field not in sample:
             raise FieldAccessError(f"sample {sample['__key__']!r} has no {field!r} to sort by")
         try:
@@ -53,20 +53,20 @@ def sort_value(field: str, kind: Kind) -> Callable[[Sample], Any]:
     return value
 
 
-def random_value(seed: int) -> Callable[[Sample], int]:
+def random_value(seed: int) -> Callable[[StreamSample], int]:
     """Return a function that gives each call another random number."""
     numbers = count()
     return lambda sample: derive_seed(seed, "sort", next(numbers))
 
 
 def sorted_samples(
-    samples: Iterable[Sample],
-    value: Callable[[Sample], Any],
+    samples: Iterable[StreamSample],
+    value: Callable[[StreamSample], Any],
     *,
     reverse: bool = False,
     memory_bytes: int = MEMORY_BYTES,
     folder: str | None = None,
-) -> Iterator[Sample]:
+) -> Iterator[StreamSample]:
     """Yield all samples in order; those with equal values stay in the order they came in.
 
     Args:
@@ -141,5 +141,5 @@ def _records(file: IO[bytes]) -> Iterator[Record]:
             return
 
 
-def _size(sample: Sample) -> int:
+def _size(sample: StreamSample) -> int:
     return sum(map(sys.getsizeof, sample.values())) + 500

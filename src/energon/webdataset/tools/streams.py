@@ -19,7 +19,7 @@ from energon.webdataset.stages.base import Context
 from energon.webdataset.stages.shuffling import Shuffle
 from energon.webdataset.writer import ShardWriter, TarWriter
 
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 Writer = TarWriter | ShardWriter
 
 logger = logging.getLogger("energon")
@@ -102,7 +102,7 @@ def read_samples(
     allow: Collection[str] = (),
     handler: Handler = reraise_exception,
     sizes: bool = False,
-) -> Iterator[Sample]:
+) -> Iterator[StreamSample]:
     """Yield the samples of tar files, names as they are, in order; or `sizes` of their fields."""
     stage = TarSamples.configured(handler=handler, lowercase=False, allow=allow)
     stage = replace(stage, sizes=sizes)
@@ -124,7 +124,7 @@ def expand_inputs(patterns: Sequence[str]) -> list[str]:
     return urls
 
 
-def write_all(samples: Iterable[Sample], output: Output, post: Any = None) -> int:
+def write_all(samples: Iterable[StreamSample], output: Output, post: Any = None) -> int:
     """Write all samples; return how many there were."""
     count = 0
     with output.open(post) as writer:
@@ -179,15 +179,15 @@ def parse_fields(text: str | None) -> list[tuple[str, tuple[str, ...]]] | None:
 
 
 def with_fields(
-    samples: Iterable[Sample], fields: Sequence[tuple[str, tuple[str, ...]]]
-) -> Iterator[Sample]:
+    samples: Iterable[StreamSample], fields: Sequence[tuple[str, tuple[str, ...]]]
+) -> Iterator[StreamSample]:
     """Yield samples with these fields only, under their new names.
 
     Raises:
         FieldAccessError: If a sample has none of the old ones.
     """
     for sample in samples:
-        chosen: Sample = {"__key__": sample["__key__"]}
+        chosen: StreamSample = {"__key__": sample["__key__"]}
         for new, names in fields:
             found = next((name for name in names if name in sample), None)
             if found is None:
@@ -199,7 +199,7 @@ def with_fields(
         yield chosen
 
 
-def with_keys(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
+def with_keys(samples: Iterable[StreamSample], pattern: str) -> Iterator[StreamSample]:
     """Yield samples with new keys: `%` formats their number, `{key}` is the old one.
 
     Raises:
@@ -228,7 +228,7 @@ def _check_number_pattern(pattern: str) -> None:
         raise ConfigError(f"key {pattern!r}: expected one place for a number, like %06d")
 
 
-def shuffled(samples: Iterable[Sample], size: int, seed: int) -> Iterator[Sample]:
+def shuffled(samples: Iterable[StreamSample], size: int, seed: int) -> Iterator[StreamSample]:
     """Yield samples shuffled through a buffer; 0 keeps their order."""
     if not size:
         return iter(samples)
@@ -242,7 +242,7 @@ def shuffled_list(items: Sequence[Any], seed: int) -> list[Any]:
     return copied
 
 
-def interleaved(sources: Sequence[Iterator[Sample]], parallel: int) -> Iterator[Sample]:
+def interleaved(sources: Sequence[Iterator[StreamSample]], parallel: int) -> Iterator[StreamSample]:
     """Yield samples of some sources in turn, so many of which are open at a time."""
     waiting = iter(sources)
     turn = deque(islice(waiting, max(1, parallel)))

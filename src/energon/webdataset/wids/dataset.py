@@ -19,10 +19,12 @@ from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.wids.descriptor import Descriptor, ShardInfo, load_descriptor
 
-Sample = dict[str, Any]
+StreamSample = dict[str, Any]
 
 
-def decoding(images: str, allowed: frozenset[str] = frozenset()) -> Callable[[Sample], Sample]:
+def decoding(
+    images: str, allowed: frozenset[str] = frozenset()
+) -> Callable[[StreamSample], StreamSample]:
     """Return a function that decodes samples.
 
     Args:
@@ -36,7 +38,7 @@ class _Decoding:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: StreamSample) -> StreamSample:
         fields = {name[1:]: value.getvalue() for name, value in sample.items() if _is_stream(value)}
         about = {name: value for name, value in sample.items() if name.startswith("__")}
         decoded = self._decoder.decode({**about, **fields})
@@ -50,7 +52,7 @@ def _is_stream(value: Any) -> bool:
     return isinstance(value, io.BytesIO)
 
 
-Transform = Callable[[Sample], Sample]
+Transform = Callable[[StreamSample], StreamSample]
 
 
 class ShardListDataset:
@@ -109,7 +111,7 @@ class ShardListDataset:
     def __len__(self) -> int:
         return self.total_length
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> StreamSample:
         """Return one sample; negative numbers count from the end.
 
         Raises:
@@ -117,10 +119,10 @@ class ShardListDataset:
         """
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+    def __getitems__(self, indices: Sequence[int]) -> list[StreamSample]:
         """Return some samples, those of the same shard read together."""
         numbers = [self._checked(int(index)) for index in indices]
-        found: dict[int, Sample] = {}
+        found: dict[int, StreamSample] = {}
         by_shard: dict[int, list[int]] = {}
         for number in dict.fromkeys(numbers):
             by_shard.setdefault(bisect_right(self.cum_lengths, number) - 1, []).append(number)
@@ -156,7 +158,7 @@ class ShardListDataset:
             raise IndexError(f"there are the samples 0 to {self.total_length - 1}, but not {index}")
         return number
 
-    def _read(self, shard: int, numbers: list[int]) -> dict[int, Sample]:
+    def _read(self, shard: int, numbers: list[int]) -> dict[int, StreamSample]:
         info = self.shards[shard]
         opened = self._open(shard)
         start = self.cum_lengths[shard]
@@ -198,9 +200,9 @@ class ShardListDataset:
             info.url, num_samples=info.nsamples, dataset=EPath(parent_address(info.url))
         )
 
-    def _transformed(self, sample: Sample) -> Sample:
+    def _transformed(self, sample: StreamSample) -> StreamSample:
         # Each caller gets streams of its own, at their beginning.
-        changed: Sample = {
+        changed: StreamSample = {
             name: io.BytesIO(value) if name.startswith(".") else value
             for name, value in sample.items()
         }

@@ -12,13 +12,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.compat.megatron.sharder import Sharder
 from energon.compat.megatron.stages.read_pass import ReadPass
 from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.io.epath import AnyPath, EPath
 from energon.plan.build import blend_plan, concat_plan
-from energon.plan.leaf import Ints, PlanLeaf, choose_slice_samples
+from energon.plan.leaf import PlanLeaf, choose_slice_samples
 from energon.plan.rows import Plan, Rows
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import Source
@@ -225,11 +226,11 @@ class LeafPlan:
             if self.training
             else concat_plan([leaf], lanes=lanes)
         )
-        return _Numbered(plan, self.number)
+        return _Renumbered(plan, self.number)
 
 
 @dataclass(frozen=True)
-class _Numbered:
+class _Renumbered:
     """The only leaf of a plan under another number."""
 
     plan: Plan

@@ -30,13 +30,13 @@ from energon.samples.field_map import FieldMap
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import WebdatasetSource
-from energon.task_encoder.dataset_class import Opening, SampleLoading
+from energon.task_encoder.dataset_class import DatasetOpening, SampleLoading
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, seeded_if_random
 from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
 
-_opening: ContextVar[Opening | None] = ContextVar("opening", default=None)
+_opening: ContextVar[DatasetOpening | None] = ContextVar("opening", default=None)
 """The dataset of a document that a factory opens; None where a program calls it."""
 
 
@@ -225,7 +225,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         return self.load_sample(raw)
 
     @classmethod
-    def open_dataset(cls, opening: Opening) -> Self:
+    def open_dataset(cls, opening: DatasetOpening) -> Self:
         config = opening.config
         written = read_arguments(config.arguments, origin=config.origin, allow=opening.allow)
         with opening_for(opening):
@@ -360,7 +360,7 @@ class CrudeWebdataset(DecoderWebdatasetFactory):
 
 
 @contextmanager
-def opening_for(opening: Opening) -> Iterator[None]:
+def opening_for(opening: DatasetOpening) -> Iterator[None]:
     """Tell the factories that are called within for which dataset of a document that is."""
     token = _opening.set(opening)
     try:
@@ -369,12 +369,12 @@ def opening_for(opening: Opening) -> Iterator[None]:
         _opening.reset(token)
 
 
-def current_opening() -> Opening | None:
+def current_opening() -> DatasetOpening | None:
     """Return the dataset of a document that is being opened; None where a program calls."""
     return _opening.get()
 
 
-def defaults_of(opening: Opening) -> dict[str, Any]:
+def defaults_of(opening: DatasetOpening) -> dict[str, Any]:
     """Return what a factory gets beside what the document says."""
     leaf, call = opening.leaf, opening.call
     worker_config = call.worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -392,7 +392,7 @@ def defaults_of(opening: Opening) -> dict[str, Any]:
     return defaults
 
 
-def check_written(written: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
+def check_written(written: Mapping[str, Any], opening: DatasetOpening) -> dict[str, Any]:
     """Return what a document says to a factory.
 
     Raises:

@@ -9,9 +9,17 @@ from typing import Any, ClassVar
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, check_places, unpack
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    ItemPlace,
+    State,
+    StateKind,
+    check_places,
+    unpack,
+)
 from energon.stages.hook import SKIPPED
-from energon.stages.lane import Lane, Reading
+from energon.stages.lane import Lane, LaneReading
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class Branches(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return total_items(self.datasets, lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         check_places(places, number_at=0, stop=len(self.datasets))
         items: list[Any] = [None] * len(places)
         for number, dataset in enumerate(self.datasets):
@@ -64,7 +72,7 @@ def total_items(datasets: Iterable[Dataset[Any]], lane: int, lanes: int) -> int 
 
 
 @dataclass(frozen=True)
-class Concat(Branches):
+class ConcatStage(Branches):
     """Yield the items of `datasets` in their order; the next one where the one before ends."""
 
     def __post_init__(self) -> None:
@@ -76,9 +84,9 @@ class Concat(Branches):
 
 
 class _ConcatIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, Kind]] = {"present": int, "inner": dict}
+    saves: ClassVar[Mapping[str, StateKind]] = {"present": int, "inner": dict}
 
-    def __init__(self, stage: Concat, lane: Lane) -> None:
+    def __init__(self, stage: ConcatStage, lane: Lane) -> None:
         self.branches = open_branches(stage.datasets, lane)
         self.present = 0
 
@@ -91,7 +99,7 @@ class _ConcatIterator(DatasetIterator[Any]):
         return (self.present, *self.branches[self.present].address)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return [self.present, self.branches[self.present].place]
 
     def __next__(self) -> Any:
@@ -117,7 +125,7 @@ class _ConcatIterator(DatasetIterator[Any]):
 
 
 @dataclass(frozen=True)
-class Blend(Branches):
+class BlendStage(Branches):
     """Draw items from `datasets` by `weights`, until all have ended.
 
     The others share the turns of a dataset that has ended. A weight of 0 draws nothing.
@@ -145,14 +153,14 @@ class Blend(Branches):
 
 
 class _BlendIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, Kind]] = {
+    saves: ClassVar[Mapping[str, StateKind]] = {
         "counts": list,
         "ended": list,
         "drawn": int,
         "inner": list,
     }
 
-    def __init__(self, stage: Blend, lane: Lane) -> None:
+    def __init__(self, stage: BlendStage, lane: Lane) -> None:
         self.branches = open_branches(stage.datasets, lane)
         self.weights = [float(weight) for weight in stage.weights]
         # How far each is ahead of its share at the beginning.
@@ -178,7 +186,7 @@ class _BlendIterator(DatasetIterator[Any]):
         return (self.drawn,)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return [self.last, self.branches[self.last].place]
 
     def __next__(self) -> Any:
@@ -255,7 +263,7 @@ class Repeat(Dataset[Any]):
         items = self.dataset.num_items(lane, lanes)
         return None if items is None or self.repeats is None else int(items * self.repeats)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         check_places(places, number_at=0)
         items: list[Any] = [None] * len(places)
         for number in dict.fromkeys(number for number, _ in places):
@@ -272,11 +280,11 @@ class Repeat(Dataset[Any]):
     def lane_of_pass(self, lane: Lane, number: int) -> Lane:
         """Return what a pass is read in."""
         before = 0 if self.repeats is None else lane.pass_number * -int(-self.repeats // 1)
-        return replace(lane, pass_number=before + number, reading=Reading())
+        return replace(lane, pass_number=before + number, reading=LaneReading())
 
 
 class _RepeatIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, Kind]] = {"pass": int, "given": int, "inner": dict}
+    saves: ClassVar[Mapping[str, StateKind]] = {"pass": int, "given": int, "inner": dict}
 
     def __init__(self, stage: Repeat, lane: Lane) -> None:
         self.stage = stage
@@ -294,7 +302,7 @@ class _RepeatIterator(DatasetIterator[Any]):
         return (self.number, *self.inner.address)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return [self.number, self.inner.place]
 
     def __next__(self) -> Any:

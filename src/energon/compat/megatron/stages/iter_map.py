@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from energon.errors import ConfigError, StateError
 from energon.samples.crude import RestoreKey
 from energon.stages.apply import again
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.hook import SKIPPED
 from energon.stages.lane import Lane
 
@@ -60,7 +60,7 @@ class IterMap(Dataset[Any]):
 
 
 class _IterMapIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, Kind]] = {"start": dict, "given": int}
+    saves: ClassVar[Mapping[str, StateKind]] = {"start": dict, "given": int}
 
     def __init__(self, stage: IterMap, lane: Lane) -> None:
         self.stage = stage
@@ -79,7 +79,7 @@ class _IterMapIterator(DatasetIterator[Any]):
         return (*self.inner.address, self.given)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return self.last
 
     def __next__(self) -> Any:

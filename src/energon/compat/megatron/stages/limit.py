@@ -10,8 +10,8 @@ from energon.errors import ConfigError
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
-    Kind,
     State,
+    StateKind,
     ThroughDataset,
     ThroughIterator,
     unpack,
@@ -20,7 +20,7 @@ from energon.stages.lane import Lane
 
 
 @dataclass(frozen=True)
-class Limit(ThroughDataset):
+class LimitStage(ThroughDataset):
     """Yield the first items of `dataset`: `length` over all lanes, dealt evenly to them."""
 
     dataset: Dataset[Any]
@@ -44,9 +44,9 @@ class Limit(ThroughDataset):
 
 
 class _LimitIterator(ThroughIterator):
-    saves: ClassVar[Mapping[str, Kind]] = {"given": int, "inner": dict}
+    saves: ClassVar[Mapping[str, StateKind]] = {"given": int, "inner": dict}
 
-    def __init__(self, stage: Limit, lane: Lane) -> None:
+    def __init__(self, stage: LimitStage, lane: Lane) -> None:
         self.inner = stage.dataset.open(lane)
         self.share = stage.share(lane.number, lane.lanes)
         self.given = 0

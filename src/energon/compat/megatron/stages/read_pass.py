@@ -8,7 +8,7 @@ from typing import Any
 
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, Place, ThroughIterator
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator
 from energon.stages.lane import Lane
 from energon.stages.read import ReadDataset, Reader
 
@@ -42,7 +42,7 @@ class ReadPass(Dataset[Any]):
         """Return the row with which a pass begins in a lane."""
         return -(-(number * self.num_samples - lane) // lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         return self._endless.read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:

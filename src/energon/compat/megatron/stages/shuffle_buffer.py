@@ -15,9 +15,9 @@ from energon.plan.seeds import derive_seed
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
-    Kind,
-    Place,
+    ItemPlace,
     State,
+    StateKind,
     ThroughDataset,
     ThroughIterator,
     unpack,
@@ -42,23 +42,23 @@ class ShuffleBuffer(ThroughDataset):
 
 
 class _ShuffleBufferIterator(ThroughIterator):
-    saves: ClassVar[Mapping[str, Kind]] = {"drawn": int, "waiting": list, "inner": dict}
+    saves: ClassVar[Mapping[str, StateKind]] = {"drawn": int, "waiting": list, "inner": dict}
 
     def __init__(self, stage: ShuffleBuffer, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
         self.inner = stage.dataset.open(lane)
         self.items: list[Any] | None = []
-        self.places: list[Place] = []
+        self.places: list[ItemPlace] = []
         self.drawn = 0
-        self.last: Place = None
+        self.last: ItemPlace = None
 
     @property
     def address(self) -> tuple[int, ...]:
         return (self.drawn,)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return self.last
 
     def __next__(self) -> Any:

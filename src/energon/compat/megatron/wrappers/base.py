@@ -10,7 +10,7 @@ from typing import Any
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import ORDER_VERSION
 from energon.samples.crude import RestoreKey, to_tuple
-from energon.stages.base import Dataset, DatasetIterator, Place, State
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.hook import DEFAULT_TOLERANCE, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane, Present
@@ -89,7 +89,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.stage.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[Place]) -> list[Any]:
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         return self.stage.read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:

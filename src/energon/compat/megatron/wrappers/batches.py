@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from energon.compat.megatron.stages.blend import Blend
+from energon.compat.megatron.stages.blend import BlendStage
 from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
 from energon.packing.packer import Selection
 from energon.stages.base import Dataset
@@ -175,7 +175,7 @@ class MixBatchDataset(WrapperDataset):
         batch_mix_fn: Callable[[list[Any]], Any] = list,
         worker_config: WorkerConfig,
     ) -> None:
-        blend = Blend(
+        blend = BlendStage(
             tuple(dataset for dataset, _ in datasets), tuple(weight for _, weight in datasets)
         )
         hook = make_hook("batch_mix_fn", batch_mix_fn, worker_config)

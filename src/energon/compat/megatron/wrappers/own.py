@@ -18,8 +18,8 @@ from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.errors import ConfigError
 from energon.samples.crude import RestoreKey
 from energon.stages.apply import again
-from energon.stages.base import Dataset, DatasetIterator, Kind, Place, State, unpack
-from energon.stages.lane import Lane, Reading
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.stages.lane import Lane, LaneReading
 from energon.task_encoder import dataset as core
 from energon.worker import WorkerConfig
 
@@ -113,7 +113,7 @@ class _OwnStage(Dataset[Any]):
 
 
 class _OwnIterator(DatasetIterator[Any]):
-    saves: ClassVar[Mapping[str, Kind]] = {"given": int}
+    saves: ClassVar[Mapping[str, StateKind]] = {"given": int}
 
     def __init__(self, owner: SavableDataset, lane: Lane) -> None:
         self.mine = self._in_lane(owner, lane)
@@ -125,7 +125,7 @@ class _OwnIterator(DatasetIterator[Any]):
         return self.given
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ItemPlace:
         return {"given": self.given - 1}
 
     def __next__(self) -> Any:
@@ -175,7 +175,7 @@ class _LaneView:
         lane = self._lane
         if self._passes:
             number = lane.pass_number + self._passes
-            lane = replace(lane, pass_number=number, reading=Reading())
+            lane = replace(lane, pass_number=number, reading=LaneReading())
         self._passes += 1
         return self._dataset.open(lane)
 

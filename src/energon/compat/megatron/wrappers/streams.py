@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from energon.compat.megatron.stages.blend import Blend, Concat, Repeat
+from energon.compat.megatron.stages.blend import BlendStage, ConcatStage, Repeat
 from energon.compat.megatron.stages.iter_map import IterMap
-from energon.compat.megatron.stages.limit import Limit
+from energon.compat.megatron.stages.limit import LimitStage
 from energon.compat.megatron.stages.shuffle_buffer import ShuffleBuffer
 from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
 from energon.errors import ConfigError, SkipSample
@@ -32,7 +32,7 @@ class BlendDataset(WrapperDataset):
         inner = tuple(dataset for dataset, _ in datasets)
         weights = tuple(float(weight) for _, weight in datasets)
         super().__init__(
-            Blend(inner, weights), inner, worker_config=worker_config, weights=list(weights)
+            BlendStage(inner, weights), inner, worker_config=worker_config, weights=list(weights)
         )
 
 
@@ -45,7 +45,7 @@ class ConcatDataset(WrapperDataset):
     """
 
     def __init__(self, *datasets: Dataset[Any], worker_config: WorkerConfig) -> None:
-        super().__init__(Concat(tuple(datasets)), datasets, worker_config=worker_config)
+        super().__init__(ConcatStage(tuple(datasets)), datasets, worker_config=worker_config)
 
 
 class RepeatDataset(WrapperDataset):
@@ -110,7 +110,7 @@ class LimitDataset(WrapperDataset):
         worker_config: WorkerConfig,
     ) -> None:
         super().__init__(
-            Limit(dataset, length * worker_config.world_size),
+            LimitStage(dataset, length * worker_config.world_size),
             [dataset],
             worker_config=worker_config,
             length=length,
