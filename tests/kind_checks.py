@@ -90,7 +90,7 @@ def check_kind(path, *, encoder=None, num_batches=48, resumed=20 if IN_CI else 6
         run = Run(path, (1, 0), encoder=encoder, state=states[at], **settings)
         assert run.take(num_batches - at)[:6] == expected[at : at + 6]
         run.close()
-    # Once with workers, which open everything anew.
+    # Once with workers, which open everything again.
     at = num_batches // 2
     run = Run(path, (1, 2), encoder=encoder, state=states[at], **settings)
     try:

@@ -28,7 +28,7 @@ MEMORY_BYTES = 3 << 30
 
 
 class Bounded:
-    """A process that calls one function again and again; it is started anew when it dies.
+    """A process that calls one function again and again; it is started again when it dies.
 
     Args:
         function: As MODULE:NAME.

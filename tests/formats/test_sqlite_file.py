@@ -71,7 +71,7 @@ def test_a_query_that_does_not_end_is_ended(tmp_path, monkeypatch):
         for _ in range(2):
             with pytest.raises(FormatError, match="takes more than .* steps.*SQLITE_STEPS"):
                 list(reader.rows(f"{ENDLESS} SELECT x FROM n"))
-            # The steps of each query are counted anew.
+            # The steps of each query are counted again.
             assert reader.first("SELECT max(a) FROM t") == (2,)
 
 

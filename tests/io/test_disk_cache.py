@@ -154,7 +154,7 @@ def test_a_copy_with_another_date_is_not_made_anew(cache):
     path = cache.keep("name", "1", lambda: b"content")
     os.utime(path, (1, 1))
     for _ in range(2):
-        assert cache.keep("name", "1", lambda: pytest.fail("made anew")) == path
+        assert cache.keep("name", "1", lambda: pytest.fail("made again")) == path
     cache.discard(path)
     assert not list(path.parent.iterdir())
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_parsed_is_made_once_more(cache):
 
     cache.keep("name", "1", lambda: b"bad")
     assert cache.load("name", "1", lambda: b"good", parse) == "parsed"
-    assert cache.load("name", "1", lambda: pytest.fail("made anew"), parse) == "parsed"
+    assert cache.load("name", "1", lambda: pytest.fail("made again"), parse) == "parsed"
     assert cache.load("empty", "1", lambda: b"", bytes) == b""
     with pytest.raises(FormatError, match="b'worse'"):
         cache.load("other", "1", lambda: b"worse", parse)

@@ -83,5 +83,5 @@ def test_the_schema_describes_both_versions():
 
 def test_the_schema_that_is_shipped_is_that_of_the_grammar():
     shipped = json.loads(Path(document.__file__).with_name("schema.json").read_text())
-    # Write it anew with: json.dumps(json_schema(), indent=1)
+    # Write it again with: json.dumps(json_schema(), indent=1)
     assert shipped == json_schema()

@@ -207,7 +207,7 @@ def test_addresses_tell_folders_from_datasets(dataset, folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         open_file_store(str(tmp_path / "missing"))
     (tmp_path / "mixed.yaml").write_text("splits: {}")
-    with pytest.raises(ConfigError, match="gives no files by name"):
+    with pytest.raises(ConfigError, match="has no files that can be read by name"):
         open_file_store(str(tmp_path / "mixed.yaml"))
 
 

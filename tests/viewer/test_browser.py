@@ -1,6 +1,6 @@
 """The pages of `energon view` in Chromium, as people use them.
 
-`SCREENSHOTS=1 pytest tests/viewer/test_browser.py` draws the images of the documentation anew.
+`SCREENSHOTS=1 pytest tests/viewer/test_browser.py` draws the images of the documentation again.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def test_a_cache_keeps_whole_shards_by_their_whole_addresses(tmp_path):
         cached = list(wds.WebDataset(sources, cache_dir=cache))
         assert keys(cached) == expected
         assert all(str(cache) in sample["__local_path__"] for sample in cached)
-        # A file that was replaced on the server is read anew.
+        # A file that was replaced on the server is read again.
         (tmp_path / "a/x.tar").write_bytes(tar_bytes(members_of(numbered([7]))))
         assert samples(sources, cache_dir=cache) == [7, 10, 11, 12]
 

@@ -30,7 +30,7 @@ from energon.cli.options import (
 
 _HONOURED = {
     *("ratio", "exclude_from", "as_json"),
-    # There is no such thing, nobody is asked, all is read anew, by this process alone:
+    # There is no such thing, nobody is asked, all is read again, by this process alone:
     *("no_sqlite", "skip_dataset_yaml", "non_interactive", "force_overwrite", "write"),
     *("reindex", "wait", "num_workers", "progress"),
 }
@@ -96,7 +96,7 @@ def command(
         return
     with folder_of(path, **indexing) as folder:
         if folder != path:
-            indexing["reindex"] = False  # all has been read anew, to fill the folder
+            indexing["reindex"] = False  # all has been read again, to fill the folder
         with open_indexing(sqlite=not no_sqlite, **indexing) as how:
             info = reindex_dataset(folder, how)
     show_size(info, path, as_json=as_json)

@@ -32,7 +32,7 @@ def import_av() -> Any:
 
 
 def open_container(stream: MediaStream) -> InputContainer:
-    """Return the container in `stream`, which begins there anew.
+    """Return the container in `stream`, which begins there again.
 
     Raises:
         DecodeError: If there is none.

@@ -1,4 +1,4 @@
-"""Read ranges of local files without opening them anew each time."""
+"""Read ranges of local files without opening them again each time."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ CHUNKS_AHEAD = 4
 SMALL_BYTES = 16 << 10
 """What is asked for at least: as quick as less."""
 CHUNKS_BETWEEN_PROBES = 32
-"""After so many chunks, the waiting is measured anew by a small piece. It is measured twice at
+"""After so many chunks, the waiting is measured again by a small piece. It is measured twice at
 the beginning, since the very first answer comes with a new connection."""
 MEMORY = 0.8
 """Weight of what was measured before against the last time."""

@@ -104,7 +104,7 @@ def _make(parts: Address) -> Backend:
 
 
 def forget_stores() -> None:
-    """Make stores anew when they are next needed, with what the environment says then."""
+    """Make stores again when they are next needed, with what the environment says then."""
     with _lock:
         _stores.clear()
         _taken.clear()

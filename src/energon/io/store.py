@@ -87,7 +87,7 @@ SLOW_BYTES_PER_SECOND = 100_000
 PROGRESS_BYTES = 1 << 20
 """So many bytes are worth another deadline: a server may send a byte at a time."""
 RENEW_SECONDS = 60.0
-"""Refused credentials are looked up anew at most this often."""
+"""Refused credentials are looked up again at most this often."""
 
 
 class Store:
@@ -430,7 +430,7 @@ class Store:
         time.sleep(pause)
 
     def _renew(self) -> bool:
-        """Have credentials looked up anew, unless that was done just now."""
+        """Have credentials looked up again, unless that was done just now."""
         renew = getattr(self.backend, "renew", None)
         with self._lock:
             now = time.monotonic()

@@ -366,7 +366,7 @@ class BasicDataLoader:
         self._epoch_batches = 0
         for position in self._current_positions().values():
             position.epoch_batches = 0
-            # A pass over data that start anew with each loop ends here, too.
+            # A pass over data that start over with each loop ends here, too.
             position.ended = position.ended or self.dataset.restart
 
 

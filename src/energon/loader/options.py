@@ -24,7 +24,7 @@ class LoaderOptions:
         workers: Whether workers are processes or threads. Threads cost no transfer and pay when
             the work releases the GIL; they cannot be replaced when they hang.
         start_method: How processes start. "forkserver" forks from a clean process that has
-            imported energon (and torch, if the training process has); "spawn" imports anew;
+            imported energon (and torch, if the training process has); "spawn" imports again;
             "fork" inherits all of the training process.
         prefetch_factor: How many batches of each worker wait ready. Batches of a few kB travel
             together, so there may be more of those.

@@ -124,7 +124,7 @@ def epochized_plan(
         leaves: At least one. If all keep their order, so does the line.
         lanes: V.
         seed: Seed of the run.
-        repeat: Whether the line starts again, mixed anew, at its end.
+        repeat: Whether the line starts again, mixed again, at its end.
         stripe: Consecutive samples that go to the same lane where the order is kept.
         shuffle_window: Rows of a lane that are permuted together; 0 for none.
         eras: What went before with other lanes, in draws from the line.

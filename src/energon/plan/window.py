@@ -28,7 +28,7 @@ class WindowPlan:
         plan: What to permute.
         size: Rows of a window; the last one before an end or a change of the mix may be smaller.
         seed: Seed of the run.
-        cuts: For each lane, the rows at which its mix changed, where windows begin anew.
+        cuts: For each lane, the rows at which its mix changed, where windows start over.
     """
 
     plan: StreamPlan

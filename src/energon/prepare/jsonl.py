@@ -254,7 +254,7 @@ class JsonlUpkeep:
             return _copy_report(copy, depth)
 
     def repair(self, address: str, depth: Depth) -> Repair:
-        """Check the file, and index it anew if that helps.
+        """Check the file, and index it again if that helps.
 
         Raises:
             DatasetNotFoundError: If there is no such file.

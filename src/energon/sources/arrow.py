@@ -42,7 +42,7 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 class ArrowBatches:
-    """The record batches of some files, numbered through. Copies map the files anew.
+    """The record batches of some files, numbered through. Copies map the files again.
 
     Args:
         folder: The folder that the files are in.

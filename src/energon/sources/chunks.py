@@ -366,7 +366,7 @@ class MdsRecords(ChunkSource):
         if len(kinds) > 1:
             raise FormatError(
                 f"{origin}: its shards have {len(kinds)} different sets of columns; train on each "
-                "set by itself"
+                "set separately"
             )
         self.shard = shards[0] if shards else None
         names, encodings = (self.shard.names, self.shard.encodings) if self.shard else ((), ())

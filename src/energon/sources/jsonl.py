@@ -53,7 +53,7 @@ from energon.warn_once import warn_once
 
 
 class JsonlFile:
-    """The lines of an indexed JSONL file, opened with the first read. Copies open it anew.
+    """The lines of an indexed JSONL file, opened with the first read. Copies open it again.
 
     Args:
         path: The file, here or in an object store.

@@ -45,7 +45,7 @@ class Location(NamedTuple):
 
 
 class Source(Protocol):
-    """The samples of a dataset, numbered from 0. Pickled copies open their files anew."""
+    """The samples of a dataset, numbered from 0. Pickled copies open their files again."""
 
     @property
     def path(self) -> AnyPath:

@@ -168,7 +168,7 @@ class ShardPool:
         return shard
 
     def close(self, path: str) -> None:
-        """Forget an open shard, so that it is opened and checked anew."""
+        """Forget an open shard, so that it is opened and checked again."""
         with self._lock:
             self._shards.pop(path, None)
 

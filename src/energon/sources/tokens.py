@@ -91,7 +91,7 @@ class TokenOptions:
 
 
 class TokenFile:
-    """The documents of a pair of files. Copies open them anew.
+    """The documents of a pair of files. Copies open them again.
 
     Args:
         prefix: What their names have in common.

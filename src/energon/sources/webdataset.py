@@ -52,7 +52,7 @@ class WebdatasetSource:
     """The samples of a split, or of a subset of it, numbered from 0 through all its shards.
 
     Excluded samples have no number. Opening reads the `.nv-meta` files; shards and their
-    tables are opened when they are first read. Copies that were pickled open them anew.
+    tables are opened when they are first read. Copies that were pickled open them again.
 
     Args:
         path: Folder of the prepared dataset.

@@ -148,7 +148,7 @@ class _GroupIterator(BatchIterator):
         return FatalSampleError(f"{hook.name} gave {found} ({source})")
 
     def _empty(self, bucket: _Bucket) -> list[Any]:
-        # A bucket is made anew for the next item of its group, so their order is that of their
+        # A bucket is made again for the next item of its group, so their order is that of their
         # oldest items, after a restore, too.
         del self.buckets[bucket.group]
         for number in bucket.items:

@@ -314,7 +314,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     ) -> Any:
         """Make again what has this restore key: a batch, or a sample or pack within one.
 
-        Read anew from the data, wherever it was in the run, by the same hooks.
+        Read again from the data, wherever it was in the run, by the same hooks.
 
         Args:
             restore_key: The `__restore_key__` of a batch gives the batch. That of a sample gives

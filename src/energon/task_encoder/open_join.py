@@ -167,7 +167,7 @@ def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[.
 
 
 def _identity(source: WebdatasetSource) -> str:
-    """Return what changes whenever a dataset is prepared anew."""
+    """Return what changes whenever a dataset is prepared again."""
     try:
         return read_text(join_address(source.path, f"{META}/index.uuid")).strip()
     except FileNotFoundError:

@@ -162,7 +162,7 @@ class PartTable:
     def extents(self, parts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the contents of some parts begin, and how many bytes they have.
 
-        Unlike the whole columns, which are made anew each time they are asked for, this costs
+        Unlike the whole columns, which are made again each time they are asked for, this costs
         what is asked for.
         """
         begin = self.columns["part_block"][parts].astype(np.int64) * BLOCK

@@ -123,7 +123,7 @@ class ObjectBackend:
             raise self._translate(error, key) from None
 
     def renew(self) -> None:
-        """Connect anew, with the credentials that are valid now."""
+        """Connect again, with the credentials that are valid now."""
         self._stores = {}
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -188,7 +188,7 @@ _MEANINGS: tuple[tuple[Callable[[_Said], Any], Callable[[_Said], EnergonError | 
     (
         lambda said: said.name == "NotSupportedError" and "RangeNotSupported" in said.text,
         lambda said: RangesNotSupportedError(
-            f"{said.place}: the server gives whole files only, no ranges"
+            f"{said.place}: the server returns whole files only, no ranges"
         ),
     ),
     (
@@ -203,7 +203,7 @@ _MEANINGS: tuple[tuple[Callable[[_Said], Any], Callable[[_Said], EnergonError | 
         ),
         lambda said: StorageAccessError(
             f"{said.place}: no credentials in the environment or a profile, and this machine has "
-            f"no role that gives some; {said.credentials}"
+            f"no role that provides any; {said.credentials}"
         ),
     ),
     (

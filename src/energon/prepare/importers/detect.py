@@ -65,7 +65,7 @@ def find_source(
     library = _kind_of_library(addresses[0]) if kind is None or kind in _OF_LIBRARIES else None
     if library is not None or kind in _OF_LIBRARIES:
         if len(addresses) > 1:
-            raise ConfigError(f"{addresses[0]}: is a dataset by itself; pack one at a time")
+            raise ConfigError(f"{addresses[0]}: is a dataset of its own; pack one at a time")
         return DetectedSource(kind or library or "folder", addresses[0])
     files = select(addresses, target=target)
     if kind is not None:

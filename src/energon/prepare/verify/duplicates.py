@@ -46,8 +46,8 @@ def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
         if shard.duplicate is not None:
             raise DuplicateSampleKeyError(
                 f"sample key {shard.duplicate!r} comes twice in {shard.name}, with other keys "
-                "between; the parts of a sample must follow each other, and keys be unique: write "
-                "the shard anew, or pass --fix-duplicates"
+                "in between; the parts of a sample must be adjacent and keys unique: rewrite the "
+                "shard, or pass --fix-duplicates"
             )
     for overlapping in _overlapping(shards):
         for key, first, second in _shared_keys(overlapping, open_table):

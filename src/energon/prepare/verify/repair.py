@@ -73,7 +73,7 @@ class RepairTarget(Protocol):
         """Index these shards, where the dataset as a whole cannot be indexed."""
 
     def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
-        """See to it that what indexes all the shards indexes those anew that are stale."""
+        """See to it that what indexes all the shards indexes those again that are stale."""
 
 
 def repair_at(

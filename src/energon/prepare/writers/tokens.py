@@ -191,7 +191,7 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
         if done and not overwrite:
             raise ConfigError(
                 f"{partial} was begun with other files or options; give the same again, or pass "
-                "--overwrite to begin anew"
+                "--overwrite to start over"
             )
         for part in partial.glob("0*.*"):
             part.unlink()

@@ -172,7 +172,7 @@ def shared_index(
 
 
 def _version(dataset: AnyPath, counts: Mapping[str, int]) -> str | None:
-    """Return what differs whenever the dataset was prepared anew; None if nothing tells."""
+    """Return what differs whenever the dataset was prepared again; None if nothing tells."""
     uuid = dataset / META / "index.uuid"
     if not uuid.is_file():
         return None

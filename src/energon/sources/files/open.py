@@ -30,7 +30,7 @@ def open_file_store(
 
     Raises:
         DatasetNotFoundError: If there is nothing at the address.
-        ConfigError: If what is there gives no files by name.
+        ConfigError: If what is there has no files that can be read by name.
     """
     address = os.fspath(address)
     folder = folder_of(address)
@@ -39,8 +39,8 @@ def open_file_store(
     kind = dataset_kind(address)
     if kind == "metadataset":
         raise ConfigError(
-            f"{address}: a {kind} gives no files by name; expected a prepared dataset, or a folder "
-            f"as {FOLDER_SCHEME}FOLDER"
+            f"{address}: a {kind} has no files that can be read by name; expected a prepared "
+            f"dataset, or a folder as {FOLDER_SCHEME}FOLDER"
         )
     return kind_named(kind, address).file_store(address, pool=pool)
 

@@ -25,7 +25,7 @@ class OpensFiles(Protocol):
 
 
 class StoreFile(io.BufferedReader):
-    """A file to read parts of. Copies that were pickled open it anew, at its beginning.
+    """A file to read parts of. Copies that were pickled open it again, at its beginning.
 
     Args:
         file: The file, open; it is taken over.
@@ -65,7 +65,7 @@ class FileStoreDecoder(Protocol):
 class FileStore(Generic[T_co]):
     """Gives files by name. Cookers get one for each `aux` entry of a metadataset.
 
-    May be used by many threads, and pickled: copies open their files anew.
+    May be used by many threads, and pickled: copies open their files again.
 
     A store of your own needs `__getitem__`, which returns the content of a file and where it came
     from; `get_raw` gives these, too, unless it is there as well.

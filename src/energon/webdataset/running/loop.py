@@ -248,7 +248,7 @@ class Loop(StageIterator):
             self.load_state_dict(state)
 
     def _first_pass(self, before: Loop | None) -> Passes:
-        """Return where the items come from: anew, or where the loop before stopped."""
+        """Return where the items come from: again, or where the loop before stopped."""
         snapshot, place, epoch = self.snapshot, self.place, self.epoch
         extent = snapshot.extent
         if not extent.goes_on:
@@ -264,7 +264,7 @@ class Loop(StageIterator):
     def _advanced(self) -> Passes:
         """Return the endless items of a place, after those of the loops before this one.
 
-        This is for workers that start anew with every epoch. They go on where those before them
+        This is for workers that start over with every epoch. They go on where those before them
         have noted that they stopped; without notes, as of stages that cannot be saved, they go
         through all again.
         """

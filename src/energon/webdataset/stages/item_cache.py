@@ -115,7 +115,7 @@ class FileCached(Stage):
                 except zlib.error as error:
                     raise FormatError(
                         f"{path}: item {number} is damaged ({error}); delete the file to make it "
-                        "anew"
+                        "again"
                     ) from error
 
     def _write(self, path: str, source: Iterator[Any]) -> Iterator[Any]:

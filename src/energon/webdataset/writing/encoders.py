@@ -105,7 +105,7 @@ def make_encoder(spec: Any) -> Encoder | None:
     if callable(spec):
         return None
     raise ConfigError(
-        f"encoder={spec!r}: wanted is True, False, a dict of functions by extension, or a function "
+        f"encoder={spec!r}: expected True, False, a dict of functions by extension, or a function "
         "of a sample"
     )
 

@@ -194,7 +194,7 @@ def decoding_encoder(decoder: SampleDecoder | None) -> AnyTaskEncoder:
 
 
 class SampleDataset(WrapperDataset):
-    """The samples of one dataset, each once; `RepeatDataset` shuffles them anew each time."""
+    """The samples of one dataset, each once; `RepeatDataset` shuffles them again each time."""
 
     def __init__(
         self, stage: Dataset[Any], *, worker_config: WorkerConfig, leaf: Mapping[str, Any]

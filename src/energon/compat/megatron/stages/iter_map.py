@@ -2,7 +2,7 @@
 
 What such a function remembers is nowhere but on its call stack, so its position is where it
 began and how many outputs it has given since: resuming runs it again from there. A function
-whose outputs depend on nothing but the last input it took begins anew with every input.
+whose outputs depend on nothing but the last input it took starts over with every input.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class LimitDataset(WrapperDataset):
     Args:
         dataset: The items.
         length: Items of each rank.
-        reset_after_epoch: Whether a loop of a loader begins anew also if the one before was
+        reset_after_epoch: Whether a loop of a loader starts over also if the one before was
             left early.
         worker_config: Who loads it.
     """
