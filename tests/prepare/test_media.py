@@ -329,7 +329,7 @@ def test_a_dataset_in_an_object_store_gets_its_metadata_there(
                 write_bytes(f"{address}/{path.relative_to(dataset)}", path)
         result = run("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1)
         assert result.exit_code == 0, result.output
-        assert "media metadata of 4 files" in result.output
+        assert "Done. Stored metadata for 4 files." in result.output
         assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
 
 
@@ -337,7 +337,7 @@ def test_the_command_tells_what_it_did(place):
     path, open_store = place
     result = run("prepare-media", path, "--media-metadata-by-extension", "--num-workers", 1)
     assert result.exit_code == 0
-    assert "media metadata of 4 files" in result.output
+    assert "Done. Stored metadata for 4 files." in result.output
     assert "left out b/5.jpg" in result.output
     assert len(known(open_store())) == 4
 

@@ -210,7 +210,7 @@ def test_a_jsonl_file_is_auxiliary_data_and_its_own(path, tmp_path):
 
 def test_the_command_prepares_describes_and_checks_it(path):
     result = run("prepare", path, "--split-ratio", "train:3,val:1")
-    assert (result.exit_code, result.output) == (0, "40 samples\n")
+    assert (result.exit_code, result.output) == (0, "Done. Found 40 samples.\n")
     about = json.loads(run("info", path, "--json").output)
     assert about["samples"] == 40
     assert about["splits"]["val"]["samples"] == 10

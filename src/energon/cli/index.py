@@ -12,7 +12,6 @@ from energon.cli.command_group import echo, echo_json, is_quiet
 from energon.cli.options import refuse_options
 from energon.io.address import redact
 from energon.io.epath import AnyPath
-from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.prepare.upkeep import Upkeep
@@ -44,7 +43,7 @@ def prepare_file(
     split_ratio: str | None = None,
     exclude_from: Sequence[str] = (),
     as_json: bool = False,
-) -> int:
+) -> None:
     """Prepare a dataset by what its kind does for that, and say how many samples it has.
 
     Raises:
@@ -61,8 +60,7 @@ def prepare_file(
     if as_json:
         echo_json({"path": redact(path), "samples": num_samples})
     elif not is_quiet():
-        echo(counted(num_samples, "sample"), err=True)
-    return num_samples
+        echo(f"Done. Found {num_samples} samples.")  # scripts look for it
 
 
 @click.command("index")

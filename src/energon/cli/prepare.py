@@ -104,7 +104,7 @@ def command(
 
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:
-        num_samples = prepare_file(
+        prepare_file(
             context,
             path,
             upkeep,
@@ -112,9 +112,6 @@ def command(
             exclude_from=options.exclude_from,
             as_json=as_json,
         )
-        if not (as_json or is_quiet()):
-            # Scripts look for it.
-            echo(f"Done. Found {num_samples} samples.")
         return
     media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
     kind = _kind(path)

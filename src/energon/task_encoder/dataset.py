@@ -138,6 +138,10 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
+        if self.virtual_epoch_length < 0:
+            raise ConfigError(
+                f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
+            )
 
     def _repr_html_(self) -> str:
         """Return what it reads and how as a table, for notebooks."""
@@ -157,10 +161,6 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             ("workers of each", f"{self.worker_config.num_workers:,}"),
         ]
         return table_html(type(self).__name__, rows)
-        if self.virtual_epoch_length < 0:
-            raise ConfigError(
-                f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
-            )
 
     @property
     def default_lanes(self) -> int:
