@@ -1,3 +1,5 @@
+import multiprocessing
+import os
 import threading
 import time
 from itertools import islice
@@ -6,7 +8,7 @@ import pytest
 
 from energon.errors import WorkerError
 from energon.loader.getters import get_loader, get_savable_loader
-from energon.loader.local_workers import InlineWorker
+from energon.loader.local_workers import InlineWorker, Watchdog
 from energon.loader.options import LoaderOptions
 from tests.loader.fake_pipeline import fake, in_order
 from tests.waiting import wait_until
@@ -89,3 +91,28 @@ def test_a_closed_worker_says_so():
     worker.close()
     with pytest.raises(WorkerError, match="was closed"):
         worker.take()
+
+
+def test_loaders_that_are_watched_share_one_thread():
+    loaders = [get_loader(fake(), watchdog_timeout_seconds=60) for _ in range(20)]
+    for loader in loaders:
+        next(iter(loader))
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("energon watchdog") == 1
+
+
+def test_a_forked_process_watches_by_itself():
+    next(iter(get_loader(fake(), watchdog_timeout_seconds=60)))
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_hang_until_it_is_noticed)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 3
+
+
+def _hang_until_it_is_noticed():
+    def leave():
+        os._exit(3)
+
+    with Watchdog("a test", leave).watching(0.05):
+        time.sleep(30)

@@ -6,7 +6,7 @@ A watchdog notices that something takes too long in a thread that is at work on 
 from __future__ import annotations
 
 import ctypes
-import math
+import os
 import sys
 import threading
 import time
@@ -43,16 +43,9 @@ class Watchdog:
     def __init__(self, what: str, on_timeout: Callable[[], None] | None = None) -> None:
         self.what = what
         self.on_timeout = on_timeout
-        self._changed = threading.Condition()
-        self._deadline: float | None = None
-        self._starts = 0
-        # When the thread looks next. It is woken only for what is due before that: to wake it for
-        # each batch takes more time than some batches do.
-        self._looks_at = 0.0
         self._watched = 0
         self._seconds = 0.0
         self._raised: Exception | None = None
-        self._thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {"what": self.what, "on_timeout": self.on_timeout}
@@ -70,7 +63,9 @@ class Watchdog:
         if seconds is None:
             yield
             return
-        self._start(seconds)
+        self._watched, self._seconds = threading.get_ident(), seconds
+        self._raised = None
+        _clock.start(self, seconds)
         try:
             yield
         except BaseException as error:
@@ -78,40 +73,10 @@ class Watchdog:
                 raise
             raise WorkerTimeoutError(str(self._raised)) from error
         finally:
-            with self._changed:
-                self._deadline = None
+            _clock.stop(self)
 
-    def _start(self, seconds: float) -> None:
-        with self._changed:
-            self._watched, self._seconds = threading.get_ident(), seconds
-            self._raised = None
-            self._deadline = time.monotonic() + seconds
-            self._starts += 1
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._wait, name="energon watchdog", daemon=True
-                )
-                self._thread.start()
-            if self._deadline < self._looks_at:
-                self._changed.notify()
-
-    def _wait(self) -> None:
-        known_starts = 0
-        while True:
-            with self._changed:
-                now = time.monotonic()
-                if self._deadline is not None and self._deadline <= now:
-                    self._deadline = None
-                    self._trigger()
-                if self._deadline is None and self._starts == known_starts:
-                    # A loader that nobody uses any more keeps no thread.
-                    self._thread = None
-                    return
-                known_starts = self._starts
-                self._looks_at = min(self._deadline or math.inf, now + LOOK_SECONDS)
-                self._changed.wait(self._looks_at - now)
-
-    def _trigger(self) -> None:
+    def trigger(self) -> None:
+        """Log what all threads do, and call the function."""
         log.warning(
             "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
             self.what,
@@ -126,6 +91,58 @@ class Watchdog:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._watched), ctypes.py_object(_HangError)
             )
+
+
+class _Clock:
+    """The thread that triggers watchdogs: one for all of a process, while any is in use."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._deadlines: dict[Watchdog, float] = {}
+        self._starts = 0
+        # When the thread looks next. It is woken only for what is due before that: to wake it for
+        # each batch takes more time than some batches do.
+        self._looks_at = 0.0
+        self._thread: threading.Thread | None = None
+
+    def start(self, watchdog: Watchdog, seconds: float) -> None:
+        """Trigger a watchdog in so many seconds, unless it is stopped before."""
+        with self._changed:
+            deadline = self._deadlines[watchdog] = time.monotonic() + seconds
+            self._starts += 1
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._wait, name="energon watchdog", daemon=True
+                )
+                self._thread.start()
+            if deadline < self._looks_at:
+                self._changed.notify()
+
+    def stop(self, watchdog: Watchdog) -> None:
+        """Trigger it no more."""
+        with self._changed:
+            self._deadlines.pop(watchdog, None)
+
+    def _wait(self) -> None:
+        known_starts = 0
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                for watchdog in [each for each, due in self._deadlines.items() if due <= now]:
+                    del self._deadlines[watchdog]
+                    watchdog.trigger()
+                if not self._deadlines and self._starts == known_starts:
+                    # Loaders that nobody uses any more keep no thread.
+                    self._thread = None
+                    return
+                known_starts = self._starts
+                self._looks_at = min([*self._deadlines.values(), now + LOOK_SECONDS])
+                self._changed.wait(self._looks_at - now)
+
+
+_clock = _Clock()
+# A process that was forked has no such thread, and may have got the lock as it was held.
+os.register_at_fork(after_in_child=_clock.__init__)  # type: ignore[misc]
 
 
 def _stacks() -> Iterator[str]:
