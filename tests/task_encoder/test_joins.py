@@ -316,6 +316,17 @@ def test_a_damaged_index_is_built_again(root, caplog):
     assert "building a join index again" in caplog.text
 
 
+def test_the_lock_of_a_process_that_was_killed_when_its_index_was_whole_goes(root):
+    path = document(root, "[{path: captions}, {path: texts}]")
+    pairs(val(path))
+    (index,) = cached(root)
+    digest = index.removeprefix("join_index_").removesuffix(".bin")
+    lock = root / "join.yaml.cache" / f".{digest}.lock"
+    lock.touch()
+    assert pairs(val(path)) == expected(range(20))
+    assert not lock.exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_leaves_the_cache_of_the_user(root, monkeypatch):
     path = document(root, "[{path: captions}, {path: texts}]")

@@ -82,6 +82,7 @@ def test_what_names_no_shards_is_an_error(tmp_path, monkeypatch):
         ("${NOTSET}/x.tar", ConfigError, "WDS_NOTSET"),
         ("x-{0..", ConfigError, "x-{0.."),
         (f"{tmp_path}/x.tar", DatasetNotFoundError, "no such file"),
+        (f"{tmp_path}/{'x' * 300}.tar", StorageError, "File name too long"),
         ("foo://x/y.tar", ConfigError, "foo"),
     ):
         with pytest.raises(error, match=message.replace("{", r"\{")):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,20 @@ def find_index(leaf: Leaf, digest: str) -> JoinIndex | None:
     for folder in cache_folders(leaf):
         index = _load(folder / index_name(digest))
         if index is not None:
+            _clear_lock(_lock_path(folder, digest))
             return index
     return None
+
+
+def _lock_path(folder: Path, digest: str) -> Path:
+    return folder / f".{digest}.lock"
+
+
+def _clear_lock(path: Path) -> None:
+    """Delete the lock of a process that was killed when its index was whole already."""
+    if path.exists():
+        with suppress(OSError), locked(path, deletes=True):
+            pass
 
 
 def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) -> JoinIndex:
@@ -84,7 +97,7 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # Processes of one machine build it once; whoever waited finds it there.
-            with locked(folder / f".{digest}.lock", deletes=True):
+            with locked(_lock_path(folder, digest), deletes=True):
                 if _load(path) is None:
                     log.info("building the join index %s", path)
                     build_join_index(path, columns)

@@ -22,7 +22,12 @@ from functools import lru_cache
 from subprocess import PIPE
 from typing import Any
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    StorageAccessError,
+    StorageError,
+)
 from energon.io.address import redact, scheme_of
 from energon.webdataset import security
 from energon.webdataset.reading.streams import BROKEN_PIPE, Pipe, RemoteReader, RemoteWriter
@@ -189,6 +194,10 @@ def _open_file(url: str, mode: str, *, buffering: int | None = None) -> Any:
     except FileNotFoundError as error:
         missing = "no such file" if mode == "rb" else "there is no such folder to write to"
         raise DatasetNotFoundError(f"{url}: {missing}") from error
+    except PermissionError as error:
+        raise StorageAccessError(f"{url}: {error.strerror}; check its permissions") from error
+    except OSError as error:
+        raise StorageError(f"{url}: {error.strerror or error}") from error
 
 
 def _buffering(mode: str, default: int | None) -> int:
