@@ -73,7 +73,8 @@ class Watchdog:
                 raise
             raise WorkerTimeoutError(str(self._raised)) from error
         finally:
-            _clock.stop(self)
+            with _clock.changed:
+                _clock.deadlines.pop(self, None)
 
     def trigger(self) -> None:
         """Log what all threads do, and call the function."""
@@ -97,8 +98,8 @@ class _Clock:
     """The thread that triggers watchdogs: one for all of a process, while any is in use."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._deadlines: dict[Watchdog, float] = {}
+        self.changed = threading.Condition()
+        self.deadlines: dict[Watchdog, float] = {}
         self._starts = 0
         # When the thread looks next. It is woken only for what is due before that: to wake it for
         # each batch takes more time than some batches do.
@@ -106,9 +107,9 @@ class _Clock:
         self._thread: threading.Thread | None = None
 
     def start(self, watchdog: Watchdog, seconds: float) -> None:
-        """Trigger a watchdog in so many seconds, unless it is stopped before."""
-        with self._changed:
-            deadline = self._deadlines[watchdog] = time.monotonic() + seconds
+        """Trigger a watchdog in so many seconds, unless its deadline is gone by then."""
+        with self.changed:
+            deadline = self.deadlines[watchdog] = time.monotonic() + seconds
             self._starts += 1
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
@@ -116,28 +117,23 @@ class _Clock:
                 )
                 self._thread.start()
             if deadline < self._looks_at:
-                self._changed.notify()
-
-    def stop(self, watchdog: Watchdog) -> None:
-        """Trigger it no more."""
-        with self._changed:
-            self._deadlines.pop(watchdog, None)
+                self.changed.notify()
 
     def _wait(self) -> None:
         known_starts = 0
         while True:
-            with self._changed:
+            with self.changed:
                 now = time.monotonic()
-                for watchdog in [each for each, due in self._deadlines.items() if due <= now]:
-                    del self._deadlines[watchdog]
+                for watchdog in [each for each, due in self.deadlines.items() if due <= now]:
+                    del self.deadlines[watchdog]
                     watchdog.trigger()
-                if not self._deadlines and self._starts == known_starts:
+                if not self.deadlines and self._starts == known_starts:
                     # Loaders that nobody uses any more keep no thread.
                     self._thread = None
                     return
                 known_starts = self._starts
-                self._looks_at = min([*self._deadlines.values(), now + LOOK_SECONDS])
-                self._changed.wait(self._looks_at - now)
+                self._looks_at = min([*self.deadlines.values(), now + LOOK_SECONDS])
+                self.changed.wait(self._looks_at - now)
 
 
 _clock = _Clock()
