@@ -52,7 +52,7 @@ def draw_run(run: PlannedRun, about: Mapping[str, Any], path: str | os.PathLike[
         path: Where to; the ending says as what: .png, .svg or .pdf.
 
     Raises:
-        ConfigError: If the ending is that of no picture, or the file cannot be written.
+        ConfigError: If the file name is not that of an image, or the file cannot be written.
         MissingExtraError: If matplotlib is not installed.
     """
     with needs_extra("plot", "plots need matplotlib"):

@@ -105,7 +105,7 @@ def fields(record: bytes | memoryview, sizes: Sequence[int | None], origin: obje
 
 
 def stored_picture(content: bytes) -> Any:
-    """Return a picture that was stored as three numbers, its mode and its pixels."""
+    """Return an image that was stored as three numbers, its mode and its pixels."""
     from PIL import Image
 
     width, height, length = np.frombuffer(content, "<u4", 3).tolist()

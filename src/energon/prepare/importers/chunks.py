@@ -30,7 +30,7 @@ def read_json_index(folder: AnyPath) -> Any:
 
 
 class MdsSource(PackSource):
-    """The samples of a dataset, in the order of its shards. Pictures stay encoded as they are.
+    """The samples of a dataset, in the order of its shards. Images stay encoded as they are.
 
     Args:
         folder: The folder with `index.json`.

@@ -31,7 +31,7 @@ def encode_part(part: str, value: Any) -> Content:
 
     Bytes are taken as they are, str as UTF-8, and paths stand for the content of a file. Other
     values are encoded by the last extension of the part: json and jsn; numbers as cls, cls2,
-    index, inx, id and count; arrays as npy, npz (a dict of them), ten and tb; pictures (PIL,
+    index, inx, id and count; arrays as npy, npz (a dict of them), ten and tb; images (PIL,
     or uint8 arrays) as jpg, jpeg, png, webp, ppm, pgm, pbm, bmp and tiff; mp, msg and cbor; pyd,
     pickle and pth. With a further extension gz the content is packed.
 
