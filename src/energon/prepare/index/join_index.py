@@ -1,10 +1,11 @@
 """Find the samples of several datasets that have the same key.
 
 The keys of all datasets are hashed, shard by shard and on several threads, and dealt to as many
-partitions by their hashes as are needed for one to fit into memory; a large join keeps the
-partitions in temporary files. Within a partition, the hashes of a dataset are sorted and those
-of the first one are looked up in them (a Grace hash join). So memory depends on the size of a
-partition, and the time on the number of keys.
+partitions by their hashes as are needed for one to fit into memory. A large join keeps the
+partitions in temporary files without names, so a process that is killed leaves none. Within a
+partition, the hashes of a dataset are sorted and those of the first one are looked up in them
+(a Grace hash join). So memory depends on the size of a partition, and the time on the number of
+keys.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -31,6 +33,7 @@ PARTITION_KEYS = 1 << 20
 """Keys of all datasets in a partition; each takes about 100 bytes while it is matched."""
 MAX_PARTITIONS = 1024
 _CHUNK_ROWS = 1 << 20
+_ENTRY_BYTES = 24
 
 Entries = NDArray[np.uint64]
 """Rows of two halves of a hash and the number of a sample."""
@@ -91,18 +94,19 @@ def build_join_index(
     first, *others = columns
     total = sum(column.num_samples for column in columns)
     partitions = min(MAX_PARTITIONS, 1 << (-(-total // partition_keys) - 1).bit_length())
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".join.", dir=Path(path).parent) as folder:
-        parts = [_Partitions(Path(folder), number, partitions) for number in range(len(columns))]
+    folder = Path(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        parts = [stack.enter_context(_Partitions(folder, partitions)) for _ in columns]
         for column, part in zip(columns, parts, strict=True):
             for entries in _hashed(column, num_threads or min(8, os.cpu_count() or 1)):
                 part.add(entries)
         matches = [
-            _matched(first, parts[0], column, part, Path(folder) / f"matches.{number}")
-            for number, (column, part) in enumerate(zip(others, parts[1:], strict=True))
+            _matched(first, parts[0], column, part, folder)
+            for column, part in zip(others, parts[1:], strict=True)
         ]
         _check_matched(first, others, matches)
-        rows, kept = _without_skipped(first, others, matches, Path(folder))
+        rows, kept = _without_skipped(first, others, matches, folder)
         if not rows:
             names = " and ".join(column.name for column in others)
             raise EmptyDatasetError(f"{first.name} has no sample whose key is in {names}, too")
@@ -132,12 +136,19 @@ def _hashed(column: KeyColumn, num_threads: int) -> Iterator[Entries]:
 class _Partitions:
     """The hashed keys of a dataset, dealt by hash; in memory if there is one partition."""
 
-    def __init__(self, folder: Path, number: int, count: int) -> None:
-        self.folder = folder
-        self.number = number
+    def __init__(self, folder: Path, count: int) -> None:
         self.count = count
         self._waiting: list[Entries] = []
         self._num_waiting = 0
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - __exit__ closes it
+        self._runs: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        """For each partition, where in the file its entries begin, and how many follow."""
+
+    def __enter__(self) -> _Partitions:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
 
     def add(self, entries: Entries) -> None:
         self._waiting.append(entries)
@@ -153,9 +164,9 @@ class _Partitions:
             self._waiting = [entries]
         else:
             self._flush()
-            path = self._path(partition)
-            found = np.fromfile(path, np.uint64) if path.exists() else np.empty(0, np.uint64)
-            entries = found.reshape(-1, 3)
+            entries = np.concatenate(
+                [np.empty((0, 3), np.uint64), *map(self._read, self._runs[partition])]
+            )
         return entries[np.argsort(entries[:, 0], kind="stable")]
 
     def _flush(self) -> None:
@@ -167,21 +178,25 @@ class _Partitions:
         partition = (entries[:, 0] >> shift).astype(np.int64)
         order = np.argsort(partition, kind="stable")
         edges = np.searchsorted(partition[order], np.arange(self.count + 1))
-        for number in range(self.count):
-            chosen = order[edges[number] : edges[number + 1]]
-            if len(chosen):
-                with open(self._path(number), "ab") as file:
-                    entries[chosen].tofile(file)
+        start = self._file.seek(0, os.SEEK_END)
+        for number, rows in enumerate(np.diff(edges).tolist()):
+            if rows:
+                self._runs[number].append((start, rows))
+                start += rows * _ENTRY_BYTES
+        self._file.write(entries[order].tobytes())
 
-    def _path(self, partition: int) -> Path:
-        return self.folder / f"keys.{self.number}.{partition}"
+    def _read(self, run: tuple[int, int]) -> Entries:
+        start, rows = run
+        self._file.seek(start)
+        content = self._file.read(rows * _ENTRY_BYTES)
+        return np.frombuffer(content, np.uint64).reshape(-1, 3)
 
 
 def _matched(
-    first: KeyColumn, own: _Partitions, column: KeyColumn, other: _Partitions, path: Path
+    first: KeyColumn, own: _Partitions, column: KeyColumn, other: _Partitions, folder: Path
 ) -> Ints:
     """Return for each sample of the first dataset that of another with the same key, or -1."""
-    found = _on_disk(path, first.num_samples)
+    found = _on_disk(folder, first.num_samples)
     found[:] = MISSING
     for partition in range(own.count):
         mine, theirs = own.take(partition), other.take(partition)
@@ -255,9 +270,7 @@ def _without_skipped(
     skipping = [m for column, m in zip(others, matches, strict=True) if column.nonmatch == "skip"]
     if not skipping:
         return first.num_samples, [None, *matches]
-    kept = [
-        _on_disk(folder / f"kept.{number}", first.num_samples) for number in range(len(matches) + 1)
-    ]
+    kept = [_on_disk(folder, first.num_samples) for _ in range(len(matches) + 1)]
     count = 0
     for start, chunk in _chunks(skipping[0]):
         stop = start + len(chunk)
@@ -275,6 +288,7 @@ def _chunks(column: Ints) -> Iterable[tuple[int, Ints]]:
         yield start, column[start : start + _CHUNK_ROWS]
 
 
-def _on_disk(path: Path, count: int) -> Ints:
+def _on_disk(folder: Path, count: int) -> Ints:
     """Return numbers that are paged out when memory is short."""
-    return np.memmap(path, np.int64, "w+", shape=(count,))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, np.int64, "w+", shape=(count,))
