@@ -42,7 +42,8 @@ REASONS = {
         "vars(torch).get(name)": "taken only if it is a dtype",
     },
     "energon/cli/command_group.py": {
-        "import_module(self._prefix + cmd_name.replace('-', '_'))": TABLE,
+        "getattr(import_module(home), attribute)": TABLE,
+        "import_module(home)": TABLE,
     },
     "energon/cli/preview.py": {
         "getattr(sample, each.name)": FIELDS,

@@ -155,14 +155,16 @@ class LazyGroup(click.Group):
 
     Args:
         summaries: What each command does, in a sentence, by its name.
-        prefix: What the names of their modules begin with; `command` is looked for in them.
+        homes: Where each command is, as `module:name`.
         settings: Those of `click.Group`.
     """
 
-    def __init__(self, *, summaries: Mapping[str, str], prefix: str, **settings: Any) -> None:
+    def __init__(
+        self, *, summaries: Mapping[str, str], homes: Mapping[str, str], **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self._summaries = summaries
-        self._prefix = prefix
+        self._homes = homes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._summaries)
@@ -170,8 +172,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._summaries:
             return None
-        module = import_module(self._prefix + cmd_name.replace("-", "_"))
-        command: click.Command = module.command
+        home, _, attribute = self._homes[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(home), attribute)
         return add_verbosity(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

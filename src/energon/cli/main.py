@@ -45,7 +45,7 @@ class _Main(LazyGroup):
 @click.group(
     cls=_Main,
     summaries=COMMANDS,
-    prefix="energon.cli.",
+    homes={name: f"energon.cli.{name.replace('-', '_')}:command" for name in COMMANDS},
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="energon")

@@ -23,6 +23,13 @@ COMMANDS = {
 }
 
 
+_FILES = {
+    "inspect": ("index", "ls", "stat", "verify"),
+    "make": ("create", "proc"),
+    "rewrite": ("cat", "sort", "split"),
+}
+
+
 class _TarGroup(LazyGroup):
     """Says what the system refuses without a traceback."""
 
@@ -37,7 +44,16 @@ class _TarGroup(LazyGroup):
             raise click.ClickException(f"{where}{error.strerror or error}") from error
 
 
-@click.group("tar", cls=_TarGroup, summaries=COMMANDS, prefix="energon.cli.tar_commands.")
+@click.group(
+    "tar",
+    cls=_TarGroup,
+    summaries=COMMANDS,
+    homes={
+        name: f"energon.cli.tar_commands.{file}:{name}_command"
+        for file, names in _FILES.items()
+        for name in names
+    },
+)
 def command() -> None:
     """Work with plain tar files of samples, on this machine or in object stores.
 

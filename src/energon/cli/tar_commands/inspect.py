@@ -1,0 +1,213 @@
+"""Commands of `energon tar` that read: `ls`, `stat`, `verify`, `index`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import islice
+
+import click
+
+from energon.cli.command_group import echo
+from energon.cli.tar_commands import options
+from energon.formats.json_text import parse_json
+
+
+@click.command("ls")
+@options.inputs
+@click.option("-n", "--number", type=options.COUNT, help="How many samples at most.")
+@click.option("--members", is_flag=True, help="One file to a line, those of no sample, too.")
+@click.option("--json", "as_json", is_flag=True, help="One sample to a line, as JSON.")
+@options.allow
+def ls_command(
+    inputs: tuple[str, ...],
+    number: int | None,
+    members: bool,
+    as_json: bool,
+    allow: tuple[str, ...],
+) -> None:
+    """List the samples of shards: their keys, and the fields with their sizes.
+
+    \b
+    Example:
+      energon tar ls train-000000.tar | head
+      energon tar ls --json 's3://bucket/train-*.tar' | jq -r .key
+    """
+    from energon.webdataset import security
+    from energon.webdataset.tools.inspect import iter_members
+    from energon.webdataset.tools.streams import expand_inputs, read_samples
+
+    urls = expand_inputs(inputs)
+    if members:
+        listed = (
+            member
+            for url in urls
+            for member in iter_members(url, security.resolve(allow), sizes=True)
+        )
+        for name, size in islice(listed, number):
+            echo(f"{size:>12} {name}")
+        return
+    for sample in islice(read_samples(urls, allow=allow, sizes=True), number):
+        sizes = {name: size for name, size in sample.items() if not name.startswith("__")}
+        if as_json:
+            about = {"key": sample["__key__"], "shard": sample["__url__"], "fields": sizes}
+            click.echo(json.dumps(about))
+        else:
+            fields = " ".join(f"{name}:{size}" for name, size in sizes.items())
+            echo(f"{sample['__key__']} {fields}")
+
+
+@click.command("stat")
+@options.inputs
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@options.allow
+@options.progress
+def stat_command(
+    inputs: tuple[str, ...], as_json: bool, allow: tuple[str, ...], progress: bool
+) -> None:
+    """Count what shards hold: samples, fields, bytes, and which fields samples have together.
+
+    \b
+    Example:
+      energon tar stat 'train-*.tar'
+      energon tar stat --json 's3://bucket/train-*.tar' | jq .samples
+    """
+    from energon.webdataset.tools.inspect import Statistics, count
+    from energon.webdataset.tools.streams import expand_inputs
+
+    urls = expand_inputs(inputs)
+    found = Statistics()
+    with options.progress_bar(progress, "counting", "shards") as advance:
+        for found in count(urls, allow=allow):
+            advance(found.shards, len(urls))
+    about = found.to_json()
+    if as_json:
+        click.echo(json.dumps(about, indent=2))
+        return
+    echo(f"shards  {about['shards']}")
+    echo(f"samples {about['samples']}")
+    echo(f"bytes   {about['bytes']}")
+    for name, each in about["fields"].items():
+        echo(
+            f"field {name}: {each['count']} of {each['smallest']} to {each['largest']} bytes, "
+            f"{each['mean']:.0f} on average"
+        )
+    for layout in about["layouts"]:
+        echo(f"{options.amount(layout['samples'], 'sample')} with {' '.join(layout['fields'])}")
+
+
+@click.command("verify")
+@options.inputs
+@click.option("--decode", is_flag=True, help="Decode images, arrays, JSON, ... to see if they do.")
+@click.option("--json", "as_json", is_flag=True, help="Print what is found as JSON.")
+@options.allow
+@options.progress
+def verify_command(
+    inputs: tuple[str, ...],
+    decode: bool,
+    as_json: bool,
+    allow: tuple[str, ...],
+    progress: bool,
+) -> None:
+    """Read shards to their ends, and tell what is wrong with them.
+
+    Finds what is cut off or damaged, samples whose files are scattered, keys that are there
+    twice, names that readers cannot or should not use. The exit code is 1 if there is anything,
+    and 2 if there are no such shards.
+
+    \b
+    Example:
+      energon tar verify 'train-*.tar'
+      energon tar verify --decode --json 's3://bucket/train-{000..127}.tar' | jq .problems
+    """
+    from energon.webdataset.tools.inspect import Verifier
+    from energon.webdataset.tools.streams import expand_inputs
+
+    urls = expand_inputs(inputs)
+    verifier = Verifier(decode=decode, allow=allow)
+    problems: list[str] = []
+    with options.progress_bar(progress, "verifying", "shards") as advance:
+        for number, url in enumerate(urls, 1):
+            found = verifier.check(url)
+            problems += found
+            if not as_json:
+                for problem in found:
+                    echo(problem)
+            advance(number, len(urls))
+    if as_json:
+        about = {"shards": len(urls), "samples": verifier.samples, "problems": problems}
+        click.echo(json.dumps(about, indent=2))
+    read = options.amount(verifier.samples, "sample")
+    shards = options.amount(len(urls), "shard")
+    options.report(f"{read} in {shards}, {options.amount(len(problems), 'problem')}")
+    if problems:
+        sys.exit(2 if verifier.not_there == len(urls) else 1)
+
+
+@click.command("index")
+@options.inputs
+@click.option("--wids", metavar="FILE", help="Write a list of the shards as JSON, with counts.")
+@click.option("--name", help="Name of the dataset in that list.")
+@click.option("--base", help="What relative addresses in that list start from.")
+@click.option("--info", metavar="FILE", help="JSON to keep in that list.")
+@click.option("--checksum", is_flag=True, help="Read all of the shards, for checksums.")
+@options.allow
+@options.progress
+def index_command(
+    inputs: tuple[str, ...],
+    wids: str | None,
+    name: str | None,
+    base: str | None,
+    info: str | None,
+    checksum: bool,
+    allow: tuple[str, ...],
+    progress: bool,
+) -> None:
+    """Write the index of shards beside them: how many samples they have, and where.
+
+    With an index, lengths are known, samples are read by number, and distant shards in parts.
+    Shards in a store are not fetched for that: only their headers are, by ranges. Those of web
+    servers can be listed with --wids; their indexes would have no place to go.
+
+    \b
+    Example:
+      energon tar index 'train-*.tar'
+      energon tar index 's3://bucket/train-{000..127}.tar'
+      energon tar index 'train-*.tar' --wids train.json --name train
+    """
+    from energon.errors import ConfigError
+    from energon.io.files import read_document
+    from energon.webdataset.tools.inspect import can_have_index, check_plain, index_anywhere
+    from energon.webdataset.tools.streams import expand_inputs
+    from energon.webdataset.wids import create_descriptor, save_descriptor
+
+    urls = expand_inputs(inputs)
+    for url in urls:
+        if wids is None and not can_have_index(url):
+            raise ConfigError(
+                f"{url}: there is no writing beside files of a web server; list them with "
+                "--wids FILE"
+            )
+    samples = 0
+    with options.progress_bar(progress, "indexing", "shards") as advance:
+        for number, url in enumerate(urls, 1):
+            if can_have_index(url):
+                samples += index_anywhere(url)
+            else:
+                check_plain(url)
+            advance(number, len(urls))
+    if wids is not None:
+        about = None if info is None else parse_json(read_document(info), origin=info)
+        with options.progress_bar(progress, "listing", "shards") as advance:
+            done = iter(range(1, len(urls) + 1))
+            found = create_descriptor(
+                urls,
+                name=name,
+                base=base,
+                info=about,
+                checksum=checksum,
+                progress=lambda: advance(next(done), len(urls)),
+            )
+        save_descriptor(found, wids)
+        samples = sum(shard.nsamples for shard in found.shards)
+    options.report(f"{options.amount(samples, 'sample')} in {options.amount(len(urls), 'shard')}")
