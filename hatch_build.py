@@ -17,7 +17,7 @@ class StubsBuildHook(BuildHookInterface):
         source = Path(self.root, "src")
         sys.path.insert(0, str(source))
         try:
-            from energon.compat.megatron.stubs import write_stubs
+            from energon.compat.megatron.finder import write_stubs
         finally:
             sys.path.remove(str(source))
         stubs = write_stubs(source / "megatron" / "energon")

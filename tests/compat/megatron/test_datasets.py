@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from energon.compat.megatron.datasets.flavors import CaptioningWebdataset
 from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.datasets.others import CaptioningWebdataset
 from energon.compat.megatron.datasets.webdataset import (
     CrudeWebdataset,
     StandardWebdatasetFactory,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon.compat.megatron.stages.error_context import ErrorContext, handle_restore_errors
+from energon.compat.megatron.helpers import ErrorContext, handle_restore_errors
 from energon.errors import FatalSampleError, SkipSample
 from energon.samples.crude import SourceInfo
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon.compat.megatron.datasets.join import JoinedWebdatasetFactory
+from energon.compat.megatron.datasets.others import JoinedWebdatasetFactory
 from energon.compat.megatron.datasets.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon.compat.megatron.wrappers import BatchDataset, RepeatDataset
 from energon.testing import check_resume

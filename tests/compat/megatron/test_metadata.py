@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from energon import CaptioningSample, ConfigError, SecurityError
-from energon.compat.megatron.datasets.metadata import WebdatasetMeta
+from energon.compat.megatron.datasets.preparing import WebdatasetMeta
 from energon.compat.megatron.datasets.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon.compat.megatron.load_config import load_config
 from tests.datasets import make_captions

@@ -17,8 +17,8 @@ import pytest
 import energon
 import megatron.energon
 from energon.compat.megatron import names
+from energon.compat.megatron.finder import stub_of, write_stubs
 from energon.compat.megatron.names import HOMES, MODULES
-from energon.compat.megatron.stubs import stub_of, write_stubs
 
 # What Megatron-Energon 7 exports, and names of older versions.
 NAMES = re.findall(

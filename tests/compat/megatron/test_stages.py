@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon.compat.megatron.datasets.leaf import ReadPass
 from energon.compat.megatron.stages.blend import BlendStage, ConcatStage, Repeat
-from energon.compat.megatron.stages.iter_map import IterMap
 from energon.compat.megatron.stages.limit import LimitStage
-from energon.compat.megatron.stages.read_pass import ReadPass
-from energon.compat.megatron.stages.shuffle_buffer import ShuffleBuffer
+from energon.compat.megatron.stages.streams import IterMap, ShuffleBuffer
 from energon.errors import ConfigError, StateError
 from energon.stages.batch import BatchDataset
 from energon.stages.hook import Hook

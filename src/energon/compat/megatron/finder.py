@@ -1,7 +1,9 @@
-"""Make the modules of `megatron.energon` from the table of names.
+"""Make the modules of `megatron.energon` from the table of names, and stubs for editors.
 
 None of them exists as a file. Each looks its names up in `energon` when they are first used, so
 importing one costs no more than what the program takes from it.
+
+Building a wheel, or installing a checkout in editable mode, writes the stubs beside the package.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import energon
 from energon.compat.megatron import VERSION, names
-from energon.compat.megatron.names import MODULES, home_of, is_package, names_of
+from energon.compat.megatron.names import MODULES, Home, home_of, is_package, names_of
 from energon.version import __version__
 
 ROOT = "megatron.energon"
@@ -120,3 +123,34 @@ def install(root: ModuleType) -> None:
     # in its package, so do that first: whoever asks the package wants the function.
     import_module(f"{ROOT}.edataclass")
     vars(root).pop("edataclass", None)
+
+
+def write_stubs(folder: Path) -> list[Path]:
+    """Write one `.pyi` file for each module of `megatron.energon`.
+
+    Args:
+        folder: Where the package `megatron.energon` lies.
+
+    Returns:
+        The files, sorted.
+    """
+    written = []
+    for module in MODULES:
+        place = folder.joinpath(*module.split(".")) if module else folder
+        package = not module or is_package(module)
+        file = place / "__init__.pyi" if package else place.with_suffix(".pyi")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(stub_of(module))
+        written.append(file)
+    return sorted(written)
+
+
+def stub_of(module: str) -> str:
+    """Return the stub of a module, by its path below `megatron.energon`; "" for the package."""
+    homes = names_of(module)
+    if not module:
+        homes = {name: Home("energon", name) for name in energon.__all__} | homes
+    lines = [
+        f"from {home.module} import {home.name} as {name}" for name, home in sorted(homes.items())
+    ]
+    return "\n".join((*lines, f"\n__all__ = {sorted(homes)!r}", ""))

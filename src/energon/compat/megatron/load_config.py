@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from energon.compat.megatron.datasets import flavors
+from energon.compat.megatron.datasets import others
 from energon.compat.megatron.datasets import webdataset as factories
 from energon.compat.megatron.datasets.arguments import call_with, read_arguments
 from energon.compat.megatron.datasets.webdataset import (
@@ -88,7 +88,7 @@ _DATASET_CLASSES: dict[str, type] = {
     "DefaultGenericWebdatasetFactory": factories.GenericWebdatasetFactory,
 } | {
     name: value
-    for place in (factories, flavors)
+    for place in (factories, others)
     for name, value in vars(place).items()
     if isinstance(value, type) and issubclass(value, WebdatasetFactory)
 }

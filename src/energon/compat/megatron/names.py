@@ -16,26 +16,21 @@ HOMES: dict[str, str] = {
     "cache.file_pool": "FileCacheLazy FileStoreCachePool",
     "cache.pool": "CachePool DirectLazy Lazy MockLazy NoCachePool",
     "cli.main": "main",
-    "compat.megatron.dataset_config": "get_dataset_from_config",
     "compat.megatron.datasets.arguments": "DatasetSubset FilteredSample",
-    "compat.megatron.datasets.flavors": """
-        CaptioningWebdataset ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset
-        MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset TextWebdataset
-        VQAOCRWebdataset VQAWebdataset VidQAWebdataset
-    """,
-    "compat.megatron.datasets.join": "JoinedWebdatasetFactory",
-    "compat.megatron.datasets.jsonl": """
-        CrudeJsonlDatasetFactory=JsonlFactory DefaultCrudeJsonlDatasetFactory=JsonlFactory
-    """,
     "compat.megatron.datasets.leaf": """
         BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset
     """,
-    "compat.megatron.datasets.metadata": """
-        EnergonDatasetType ShardInfo WebdatasetMeta check_dataset_info_present get_dataset_info
-        get_dataset_type get_info_shard_files
+    "compat.megatron.datasets.others": """
+        CaptioningWebdataset CrudeJsonlDatasetFactory=JsonlFactory
+        DefaultCrudeJsonlDatasetFactory=JsonlFactory ImageClassificationWebdataset ImageWebdataset
+        InterleavedWebdataset JoinedWebdatasetFactory MultiChoiceVQAWebdataset OCRWebdataset
+        SimilarityInterleavedWebdataset TextWebdataset VQAOCRWebdataset VQAWebdataset
+        VidQAWebdataset
     """,
     "compat.megatron.datasets.preparing": """
-        MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset
+        EnergonDatasetType MediaFilterConfig MediaFilterStrategy ShardInfo WebdatasetMeta
+        check_dataset_info_present get_dataset_info get_dataset_type get_info_shard_files
+        prepare_filesystem_dataset
     """,
     "compat.megatron.datasets.webdataset": """
         BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory CrudeWebdataset
@@ -45,13 +40,15 @@ HOMES: dict[str, str] = {
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
     "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder LoadedDataset TaskEncoder",
-    "compat.megatron.getters": "get_train_dataset get_val_dataset get_val_datasets",
+    "compat.megatron.getters": """
+        get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
+    """,
     "compat.megatron.helpers": """
-        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
+        ErrorContext INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
         MAIN_FOLDER_NAME ModuleLoader NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key
         collapse format_sample_compact format_sample_detailed get_cooker_need_cache
-        get_cooker_need_primary get_failure_tolerance get_sample_restore_key get_stateless load_yaml
-        set_sample_restore_key warn_deprecated
+        get_cooker_need_primary get_failure_tolerance get_sample_restore_key get_stateless
+        handle_restore_errors load_yaml set_sample_restore_key warn_deprecated
     """,
     "compat.megatron.json_parser": """
         IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError to_json_object
@@ -64,20 +61,18 @@ HOMES: dict[str, str] = {
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
     "compat.megatron.savable": """
         FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
-        SavableDatasetCheckpoint=SavableDataLoaderState
-        SavableDatasetState=SavableDataLoaderState SystemRng SystemRngState WorkerRng
+        SavableDatasetCheckpoint=SavableDataLoaderState SavableDatasetState=SavableDataLoaderState
+        SystemRng SystemRngState WorkerRng
     """,
     "compat.megatron.sharder": "Sharder",
-    "compat.megatron.stages.error_context": "ErrorContext handle_restore_errors",
     "compat.megatron.worker": "WorkerConfig",
     "compat.megatron.wrappers.batches": """
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
     """,
-    "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "compat.megatron.wrappers.own": "BaseWrapperDataset SavableDataset",
     "compat.megatron.wrappers.streams": """
-        BlendDataset ConcatDataset EpochizeDataset FilterDataset IterMapDataset LimitDataset
-        MapDataset RepeatDataset ShuffleBufferDataset
+        BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset IterMapDataset
+        LimitDataset LogSampleDataset MapDataset RepeatDataset ShuffleBufferDataset WatchdogDataset
     """,
     "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
     "decode.av_parts": "AVDecoderType AVWebdatasetDecoder ImageDecoderType",

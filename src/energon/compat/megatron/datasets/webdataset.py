@@ -16,8 +16,7 @@ from typing import Any, Self
 
 from energon.compat.megatron.datasets.arguments import DatasetSubset, call_with, read_arguments
 from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of
-from energon.compat.megatron.datasets.metadata import ShardInfo
-from energon.compat.megatron.datasets.preparing import PreparesShards
+from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample
 from energon.formats.meta.info import load_info

@@ -10,17 +10,19 @@ from energon.compat.megatron.wrappers.batches import (
     MixBatchDataset,
     PackingDataset,
 )
-from energon.compat.megatron.wrappers.monitoring import GcDataset, LogSampleDataset, WatchdogDataset
 from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
     EpochizeDataset,
     FilterDataset,
+    GcDataset,
     IterMapDataset,
     LimitDataset,
+    LogSampleDataset,
     MapDataset,
     RepeatDataset,
     ShuffleBufferDataset,
+    WatchdogDataset,
 )
 
 __all__ = [

@@ -1,17 +1,25 @@
-"""Datasets that a program joins, instead of a metadataset."""
+"""Factories of joins and of JSONL files, and classes named after their sample type.
+
+Sample types had dataset classes before `sample_type`.
+"""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from energon.compat.megatron.datasets.leaf import LeafDataset, decoding_encoder, plan_leaf_of
-from energon.compat.megatron.datasets.webdataset import WebdatasetFactory
+from energon.compat.megatron.datasets.webdataset import StandardWebdatasetFactory, WebdatasetFactory
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import JoinMember, Leaf
+from energon.prepare.jsonl import prepare_jsonl
+from energon.samples import types
+from energon.sources.jsonl import JsonlFileStore, JsonlSource
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenJoin, OpenLeaf
 from energon.task_encoder.open_join import open_join
@@ -127,3 +135,155 @@ def _joining(joiner: Any) -> Callable[..., Any]:
     if not callable(joiner):
         raise ConfigError("joiner: give a function, or a sample type that has from_joined")
     return joiner  # type: ignore[no-any-return]
+
+
+class JsonlFactory(LeafDataset):
+    """The lines of a JSONL file, as crude samples with the part `json`.
+
+    Args:
+        path: The file, indexed by `energon prepare`.
+        split_part: Which split.
+        training: Whether each pass is shuffled, or samples come in order.
+        worker_config: Who loads it.
+        subflavors: What the samples carry in `__subflavors__`.
+        decoder: Decodes the lines; None leaves them as bytes.
+        shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
+        parallel_shard_iters: See `get_train_dataset`.
+        max_samples_per_sequence: See `get_train_dataset`.
+        subset: A range of samples, as (first, behind the last) or in percent.
+
+    Raises:
+        ConfigError: If the arguments make no sense.
+        DatasetNotFoundError: If the file is missing, or not indexed.
+        EmptyDatasetError: If there are no samples.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        training: bool = True,
+        worker_config: WorkerConfig,
+        subflavors: Mapping[str, Any] | None = None,
+        decoder: SampleDecoder | None = SampleDecoder(),  # noqa: B008 - immutable
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        subset: Any = None,
+    ) -> None:
+        source = JsonlSource(
+            path, split_part=split_part, subsets=() if subset is None else (subset,)
+        )
+        opened = OpenedLeaf(
+            source,
+            OpenLeaf(
+                name=source.path.name,
+                dataset_path=str(source.path),
+                subflavors=dict(subflavors or {}),
+                primary=partial(JsonlFileStore, path),
+            ),
+            plan_leaf_of(
+                source,
+                split_part=split_part,
+                slice_samples=max_samples_per_sequence,
+                parallel_slices=parallel_shard_iters,
+                shuffle_over_epochs=shuffle_over_epochs,
+            ),
+            DatasetConfig(),
+        )
+        super().__init__(
+            opened,
+            encoder=decoding_encoder(decoder),
+            worker_config=worker_config,
+            training=training,
+        )
+        self.path = source.path
+
+    @classmethod
+    def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
+        """Index a JSONL file; return how many samples it has."""
+        return prepare_jsonl(path)
+
+
+class FlavorWebdataset(StandardWebdatasetFactory):
+    """A dataset of one sample type. Deprecated: name the type with `sample_type`."""
+
+    __sample_type__: type
+
+    def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
+        kind = type(self)
+        sample_type = kind.__sample_type__
+        warnings.warn(
+            f"{kind.__name__} is deprecated; use StandardWebdatasetFactory(path, "
+            f"sample_type={sample_type.__name__})",
+            FutureWarning,
+            stacklevel=2,
+        )
+        super().__init__(path, sample_type=sample_type, **settings)
+
+
+class CaptioningWebdataset(FlavorWebdataset):
+    """Images and what they show."""
+
+    __sample_type__ = types.CaptioningSample
+
+
+class ImageWebdataset(FlavorWebdataset):
+    """Images."""
+
+    __sample_type__ = types.ImageSample
+
+
+class ImageClassificationWebdataset(FlavorWebdataset):
+    """Images and their classes."""
+
+    __sample_type__ = types.ImageClassificationSample
+
+
+class InterleavedWebdataset(FlavorWebdataset):
+    """Images and texts in the order of reading."""
+
+    __sample_type__ = types.InterleavedSample
+
+
+class MultiChoiceVQAWebdataset(FlavorWebdataset):
+    """Images and questions with answers to choose from."""
+
+    __sample_type__ = types.MultiChoiceVQASample
+
+
+class OCRWebdataset(FlavorWebdataset):
+    """Images of text, and the text in them."""
+
+    __sample_type__ = types.OCRSample
+
+
+class SimilarityInterleavedWebdataset(FlavorWebdataset):
+    """Images and texts, and how well they go together."""
+
+    __sample_type__ = types.SimilarityInterleavedSample
+
+
+class TextWebdataset(FlavorWebdataset):
+    """Texts."""
+
+    __sample_type__ = types.TextSample
+
+
+class VidQAWebdataset(FlavorWebdataset):
+    """Videos and questions about them."""
+
+    __sample_type__ = types.VidQASample
+
+
+class VQAOCRWebdataset(FlavorWebdataset):
+    """Images with text in them and questions about them."""
+
+    __sample_type__ = types.VQAOCRSample
+
+
+class VQAWebdataset(FlavorWebdataset):
+    """Images and questions about them."""
+
+    __sample_type__ = types.VQASample
