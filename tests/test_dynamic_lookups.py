@@ -248,9 +248,6 @@ REASONS = {
     "energon/viewer/parts.py": {
         "getattr(found, name)": FIELDS,
     },
-    "energon/warn_once.py": {
-        "getattr(record, _ATTRIBUTE, None)": TABLE,
-    },
     "energon/webdataset/__init__.py": {
         "getattr(import_module(f'{__name__}.{_HOME[name]}'), name)": TABLE,
         "globals()[name]": TABLE,

@@ -87,11 +87,13 @@ class StorageError(EnergonError, OSError):
     Args:
         message: What happened where.
         transient: Whether the same request may well succeed when it is made again.
+        refused: Whether nothing listened at the address.
     """
 
-    def __init__(self, message: str, *, transient: bool = False) -> None:
+    def __init__(self, message: str, *, transient: bool = False, refused: bool = False) -> None:
         super().__init__(message)
         self.transient = transient
+        self.refused = refused
 
 
 class StorageAccessError(StorageError, PermissionError):

@@ -8,7 +8,7 @@ import pytest
 
 from energon.errors import ConfigError, StorageAccessError
 from energon.io.registry import forget_stores, open_store
-from energon.io.store import RENEW_SECONDS
+from energon.io.retries import RENEW_SECONDS
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, S3_KEY, S3_SECRET, make_bucket
 from tests.servers.places import BUCKET
 
@@ -87,7 +87,7 @@ def test_keys_that_the_server_refuses_are_looked_up_anew(configure, ceph_port, t
         store.write(key, b"content")
     assert "rotated" not in str(caught.value)
     write_keys(S3_SECRET)
-    store._renewed_at -= RENEW_SECONDS  # a minute later
+    store._retries._renewed_at -= RENEW_SECONDS  # a minute later
     store.write(key, b"content")
     assert store.read(key) == b"content"
 

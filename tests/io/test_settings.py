@@ -41,6 +41,7 @@ def test_sizes_have_units(text, wanted):
         ("PARALLEL_REQUESTS", "0"),
         ("READ_AHEAD_BYTES", "5 apples"),
         ("DEADLINE_SECONDS", "0"),
+        ("REFUSED_SECONDS", "0"),
         ("HEDGE_AFTER_SECONDS", "-1"),
     ],
 )

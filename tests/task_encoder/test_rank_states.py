@@ -56,7 +56,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def fresh_warnings(monkeypatch):
-    monkeypatch.setattr(once, "_given", set())
+    monkeypatch.setattr(once, "_given", {})
 
 
 def open_ranks(root, world_size, encoder=Keys, *, state=None, **settings):

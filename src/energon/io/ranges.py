@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from itertools import pairwise
 from typing import NamedTuple
 from uuid import uuid4
@@ -19,10 +20,16 @@ from uuid import uuid4
 import numpy as np
 
 from energon.arrays import Ints
-from energon.errors import RangesNotSupportedError, TruncatedError
+from energon.errors import (
+    DatasetNotFoundError,
+    ObjectChangedError,
+    RangesNotSupportedError,
+    TruncatedError,
+)
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
+from energon.io.retries import SAY_SECONDS
 from energon.io.store import Store
 
 MAX_SPAN_BYTES = 8 << 20
@@ -42,6 +49,7 @@ class RemoteObject:
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.store = store
         self.info = info
+        self._is_gone = False
         self._copy: BlockFile | UncachedFile | None = None
         if store.settings.cache_shards or not store.gives_ranges:
             self._copy = self._open_copy()
@@ -54,7 +62,9 @@ class RemoteObject:
         """
         if self._copy is None:
             try:
-                return self.store.read_range(self.info.key, start, stop, version=self.info.version)
+                data = self.store.read_range(self.info.key, start, stop, version=self.info.version)
+                self._is_gone = False
+                return data
             except RangesNotSupportedError:
                 self._copy = self._open_copy()
         if stop > self.info.size:
@@ -64,6 +74,21 @@ class RemoteObject:
                 "or run `energon prepare` again"
             )
         return self._copy.read(start, stop)
+
+    def read_ahead(self, start: int, stop: int) -> bytes:
+        """Do the same for what is not needed yet: it is left until then if that cannot succeed.
+
+        Raises:
+            CancelledError: If the store refuses credentials, or the object is gone.
+            EnergonError: See `Store.read_range`.
+        """
+        if self._is_gone or self.store.is_denied:
+            raise CancelledError
+        try:
+            return self.read(start, stop)
+        except (DatasetNotFoundError, ObjectChangedError):
+            self._is_gone = True
+            raise
 
     def _open_copy(self) -> BlockFile | UncachedFile:
         key, size, version, _ = self.info
@@ -132,6 +157,24 @@ class Span:
         """How many bytes it has."""
         return self.stop - self.start
 
+    def wait(self) -> bytes | None:
+        """Return its bytes when they have come; None if nobody fetches them.
+
+        Raises:
+            EnergonError: If it could not be fetched, see `Store.read_range`.
+        """
+        begun = time.monotonic()
+        while self.future is not None:
+            try:
+                return self.future.result(SAY_SECONDS)
+            except CancelledError:
+                return None
+            except TimeoutError:
+                if self.future.done():
+                    return self.future.result()
+                self.object.store.say_waited(self.object.info.key, time.monotonic() - begun)
+        return None
+
     def pieces(self) -> list[Span]:
         """Return it in pieces that are small enough for a request."""
         count = max(1, -(-self.size // MAX_SPAN_BYTES))
@@ -148,7 +191,7 @@ class SpanBuffer:
 
     def fetch(self, span: Span) -> None:
         """Begin to fetch a span. It stays until it is dropped."""
-        read = span.object.read
+        read = span.object.read_ahead
         span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
         with self._lock:
             self._spans[span.object].append(span)
@@ -176,9 +219,9 @@ class SpanBuffer:
         parts: list[bytes] = []
         while start < stop:
             span = next((span for span in spans if span.start <= start < span.stop), None)
-            if span is None or span.future is None or span.future.cancelled():
+            data = None if span is None else span.wait()
+            if span is None or data is None:
                 return None
-            data = span.future.result()
             end = min(stop, span.stop)
             parts.append(data[start - span.start : end - span.start])
             start = end

@@ -36,7 +36,7 @@ _MAKERS: Mapping[str, str] = {
 }
 """Where the maker of backends for a scheme is: file and function."""
 
-_COUNTED = ("requests", "bytes_read", "retries", "hedged", "changed", "failed")
+_COUNTED = ("requests", "bytes_read", "retries", "stalls", "hedged", "changed", "failed")
 
 _stores: dict[str, Store] = {}
 _taken: Counter[str] = Counter()

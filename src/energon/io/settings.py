@@ -31,6 +31,8 @@ class StorageSettings:
         longest_wait_seconds: Where doubling ends.
         deadline_seconds: Longest time for a request with all its repetitions. Of an object that is
             streamed, every MiB may take that long.
+        refused_seconds: Longest time that connections are tried which are refused, as they are
+            where no server runs.
         hedge_after_seconds: A reading request that is not answered after this time is made a
             second time, and the first answer counts; None never does.
         parallel_requests: Requests of one process to one store at the same time, when it reads
@@ -47,6 +49,7 @@ class StorageSettings:
     first_wait_seconds: float = 0.2
     longest_wait_seconds: float = 20.0
     deadline_seconds: float = 300.0
+    refused_seconds: float = 10.0
     hedge_after_seconds: float | None = None
     parallel_requests: int = 16
     read_ahead_bytes: int = 256 << 20
@@ -58,7 +61,9 @@ class StorageSettings:
         hedge = self.hedge_after_seconds
         if self.attempts < 1 or self.parallel_requests < 1:
             raise ConfigError(f"{self}: expected at least one attempt and one request")
-        if self.deadline_seconds <= 0 or (hedge is not None and hedge <= 0):
+        if min(self.deadline_seconds, self.refused_seconds) <= 0 or (
+            hedge is not None and hedge <= 0
+        ):
             raise ConfigError(f"{self}: expected times above 0")
 
     @classmethod

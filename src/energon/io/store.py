@@ -8,7 +8,6 @@ continued where they broke off, and counted.
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections import Counter
@@ -24,12 +23,12 @@ from typing import Any, TypeVar
 from energon.errors import (
     ObjectChangedError,
     RangesNotSupportedError,
-    StorageAccessError,
     StorageError,
     StorageTimeoutError,
     TruncatedError,
 )
 from energon.io.backends.base import Backend, ObjectInfo, seconds_left, time_limit
+from energon.io.retries import Retries
 from energon.io.settings import StorageSettings
 from energon.io.threads import WaitingThreads
 
@@ -38,6 +37,7 @@ class StoreStatistics:
     """Counters of one store in this process. May be used by many threads.
 
     Names: requests, bytes_read, bytes_written, seconds (of requests, all together), retries,
+    stalls (requests that took more than 10 s),
     hedged (requests made twice because the first was slow), changed (objects that were
     replaced), failed (requests given up), and `error: …` for every kind of failure.
     """
@@ -68,6 +68,7 @@ class StoreStatistics:
             taken = perf_counter() - start
             with self._lock:
                 self._counts["requests"] += 1
+                self._counts["stalls"] += taken > STALL_SECONDS
                 self._seconds += taken
 
     def snapshot(self) -> dict[str, float]:
@@ -78,16 +79,14 @@ class StoreStatistics:
 
 T = TypeVar("T")
 
-_random = random.SystemRandom()
-
 MAX_PARALLEL = 32
 """Requests at the same time for what is needed at once."""
 SLOW_BYTES_PER_SECOND = 100_000
 """What a whole object has to come with, on average, or it is asked for in another request."""
 PROGRESS_BYTES = 1 << 20
 """So many bytes are worth another deadline: a server may send a byte at a time."""
-RENEW_SECONDS = 60.0
-"""Refused credentials are looked up again at most this often."""
+STALL_SECONDS = 10.0
+"""A request that takes longer is counted as stalled."""
 
 
 class Store:
@@ -105,12 +104,21 @@ class Store:
         self.gives_ranges = backend.can_range
         self._pools: dict[str, WaitingThreads] = {}
         self._lock = threading.Lock()
-        self._renewed_at = -RENEW_SECONDS
+        self._retries = Retries(self.origin, self.settings, getattr(backend, "renew", None))
 
     @property
     def origin(self) -> str:
         """The root, as it may be shown to anybody."""
         return self.backend.origin
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether the store refuses our credentials, after they were looked up again."""
+        return self._retries.is_denied
+
+    def say_waited(self, key: str, seconds: float) -> None:
+        """Log, once in a while, that an object has been waited for so long."""
+        self._retries.waited(self.place(key), seconds)
 
     def place(self, key: str) -> str:
         """Return the address of an object, as it may be shown to anybody."""
@@ -255,13 +263,19 @@ class Store:
                     begun = time.monotonic()
                     chunk = self._in_time(partial(next, chunks, None), key, allowed)
                 self._check_end(key, position, size)
+                self._retries.answered()
                 return
             except StorageError as error:
                 if not self.gives_ranges and position:
                     raise
                 failures += 1
-                taken = waited + time.monotonic() - begun
-                self._failed(error, key, failures, taken, self.settings.deadline_seconds)
+                self._failed(
+                    error,
+                    asked_at=begun,
+                    begun=begun - waited,
+                    attempts=failures,
+                    seconds=self.settings.deadline_seconds,
+                )
                 waited += time.monotonic() - begun
 
     def _check_end(self, key: str, position: int, size: int) -> None:
@@ -382,16 +396,23 @@ class Store:
         begun = time.monotonic()
         failures = 0
         while True:
-            left = seconds - (time.monotonic() - begun)
+            asked_at = time.monotonic()
+            left = seconds - (asked_at - begun)
             try:
                 with time_limit(left):
                     if hedge_after is not None:
-                        return self._hedge(request, hedge_after)
-                    with self.statistics.request():
-                        return self._in_time(request, key, left)
+                        found = self._hedge(request, hedge_after)
+                    else:
+                        with self.statistics.request():
+                            found = self._in_time(request, key, left)
             except StorageError as error:
                 failures += 1
-                self._failed(error, key, failures, time.monotonic() - begun, seconds)
+                self._failed(
+                    error, asked_at=asked_at, begun=begun, attempts=failures, seconds=seconds
+                )
+            else:
+                self._retries.answered()
+                return found
 
     def _in_time(self, request: Callable[[], T], key: str, seconds: float) -> T:
         """Make a request through a library that keeps no time limits of ours."""
@@ -403,42 +424,28 @@ class Store:
         return future.result()
 
     def _failed(
-        self, error: StorageError, key: str, failures: int, taken: float, seconds: float
+        self,
+        error: StorageError,
+        *,
+        asked_at: float,
+        begun: float,
+        attempts: int,
+        seconds: float,
     ) -> None:
-        """Wait until the request may be made again, or raise what it failed with."""
+        """Wait until a request may be made again, or raise what it failed with."""
         self.statistics.add_error(error)
         if isinstance(error, ObjectChangedError):
             self.statistics.add(changed=1)
         if isinstance(error, RangesNotSupportedError):
             self.gives_ranges = False
-        transient = error.transient or (isinstance(error, StorageAccessError) and self._renew())
-        if not transient:
+        try:
+            self._retries.failed(
+                error, asked_at=asked_at, begun=begun, attempts=attempts, seconds=seconds
+            )
+        except StorageError:
             self.statistics.add(failed=1)
-            raise error
-        settings = self.settings
-        limit = min(settings.longest_wait_seconds, settings.first_wait_seconds * 2**failures / 2)
-        pause = _random.uniform(0.0, limit)
-        if failures >= settings.attempts or taken + pause > seconds:
-            self.statistics.add(failed=1)
-            raise StorageTimeoutError(
-                f"{error}; gave up after {failures} attempts in {taken:.1f} s. Is the store "
-                "reachable and able to serve so many requests? "
-                "ENERGON_STORAGE_PARALLEL_REQUESTS sets how many at a time, "
-                "ENERGON_STORAGE_DEADLINE_SECONDS how long one is tried"
-            ) from error
+            raise
         self.statistics.add(retries=1)
-        time.sleep(pause)
-
-    def _renew(self) -> bool:
-        """Have credentials looked up again, unless that was done just now."""
-        renew = getattr(self.backend, "renew", None)
-        with self._lock:
-            now = time.monotonic()
-            if renew is None or now - self._renewed_at < RENEW_SECONDS:
-                return False
-            self._renewed_at = now
-        renew()
-        return True
 
     def _hedge(self, request: Callable[[], T], after_seconds: float) -> T:
         """Make a request, and again if it is slow; return the first good answer."""

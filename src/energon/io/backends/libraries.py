@@ -24,7 +24,7 @@ from energon.errors import (
 from energon.extra import needs_extra
 from energon.io.address import Address, redact
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.object_errors import cause_of, changed
+from energon.io.backends.object_errors import REFUSED, cause_of, changed
 
 CHUNK_BYTES = 8 << 20
 
@@ -172,7 +172,8 @@ class FsspecBackend(LibraryBackend):
 
     def _translate(self, error: Exception, place: str) -> StorageError:
         transient = isinstance(error, OSError)
-        return StorageError(f"{place}: {cause_of(error)}", transient=transient)
+        cause = cause_of(error)
+        return StorageError(f"{place}: {cause}", transient=transient, refused=cause == REFUSED)
 
 
 def _fsspec_info(key: str, found: Any) -> ObjectInfo:

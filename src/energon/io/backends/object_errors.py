@@ -26,6 +26,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _METADATA = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)[:/]")
 """Where machines of clouds are asked for the credentials of their role."""
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+REFUSED = "connection refused"
 _BAD_LISTING = "InvalidListResponse"
 _CAUSES = {
     _BAD_LISTING: "the listing is cut off or damaged",
@@ -33,7 +34,7 @@ _CAUSES = {
     "ContentLengthInvalid": "the Content-Length of the answer is no number",
     "Parse(": "the answer is no HTTP",
     "dns error": "the host name cannot be resolved",
-    "ConnectionRefused": "connection refused",
+    "ConnectionRefused": REFUSED,
     "ConnectionReset": "connection reset",
     "IncompleteBody": "the answer ended early",
     "IncompleteMessage": "the connection was closed before an answer",
@@ -43,7 +44,7 @@ _CAUSES = {
 }
 _OS_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
     (socket.gaierror, "the host name cannot be resolved"),
-    (ConnectionRefusedError, "connection refused"),
+    (ConnectionRefusedError, REFUSED),
     (ConnectionError, "connection reset"),
     (TimeoutError, "no answer in time"),
 )
@@ -167,7 +168,7 @@ def _connection_error(said: _Said) -> StorageError:
     cause = causes[0] if causes else (kind[1] if kind else said.name)
     transient = kind is not None and "InvalidCertificate" not in said.text
     transient = transient or _BAD_LISTING in said.text
-    return StorageError(f"{said.place}: {cause}", transient=transient)
+    return StorageError(f"{said.place}: {cause}", transient=transient, refused=cause == REFUSED)
 
 
 _MEANINGS: tuple[tuple[Callable[[_Said], Any], Callable[[_Said], EnergonError | None]], ...] = (

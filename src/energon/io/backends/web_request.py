@@ -13,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 from energon.errors import DatasetNotFoundError, EnergonError, StorageAccessError, StorageError
 from energon.io.backends.base import seconds_left
 from energon.io.backends.object_backend import READ_SECONDS
-from energon.io.backends.object_errors import TRANSIENT_STATUS, cause_of
+from energon.io.backends.object_errors import REFUSED, TRANSIENT_STATUS, cause_of
 from energon.limits import DOCUMENT_BYTES
 
 _PIECE_BYTES = 1 << 16
@@ -108,7 +108,8 @@ def ask(request: urllib.request.Request, place: str, *, access: str) -> Iterator
     except EnergonError:
         raise
     except OSError as error:
-        raise StorageError(f"{place}: {cause_of(error)}", transient=True) from None
+        cause = cause_of(error)
+        raise StorageError(f"{place}: {cause}", transient=True, refused=cause == REFUSED) from None
     except (HTTPException, ValueError) as error:
         raise StorageError(
             f"{place}: the answer is no HTTP ({type(error).__name__})", transient=True

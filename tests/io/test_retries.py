@@ -1,0 +1,134 @@
+"""What is said of a store in trouble, and when nothing more is asked of it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from energon.errors import DatasetNotFoundError, StorageAccessError, StorageTimeoutError
+from energon.io import retries
+from energon.io.range_file import RemoteFile
+from energon.io.ranges import Span, SpanBuffer
+from energon.io.registry import forget_stores, open_store
+from energon.prepare.dataset import prepare_dataset
+from tests.datasets import write_shard
+from tests.servers.proxy import Fault, FaultProxy
+from tests.servers.web import web_server
+from tests.sources.distant import start
+
+SAMPLE_BYTES = 20_000
+
+
+@pytest.fixture
+def proxy(tmp_path, monkeypatch, quick_retries):
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "x.bin").write_bytes(bytes(1 << 20))
+    forget_stores()
+    with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
+        yield proxy
+    forget_stores()
+
+
+def lines(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "energon"]
+
+
+def test_an_episode_is_heard_at_once_and_then_once_in_a_while(proxy, caplog, monkeypatch):
+    store, _ = open_store(proxy.url)
+    proxy.plan([Fault("status")] * 9, lambda request: request.is_data)
+    store.read_range("x.bin", 0, 10)
+    [line] = lines(caplog)
+    assert f"{proxy.url}/x.bin: the server answered 503" in line
+    assert "1 failed attempt" in line
+    assert "of at most 300 s (ENERGON_STORAGE_DEADLINE_SECONDS)" in line
+    assert store.statistics.snapshot()["retries"] == 9
+
+    # All the time that an episode takes, as if ten seconds passed between any two attempts.
+    monkeypatch.setattr(retries, "SAY_SECONDS", 1e-4)
+    caplog.clear()
+    proxy.plan([Fault("status", status=429)] * 4, lambda request: request.is_data)
+    store.read_range("x.bin", 0, 10)
+    *said, last = lines(caplog)
+    assert len(said) >= 2
+    assert all("429" in line for line in said)
+    assert "answers again, after" in last
+
+
+def test_a_long_wait_for_what_is_on_its_way_is_heard(proxy, caplog, monkeypatch):
+    monkeypatch.setattr("energon.io.ranges.SAY_SECONDS", 0.05)
+    file = RemoteFile(f"{proxy.url}/x.bin")
+    proxy.plan([Fault("delay", seconds=0.5)], lambda request: request.is_data)
+    buffer, span = SpanBuffer(), Span(file.object, 0, 100)
+    buffer.fetch(span)
+    assert buffer.find(file.object, 5, 15) == bytes(10)
+    assert any("x.bin: no answer yet" in line for line in lines(caplog))
+
+
+def test_refused_connections_end_in_time_and_say_how_to_change_that(monkeypatch, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("ENERGON_STORAGE_REFUSED_SECONDS", "0.5")
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1000")
+    forget_stores()
+    store, _ = open_store(f"http://127.0.0.1:{port}")
+    with pytest.raises(
+        StorageTimeoutError, match=r"connection refused.*ENERGON_STORAGE_REFUSED_SECONDS=0\.5 sets"
+    ) as caught:
+        store.read_range("x.bin", 0, 10)
+    assert "Nothing listens there" in str(caught.value)
+    assert store.statistics.snapshot()["requests"] < 1000
+    assert "connection refused; trying again" in lines(caplog)[0]
+    forget_stores()
+
+
+def test_the_default_of_the_patience_is_named(proxy):
+    store, _ = open_store(proxy.url)
+    proxy.plan([Fault("status")] * 50)
+    with pytest.raises(StorageTimeoutError) as caught:
+        store.read_range("x.bin", 0, 10)
+    assert "after 10 attempts" in str(caught.value)
+    assert "ENERGON_STORAGE_ATTEMPTS=10" in str(caught.value)
+    assert "ENERGON_STORAGE_DEADLINE_SECONDS=300" in str(caught.value)
+
+
+def test_requests_that_were_on_their_way_when_credentials_changed_are_made_again(proxy):
+    store, _ = open_store(proxy.url)
+    proxy.plan(
+        [Fault("status", status=403, code="ExpiredToken")] * 8, lambda request: request.is_data
+    )
+    wanted = [("x.bin", n, n + 10) for n in range(0, 8000, 1000)]
+    assert store.together(store.read_range, wanted) == [bytes(10)] * 8
+    assert proxy.faults_left == 0
+
+
+def test_reading_ahead_stops_where_an_object_is_gone(proxy, tmp_path):
+    file = RemoteFile(f"{proxy.url}/x.bin")
+    (tmp_path / "x.bin").rename(tmp_path / "y.bin")
+    buffer = SpanBuffer()
+    spans = [Span(file.object, n * 100, n * 100 + 100) for n in range(500)]
+    for span in spans:
+        buffer.fetch(span)
+    with pytest.raises(DatasetNotFoundError):
+        buffer.find(file.object, 0, 100)
+    # What nobody fetches is asked for when it is needed.
+    assert buffer.find(file.object, 49_000, 49_100) is None
+    assert len([each for each in proxy.requests if each.is_data]) <= 17
+    (tmp_path / "y.bin").rename(tmp_path / "x.bin")
+    assert file.pread(40_000, 10) == bytes(10)  # asked for in spite of it
+
+
+def test_a_run_whose_token_expires_asks_but_a_few_times(tmp_path, proxy):
+    samples = [(f"{n:04}", {"bin": bytes([n % 251]) * SAMPLE_BYTES}) for n in range(600)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    batches = start(f"{proxy.url}/ds", max_samples_per_sequence=1)
+    for _ in range(3):
+        next(batches)
+    expired = Fault("status", status=401, code="ExpiredToken")
+    proxy.plan([expired] * 10_000, lambda request: request.path.endswith(".tar"))
+    with pytest.raises(StorageAccessError, match=r"401 .*check the credentials.*looked up again"):
+        for _ in batches:
+            pass
+    # At most what was on its way, twice: the credentials were looked up again once.
+    assert len(proxy.requests) <= 2 * 16 + 2
