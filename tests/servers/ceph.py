@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.servers.clouds import S3_KEY, S3_SECRET
-from tests.servers.process import find_program, free_port, wait_for_port
+from tests.servers.process import find_program, free_port, lack, wait_for_port
 
 _CONFIG = """[global]
 fsid = {fsid}
@@ -74,14 +74,19 @@ def _start(folder: Path, port: int) -> None:
     (folder / "ceph.conf").write_text(text)
 
     def run(command: list[str]) -> None:
-        subprocess.run(
-            command,
-            check=True,
-            timeout=60,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "CEPH_CONF": str(folder / "ceph.conf")},
-        )
+        try:
+            subprocess.run(
+                command,
+                check=True,
+                timeout=60,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "CEPH_CONF": str(folder / "ceph.conf")},
+                text=True,
+            )
+        except (OSError, subprocess.SubprocessError) as exc:  # a library is missing, or memory
+            lack("Ceph", f"{exc} {getattr(exc, 'stderr', None) or ''}")
 
     keyring, monmap = str(folder / "keyring"), str(folder / "monmap")
     address = f"[v2:127.0.0.1:{monitor}]"

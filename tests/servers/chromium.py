@@ -16,7 +16,7 @@ def chromium() -> Iterator:
     """Run the browser; without it, the test is skipped, see `lack`."""
     program = find_program("chromium")
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import Error, sync_playwright
     except ImportError:
         lack("Playwright")
     switches = ["background-networking", "component-update", "sync", "gpu"]
@@ -24,7 +24,10 @@ def chromium() -> Iterator:
     if os.geteuid() == 0:
         arguments.append("--no-sandbox")  # which root cannot have
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        try:
+            browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        except Error as exc:  # a library is missing, or its sandbox is not allowed here
+            lack("Chromium", str(exc))
         try:
             yield browser
         finally:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 
-from tests.servers.process import find_program, free_port, running
+from tests.servers.process import find_program, free_port, lack, running
 
 S3_KEY, S3_SECRET = "AKTEST", "SKTEST"
 AZURE_ACCOUNT = "tests"
@@ -41,7 +41,11 @@ def azurite(folder: Path) -> Iterator[int]:
     command = [find_program("azurite-blob"), "--silent", "--disableTelemetry"]
     command += ["--skipApiVersionCheck", "--blobPort", str(port), "--location", str(folder)]
     accounts = f"{AZURE_ACCOUNT}:{AZURE_KEY}"
-    with running(command, port, environment={"AZURITE_ACCOUNTS": accounts}):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(running(command, port, environment={"AZURITE_ACCOUNTS": accounts}))
+        except RuntimeError as exc:  # Node.js is missing or too old
+            lack("Azurite", str(exc))
         yield port
 
 

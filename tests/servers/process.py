@@ -20,14 +20,21 @@ TOOLS = Path(__file__).parents[2] / ".servers"
 """Where `make servers` installs what comes from npm."""
 
 
-def lack(name: str) -> NoReturn:
+def lack(name: str, reason: str = "") -> NoReturn:
     """Skip the test for lack of something that `make servers` installs.
 
     With ENERGON_REQUIRE_SERVERS=1, as in CI, it fails instead.
+
+    Args:
+        name: The program.
+        reason: Why it does not start, if it is there.
     """
+    message = f"needs {name}: `make servers` installs it"
+    if reason:
+        message += f"; the one found does not start: {reason}"
     if os.environ.get("ENERGON_REQUIRE_SERVERS"):
-        pytest.fail(f"needs {name}: `make servers` installs it")
-    pytest.skip(f"needs {name}: `make servers` installs it")
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def find_program(name: str) -> str:

@@ -28,20 +28,19 @@ END_SECONDS = 10
 @click.argument("path")
 @click.argument("mountpoint", type=click.Path(path_type=Path))
 @click.option("-s", "--sample-folders", is_flag=True, help="A folder for each sample.")
-@click.option("-d", "--detach", is_flag=True, help="Go on in the background.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background.")
 @allow_option
 def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> None:
     """Show the dataset at PATH as files in the folder MOUNTPOINT, read-only.
 
     PATH may be a metadataset: then all datasets of its splits are shown, and their auxiliary data.
-    Goes on until the folder is unmounted, with `umount MOUNTPOINT` or Ctrl-C.
+    Runs until the folder is unmounted, with `umount MOUNTPOINT` or Ctrl-C.
 
     \b
     Example:
       energon mount ./coco /mnt/coco --detach
       energon mount s3://bucket/coco /mnt/coco --sample-folders
     """
-    from energon.cli.mount_fuse import serve
     from energon.io.address import redact
     from energon.sources.browse.open import TreeOpener
 
@@ -53,6 +52,9 @@ def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> 
     with logging_to_terminal():
         root = TreeOpener(sample_folders=sample_folders).open(path)
         _check_shows(root, redact(path))
+        # Needs libfuse. What is wrong with PATH comes first.
+        from energon.cli.mount_fuse import serve
+
         try:
             serve(root, str(mountpoint), name=redact(path).replace(",", ";"))
         except RuntimeError as error:
