@@ -69,8 +69,8 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
 	$(BIN)/python benchmarks/run.py
 
-api: $(STAMP)  ## regenerate docs/api.md of signatures and docstrings
-	$(BIN)/python -m tests.docs.reference
+api: $(STAMP)  ## regenerate docs/api.md, the list of public names
+	$(BIN)/python -m docs.site.reference
 
 clean:
 	rm -rf $(VENV) .venv-lowest .servers build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,7 @@ jpg or png, and json) becomes a shard of the same name in TARGET, with a random 
 class as cls. Samples stream through: a worker holds one at a time. Crops are a function of the
 key, so a shard that is made again is the same.
 
-Interrupted, by kill -9 too, the same command goes on: a shard is there only when it is complete.
+Interrupted, by kill -9 too, the same command continues: a shard is there only when it is complete.
 Without FOLDER, eight small shards are made in a folder of this name to try it on.
 """
 

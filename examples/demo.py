@@ -4,7 +4,7 @@
 
 Makes two small captioning datasets of JPEGs below FOLDER (default: demo), prepares them with
 the command line, writes a metadataset that blends them, and trains a small torch model with
-two workers. Half-way it saves the state of the loader and goes on with other numbers of ranks
+two workers. Half-way it saves the state of the loader and continues with other numbers of ranks
 and workers: the sequence of samples is the one that the first run would have seen. In the end
 it measures how fast photos are decoded, in this process and in workers.
 """
@@ -78,7 +78,7 @@ class Encoder(DefaultTaskEncoder):
 
 
 def make_dataset(folder: Path, *, prefix: str, num_samples: int, per_shard: int) -> None:
-    """Write shards of textured pictures with a shape on them, a caption and a JSON each."""
+    """Write shards of textured images with a shape on them, a caption and a JSON each."""
     random = np.random.default_rng(len(prefix) + num_samples)
     (folder / "shards").mkdir(parents=True)
     for start in track(range(0, num_samples, per_shard), f"writing {folder.name}", console=console):
@@ -186,7 +186,7 @@ def open_loader(  # noqa: ANN201
 
 
 def make_model() -> nn.Module:
-    """Return a classifier of 64 x 64 pictures."""
+    """Return a classifier of 64 x 64 images."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 5, stride=2),
         nn.ReLU(),
@@ -225,7 +225,7 @@ def train(path: Path) -> tuple[dict, list[list[str]]]:
 
 
 def resume(path: Path, state: dict, *, world_size: int, num_workers: int) -> list[list[str]]:
-    """Go on from `state` with simulated ranks; return the keys in global order."""
+    """Continue from `state` with simulated ranks; return the keys in global order."""
     loaders = [
         open_loader(path, rank=rank, world_size=world_size, num_workers=num_workers)
         for rank in range(world_size)

@@ -6,7 +6,7 @@
 CORPORA is a folder with the token files web.bin, web.idx, code.bin and code.idx, as
 `energon pack --to tokens` writes them; without it, small ones are made there to try it on.
 Documents are laid end to end and cut into sequences, and attend to themselves only. The share of
-code grows during the run. If CHECKPOINT is there, the run goes on where it was saved: a step has
+code grows during the run. If CHECKPOINT is there, the run continues where it was saved: a step has
 the same sequences on any number of ranks that divides MICRO_BATCHES.
 """
 

@@ -13,8 +13,8 @@ EnergonError
 ├── StorageError (OSError)              a store could not be read or written
 │   ├── StorageAccessError (PermissionError)  … because it refuses these credentials
 │   ├── StorageTimeoutError (TimeoutError)    … within the time it was given
-│   ├── RangesNotSupportedError         … because it gives whole objects only
-│   └── ObjectChangedError              … because the object was replaced meanwhile
+│   ├── RangesNotSupportedError         … because it serves whole objects only
+│   └── ObjectChangedError              … because the object was replaced in the meantime
 ├── DatasetBusyError (BlockingIOError)  another process is writing the dataset
 ├── SecurityError (PermissionError, ValueError)  refused unless the user allows it by name
 ├── StateError (ValueError)             a saved state does not fit
@@ -105,7 +105,7 @@ class StorageTimeoutError(StorageError, TimeoutError):
 
 
 class RangesNotSupportedError(StorageError):
-    """A server gives whole objects only, no parts of them."""
+    """The server serves whole objects only, not ranges of them."""
 
 
 class ObjectChangedError(StorageError):

@@ -104,7 +104,7 @@ SCHEDULE_POINTS = Limit(
     "SCHEDULE_POINTS", 10_000, "points of all schedules of weights in a split of a metadataset"
 )
 RESUMED_OUTPUTS = Limit(
-    "RESUMED_OUTPUTS", 10_000_000, "outputs that a generator gives again to get to a saved state"
+    "RESUMED_OUTPUTS", 10_000_000, "outputs that a generator repeats to reach a saved state"
 )
 BRACE_NAMES = Limit(
     "BRACE_NAMES", 1_000_000, "names that the patterns with braces of a document stand for"

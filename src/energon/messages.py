@@ -1,6 +1,6 @@
 """Words for messages: what may be printed, how many there are, and what was probably meant.
 
-Control characters, marks that turn the direction of text, and bytes that are no text are written
+Control characters, marks that turn the direction of text, and bytes that are not text are written
 as escapes, in messages of errors, in log records and in what commands print.
 """
 
@@ -63,7 +63,7 @@ def _safe_argument(argument: object) -> object:
 def _escape(character: str) -> str:
     number = ord(character)
     if 0xDC80 <= number <= 0xDCFF:
-        return f"\\x{number - 0xDC00:02x}"  # a byte that is no text
+        return f"\\x{number - 0xDC00:02x}"  # a byte that is not text
     if character in _SHORT:
         return _SHORT[character]
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

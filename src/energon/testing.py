@@ -26,7 +26,7 @@ def check_resume(
         The items of lane 0.
 
     Raises:
-        AssertionError: If a resumed lane does not go on as the first run did.
+        AssertionError: If a resumed lane does not continue as the first run did.
     """
     first: list[Any] = []
     for number in range(lanes):

@@ -6,7 +6,7 @@ order, so W must divide V; the lanes of a rank are dealt to its workers. Therefo
 ranks nor workers have a say in the order: they only host lanes.
 
 Unless the user says otherwise, a run gets a multiple of 24 lanes and of its workers, so that it
-can go on with any number of ranks that divides 24, and no worker is idle. The lanes that begin
+can continue with any number of ranks that divides 24, and no worker is idle. The lanes that begin
 in one worker read the same slices of the data, and cost no more than one lane would.
 """
 
@@ -37,7 +37,7 @@ class WorkerConfig:
         world_size: Number of data-parallel ranks.
         num_workers: Loader workers of this rank; 0 loads in the training process.
         lanes: Number of fixed sequences of batches. A run can be resumed on any `world_size`
-            that divides it, with any number of workers, and goes on exactly. None means the
+            that divides it, with any number of workers, and continues exactly. None means the
             number of a restored state, or for a new run the least common multiple of 24 and
             `world_size * max(1, num_workers)`; a pipeline that holds samples back (packing,
             grouping) or has little data gets one lane for each worker. Runs with the same

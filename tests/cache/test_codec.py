@@ -88,5 +88,5 @@ def test_a_name_that_is_no_dtype_is_refused(name, shape):
     rest = data[-64:] if shape == [2] else b""
     damaged = len(header).to_bytes(4, "little") + header
     damaged += bytes(-len(damaged) % 64) + rest
-    with pytest.raises(FormatError, match="no dtype of torch"):
+    with pytest.raises(FormatError, match="not a dtype of torch"):
         decode(damaged)

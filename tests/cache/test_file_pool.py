@@ -486,7 +486,7 @@ def test_a_value_that_somebody_has_deleted_is_a_failure_of_its_sample(tmp_path):
     (folder,) = folders(tmp_path)
     for path in folder.glob("*/value-*"):
         path.unlink()
-    with pytest.raises(NoSuchFileError, match="put away in this cache"):
+    with pytest.raises(NoSuchFileError, match="stored in this cache"):
         lazy.get()
     pool.close()
 

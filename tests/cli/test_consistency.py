@@ -34,7 +34,7 @@ NAMES = {
 """The option that each parameter has on every command, whatever aliases there are."""
 
 ALIASES = {"--split": "--split-part", "--workers": "--num-workers"}
-"""The names of older programs, which go on working."""
+"""The names of older programs, which still work."""
 
 
 def commands(group=main, path=()):

@@ -18,7 +18,7 @@ from tests.datasets import write_shard
 from tests.servers.proxy import Fault
 from tests.sources.distant import upload
 
-GOES_ON = "interrupted; what is done is kept, the same command goes on from there"
+GOES_ON = "interrupted; what is done is kept, the same command continues from there"
 NOTHING_LEFT = "interrupted; nothing that is incomplete was left"
 
 

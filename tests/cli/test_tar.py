@@ -244,7 +244,7 @@ def test_a_value_that_cannot_be_compared_is_an_error(tmp_path):
     number = run(
         "sort", tmp_path / "in.tar", "--by", "cls", "--as", "int", "-o", tmp_path / "x.tar"
     )
-    assert "'a': cls is b'x', wanted int" in number.output
+    assert "'a': cls is b'x', expected int" in number.output
     missing = run("sort", tmp_path / "in.tar", "--by", "cls", "-o", tmp_path / "x.tar")
     assert "'b' has no 'cls'" in missing.output
 

@@ -162,7 +162,7 @@ def test_decoding_begins_at_the_key_frame_before_a_clip(kind):
     assert key > 0
     assert same(reader.by_number(first, first + 1), frames[first : first + 2])
     assert reader.decoded <= first + 2 - key + 2
-    # The next clip goes on where this one ended.
+    # The next clip continues where this one ended.
     before = reader.decoded
     assert same(reader.by_number(first + 2, first + 2), frames[first + 2 :])
     assert reader.decoded <= before + 2

@@ -39,7 +39,7 @@ class Raw(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 class Yields(Raw):
-    """Gives two outputs for every sample and every batch."""
+    """Yields two outputs for every sample and every batch."""
 
     def encode_sample(self, sample: Any) -> Any:
         yield sample
@@ -107,7 +107,7 @@ def open_dataset(path: str, kind: str) -> Any:
 
 
 def restore_state(folder: str, case: list[str]) -> str:
-    """Go on from a state; return how that ended."""
+    """Continue from a state; return how that ended."""
     kind, text = case
     file = Path(folder, "state.json")
     file.write_text(text)

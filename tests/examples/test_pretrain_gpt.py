@@ -1,4 +1,4 @@
-"""The example that pre-trains on token files, and goes on with another number of ranks."""
+"""The example that pre-trains on token files, and continues with another number of ranks."""
 
 from __future__ import annotations
 

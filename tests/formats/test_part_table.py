@@ -80,7 +80,7 @@ def test_damage_is_noticed(tmp_path):
     data = bytearray(path.read_bytes())
     with pytest.raises(TruncatedError, match="`energon index`"):
         PartTable.from_buffer(data[:-1], origin="x.tar.parts")
-    with pytest.raises(FormatError, match="wanted b'ENERGPT3'"):
+    with pytest.raises(FormatError, match="expected b'ENERGPT3'"):
         PartTable.from_buffer(b"x" * len(data), origin="x.tar.parts")
     data[-1] ^= 1
     with pytest.raises(FormatError, match="checksum"):

@@ -22,7 +22,7 @@ names = st.text("abé./_ B", min_size=1, max_size=12).filter(
 
 
 class Trickle(io.BytesIO):
-    """Gives few bytes at a time, as pipes do."""
+    """Yields few bytes at a time, as pipes do."""
 
     def __init__(self, data: bytes, step: int) -> None:
         super().__init__(data)

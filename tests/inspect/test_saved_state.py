@@ -1,4 +1,4 @@
-"""Edited states go on as they say, compared with the run that was not edited."""
+"""Edited states continue as they say, compared with the run that was not edited."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_answers_are_right_or_named_errors(misbehaviour):
     for question, (answer, _) in zip(QUESTIONS, answers, strict=True):
         expected = QUESTIONS[question][1]
         if isinstance(answer, EnergonError):
-            # What a library calls an error is no reason.
+            # What a library calls an error is not a reason.
             assert not re.search(r": (GenericError|Unknown|Request|Body|Decode)\b", str(answer))
             assert misbehaviour not in HARMLESS or isinstance(answer, RangesNotSupportedError)
         elif misbehaviour in UNKNOWABLE:
@@ -91,12 +91,12 @@ def test_the_deadline_holds_for_all_attempts_together(misbehaviour):
         ("Content-Range that is shifted", "range", r"another range.*got 1001\.\.3001"),
         ("Content-Range of garbage", "range", "says in no known way which range"),
         ("no Content-Range", "range", "does not say which range"),
-        ("Content-Length of garbage", "range", "Content-Length of the answer is no number"),
+        ("Content-Length of garbage", "range", "Content-Length of the answer is not a number"),
         ("Content-Encoding that is not asked for", "read", r"compresses the answer \(gzip\)"),
         ("HEAD says less", "stream", "has 50000 bytes, 25000 were announced"),
         ("HEAD says more", "stream", "ended at byte 50000 of 100000"),
         ("HEAD says an exabyte", "stream", "ended at byte 50000 of 1152921504606846976"),
-        ("headers of garbage", "read", "no HTTP"),
+        ("headers of garbage", "read", "not HTTP"),
         ("closes at once", "read", "closed before an answer"),
         ("is silent", "range", "no answer in time.*DEADLINE_SECONDS"),
     ],
@@ -171,5 +171,5 @@ def test_listings_of_garbage_are_errors_of_ours(listing, monkeypatch):
     with BadWebServer(listing) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         store, _ = open_store("hf://datasets/me/data/x")
-        with pytest.raises(StorageError, match="no listing"):
+        with pytest.raises(StorageError, match="not a listing"):
             store.list("")

@@ -18,7 +18,7 @@ CONTENT = os.urandom(10 * BLOCK_BYTES + 12_345)
 
 
 class Source:
-    """Gives ranges of CONTENT and notes which."""
+    """Yields ranges of CONTENT and notes which."""
 
     def __init__(self, content: bytes = CONTENT) -> None:
         self.content = content

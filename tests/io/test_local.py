@@ -28,7 +28,7 @@ def test_a_short_file_says_where_it_ends(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(b"12345")
     with pytest.raises(
-        TruncatedError, match=r"x\.tar: ends at byte 5, wanted 10 bytes from byte 2"
+        TruncatedError, match=r"x\.tar: ends at byte 5, expected 10 bytes from byte 2"
     ):
         FilePool().pread(str(path), 2, 10)
 
@@ -36,7 +36,7 @@ def test_a_short_file_says_where_it_ends(tmp_path):
 def test_a_size_that_cannot_be_takes_no_memory(tmp_path):
     (tmp_path / "x").write_bytes(b"x" * 10)
     for offset, size in ((0, 1 << 40), (5, 1 << 62), (1 << 62, 1 << 62), (1 << 62, 3)):
-        with pytest.raises(TruncatedError, match=f"x: ends at byte .*, wanted {size} bytes"):
+        with pytest.raises(TruncatedError, match=f"x: ends at byte .*, expected {size} bytes"):
             OpenFile(str(tmp_path / "x")).pread(offset, size)
 
 

@@ -23,7 +23,7 @@ def test_a_replaced_file_is_noticed_whether_or_not_the_server_heeds_conditions(
         assert store.read_range(key, 0, 3, version=version) == b"old"
         path.unlink()
         path.write_bytes(b"new content")
-        with pytest.raises(ObjectChangedError, match="replaced meanwhile"):
+        with pytest.raises(ObjectChangedError, match="replaced in the meantime"):
             store.read_range(key, 0, 3, version=version)
-        with pytest.raises(ObjectChangedError, match="replaced meanwhile"):
+        with pytest.raises(ObjectChangedError, match="replaced in the meantime"):
             list(store.stream(key, 4, version=version))

@@ -198,7 +198,7 @@ def test_rank_states_of_different_steps_are_refused(steps, message, caplog):
         for rank, count in zip(again, steps, strict=True):
             rank.restore_state_global(states, strict=strict)
             assert list(islice(rank, 9)) == list(islice(states_of_rank(rank), count, count + 9))
-        assert "each lane goes on from where it was" in caplog.text
+        assert "each lane continues from where it was" in caplog.text
 
 
 def states_of_rank(loader):
@@ -237,7 +237,7 @@ def test_a_state_of_the_end_of_a_pass_begins_the_next_one(kind, before, after):
     ranks = loaders(before, lanes=4, **ENDS[kind])
     passes = [list(rank) for rank in ranks]
     states = json.loads(json.dumps([rank.save_state_rank() for rank in ranks]))
-    # The loaders that saved go on in the same way.
+    # The loaders that saved continue in the same way.
     assert [list(rank) for rank in ranks] == passes
     again = loaders(after, **ENDS[kind])
     for rank in again:
@@ -290,7 +290,7 @@ def test_a_state_is_small():
 
 
 class HalfDone(FakePipeline):
-    """Goes on from the row after the one that failed, unless it is restored."""
+    """Continues from the row after the one that failed, unless it is restored."""
 
     def open_lane(self, lane, state):
         batches = super().open_lane(lane, state)

@@ -116,18 +116,21 @@ def test_a_missing_file_names_the_next_step(tmp_path):
             CAPTIONING.replace("__class__", "__clas__").replace("jpg", "3"),
             [
                 "dataset.yaml:3: unknown key '__clas__' in sample_type, did you mean '__class__'?",
-                "dataset.yaml:5: field_map.image is 3, wanted text",
+                "dataset.yaml:5: field_map.image is 3, expected text",
             ],
         ),
         (
             CRUDE + "field_map: {a: b}",
             ["dataset.yaml:3: CrudeWebdataset leaves samples to cookers, drop 'field_map'"],
         ),
-        (CRUDE + "part_filter: [1]", ["dataset.yaml:3: part_filter[0] is 1, wanted text"]),
-        (CRUDE + "part_filter: {a: 1}", ["dataset.yaml:3: part_filter is a mapping, wanted text"]),
+        (CRUDE + "part_filter: [1]", ["dataset.yaml:3: part_filter[0] is 1, expected text"]),
+        (
+            CRUDE + "part_filter: {a: 1}",
+            ["dataset.yaml:3: part_filter is a mapping, expected text"],
+        ),
         (
             CRUDE + "parallel_shard_iters: 0",
-            ["dataset.yaml:3: parallel_shard_iters is 0, wanted at least 1"],
+            ["dataset.yaml:3: parallel_shard_iters is 0, expected at least 1"],
         ),
         (
             CRUDE.replace("Crude", "Crud"),

@@ -55,24 +55,25 @@ extra: 1
 def test_names_every_mistake_with_its_line(tmp_path):
     kinds = "path, blend, blend_epochized, concat, join"
     starts = [
-        "1: __module__ is 'megatron.energn', wanted 'megatron.energon' or 'energon'; did you mean "
-        "'megatron.energon'?",
+        "1: __module__ is 'megatron.energn', expected 'megatron.energon' or 'energon'; did you "
+        "mean 'megatron.energon'?",
         "7: splits.train.blend[0].subset.range is ['10%', 5]: subset ['10%', 5] mixes a percentage",
         "9: unknown key 'pth' in splits.train.blend[1].blend[0], did you mean 'path'? Known are",
-        "10: splits.train.blend[1].blend[0].weight is [3], wanted a number",
-        "11: splits.train.blend[1].blend[1].blend_epochized[0].repetitions is 0, wanted more",
-        "11: splits.train.blend[1].blend[1].blend_epochized[1] is 3, wanted a mapping with one of",
+        "10: splits.train.blend[1].blend[0].weight is [3], expected a number",
+        "11: splits.train.blend[1].blend[1].blend_epochized[0].repetitions is 0, expected more",
+        "11: splits.train.blend[1].blend[1].blend_epochized[1] is 3, expected a mapping with one "
+        "of",
         "12: unknown key 'blnd' in splits.train.blend[2], did you mean 'blend'?",
         f"14: splits.train.blend[3] has both 'path' and 'blend'; one of {kinds} is wanted",
-        "15: splits.train.blend[4].path is empty, wanted text",
+        "15: splits.train.blend[4].path is empty, expected text",
         f"16: splits.train.blend[5] has none of {kinds}",
-        "18: splits.val.path is 3, wanted text",
+        "18: splits.val.path is 3, expected text",
         "20: splits.val.aux.a-b is 'a-b': becomes an argument of cookers",
-        "21: splits.val.aux.d is 1, wanted text",
+        "21: splits.val.aux.d is 1, expected text",
         "22: unknown key 'weight' in splits.val; it is for entries of a `blend`",
         "23: splits.val.shuffle_over_epochs_multiplier is 0: expected a number of epochs",
-        f"24: splits.foo is 'bar', wanted a mapping with one of {kinds}",
-        "26: splits.joined.join[1].nonmatch is 'skp', wanted 'error', 'skip' or 'none'; did you "
+        f"24: splits.foo is 'bar', expected a mapping with one of {kinds}",
+        "26: splits.joined.join[1].nonmatch is 'skp', expected 'error', 'skip' or 'none'; did you "
         "mean 'skip'?",
         "27: unknown key '__clas__' in splits.joined.joiner, did you mean '__class__'?",
         "29: unknown key 'pat' in splits.mapping.join.a, did you mean 'path'?",
@@ -87,10 +88,10 @@ def test_names_every_mistake_with_its_line(tmp_path):
     [
         ("", " is empty; expected a metadataset"),
         ("[1]", " holds a list; expected a metadataset"),
-        ("splits:\n", "1: splits is empty, wanted a mapping"),
+        ("splits:\n", "1: splits is empty, expected a mapping"),
         ("# x\na: 1\n", "2: the document has no 'splits'"),
-        ("splits: {1: {path: a}}", "1: splits[1] is 1, wanted text (in quotes"),
-        ("__class__: Other\nsplits: {}", "1: __class__ is 'Other', wanted 'MetadatasetV2'"),
+        ("splits: {1: {path: a}}", "1: splits[1] is 1, expected text (in quotes"),
+        ("__class__: Other\nsplits: {}", "1: __class__ is 'Other', expected 'MetadatasetV2'"),
         (
             "__class__: Metadataset\nsplits: {train: {blend: []}}",
             "2: 'blend' is not part of version 1; set `__class__: MetadatasetV2`",
@@ -117,12 +118,24 @@ def test_says_what_is_wrong_with_a_document(tmp_path, text, expected):
         ("{path: a, subset: {range: 1}}", "splits.train.subset.range is 1: expected [start"),
         ("{path: a, subset: {range: [0%, 101%]}}", "splits.train.subset.range is ['0%', '101%']:"),
         ("{path: a, subset: {range: [a, b]}}", "splits.train.subset.range is ['a', 'b']: subset"),
-        ("{path: a, subflavors: [x]}", "splits.train.subflavors is ['x'], wanted a mapping"),
-        ("{blend: [{path: a, weight: '3'}]}", "splits.train.blend[0].weight is '3', wanted a num"),
-        ("{blend: [{path: a, weight: -1}]}", "splits.train.blend[0].weight is -1, wanted at least"),
-        ("{blend: [{path: a, weight: .nan}]}", "splits.train.blend[0].weight is nan, wanted a fin"),
-        ("{blend: [{path: a, weight: yes}]}", "splits.train.blend[0].weight is True, wanted a num"),
-        ("{blend: {path: a}}", "splits.train.blend is a mapping, wanted a list"),
+        ("{path: a, subflavors: [x]}", "splits.train.subflavors is ['x'], expected a mapping"),
+        (
+            "{blend: [{path: a, weight: '3'}]}",
+            "splits.train.blend[0].weight is '3', expected a num",
+        ),
+        (
+            "{blend: [{path: a, weight: -1}]}",
+            "splits.train.blend[0].weight is -1, expected at least",
+        ),
+        (
+            "{blend: [{path: a, weight: .nan}]}",
+            "splits.train.blend[0].weight is nan, expected a fin",
+        ),
+        (
+            "{blend: [{path: a, weight: yes}]}",
+            "splits.train.blend[0].weight is True, expected a num",
+        ),
+        ("{blend: {path: a}}", "splits.train.blend is a mapping, expected a list"),
     ],
 )
 def test_says_what_was_found_and_wanted(tmp_path, node, expected):
@@ -132,7 +145,7 @@ def test_says_what_was_found_and_wanted(tmp_path, node, expected):
 
 def test_values_that_are_too_long_are_cut(tmp_path):
     (found,) = problems(tmp_path, f"splits: {{train: {{path: a, subflavors: {'x' * 99}}}}}")
-    assert found == f"1: splits.train.subflavors is '{'x' * 56}..., wanted a mapping"
+    assert found == f"1: splits.train.subflavors is '{'x' * 56}..., expected a mapping"
 
 
 def test_names_the_column_of_keys_and_items(tmp_path):
@@ -170,7 +183,7 @@ def test_names_whatever_is_wrong_at_once(tmp_path):
     found = without_columns(str(info.value)).replace(f"{path}:", "").splitlines()
     starts = [
         f"5: {tmp_path}/shpaes does not exist: no 'shpaes' in {tmp_path}, did you mean 'shapes'?",
-        "5: splits.train.blend[0].weight is -1, wanted at least 0",
+        "5: splits.train.blend[0].weight is -1, expected at least 0",
         "6: ${rot} is neither in `vars` nor in the environment, did you mean 'root'?",
         "6: ${nowhere} is neither in `vars`",
         "7: unknown key 'temperature' in splits.train.blend[2]; it stands beside `blend`",

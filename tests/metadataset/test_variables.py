@@ -97,7 +97,7 @@ splits:
         "3: ${again} refers to itself",
         "3: ${loop} refers to itself",
         "7: ${rot} is neither in `vars` nor in the environment, did you mean 'root'? ${rot:-def",
-        "8: ${map} is no text that could be put into other text",
+        "8: ${map} is not text that could be put into other text",
         "9: ${map.b} is neither in `vars` nor",
         "10: ${1 + 1} expected a name, like ${root} or ${env:HOME}",
         "11: ${",

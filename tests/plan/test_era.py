@@ -1,4 +1,4 @@
-"""Runs that go on with other lanes."""
+"""Runs that continue with other lanes."""
 
 from __future__ import annotations
 

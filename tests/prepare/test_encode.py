@@ -67,8 +67,8 @@ def test_the_same_value_is_the_same_bytes():
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("bin", 3, "'bin' is no extension that says how to write it"),
-        ("cls", 1.5, "1.5 is no whole number"),
+        ("bin", 3, "'bin' is not an extension that says how to write it"),
+        ("cls", 1.5, "1.5 is not a whole number"),
         ("cls", None, "cannot be written as cls"),
         ("json", {1, 2}, "a set cannot be written as json"),
         ("png", np.zeros((2, 2)), "array of uint8, found float64"),

@@ -108,7 +108,7 @@ def test_keys_of_jsonl_files_are_looked_at_too(tmp_path, caplog):
 
 @pytest.fixture
 def lists(root, tmp_path):
-    """A list for the dataset, in a folder, and by itself."""
+    """A list for the dataset, in a folder, and on its own."""
     folder = tmp_path / "lists"
     folder.mkdir()
     (folder / "ds.jsonl").write_text(json.dumps({"shard": "shards/000.tar", "key": "s1"}) + "\n")

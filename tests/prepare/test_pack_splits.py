@@ -37,7 +37,7 @@ class Rows(PackSource):
         for number, (key, row) in enumerate(self.rows[start:], start=start):
             if wanted(key, row):
                 if number == self.fail_at:
-                    raise RuntimeError("somebody has pressed Ctrl-C")
+                    raise RuntimeError("someone has pressed Ctrl-C")
                 yield {"__key__": key, "txt": f"text of {key}"}
 
 

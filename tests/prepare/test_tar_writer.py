@@ -107,7 +107,7 @@ def test_files_are_copied_and_not_held_in_memory(tmp_path):
         ({"__key__": "a\0b", "txt": "x"}, "read back as another"),
         ({"__key__": "/a", "txt": "x"}, "leads out of the shard"),
         ({"__key__": "b/../../a", "txt": "x"}, "leads out of the shard"),
-        ({"__key__": "a", "txt": 3}, "no extension that says how"),
+        ({"__key__": "a", "txt": 3}, "not an extension that says how"),
     ],
 )
 def test_samples_that_would_be_read_as_others_are_refused(tmp_path, sample, message):

@@ -28,7 +28,7 @@ def moto() -> Iterator[int]:
             try:
                 stack.enter_context(running([program, "-p", str(port)], port))
                 break
-            except RuntimeError:  # somebody else has taken the port meanwhile
+            except RuntimeError:  # someone else has taken the port meanwhile
                 if not tries_left:
                     raise
         yield port

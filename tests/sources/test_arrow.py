@@ -117,7 +117,11 @@ def test_damaged_files_are_reported(folder):
     whole = path.read_bytes()
     for content in (b"", whole[:100], whole[:-200], b"PK" * 200):
         path.write_bytes(content)
-        with pytest.raises(TruncatedError, match=r"data-00001-of-00003\.arrow: is no whole stream"):
+        with pytest.raises(
+            TruncatedError,
+            match=r"data-00001-of-00003\.arrow: is not a whole "
+            r"stream",
+        ):
             ArrowSource(folder)
     path.unlink()
     with pytest.raises(DatasetNotFoundError, match=r"does not exist, but state\.json beside it"):

@@ -195,7 +195,7 @@ def test_a_path_that_winds_inside_the_folder_is_followed(folder):
 def test_without_a_folder_names_are_absolute_paths(folder):
     store = SystemFileStore()
     assert store.get(str(folder / "a/x.txt")) == b"text 0"
-    with pytest.raises(NoSuchFileError, match="no absolute path"):
+    with pytest.raises(NoSuchFileError, match="not an absolute path"):
         store.get("a/x.txt")
 
 

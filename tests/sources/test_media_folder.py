@@ -138,7 +138,7 @@ def test_tables_are_joined_by_the_names_of_files(tmp_path, ending):
         ("name\n0.png", r"metadata\.csv:2: has no 'file_name'.*there are name"),
         ("file_name\n7.png", r"csv:2: names '7\.png', which is not in .*add the file, or delete"),
         ("file_name\n0.png\n0.png", r"csv:3: '0\.png' is named twice"),
-        ("file_name\nmetadata.csv", r"csv:2: 'metadata\.csv' is no media file"),
+        ("file_name\nmetadata.csv", r"csv:2: 'metadata\.csv' is not a media file"),
         ("file_name,png\n0.png,x", r"csv:2: column 'png' is called like the file 0\.png"),
         ("file_name,a\n0.png", r"csv:2: has not 2 fields as the first line"),
         ('file_name\n"0.png', r"csv:1: unexpected end of data"),
@@ -229,7 +229,7 @@ def test_the_commands_tell_about_them(folder):
     result = run("lint", folder, "--num-workers", 1)
     assert result.exit_code == 1
     assert "cat/bad" in result.output
-    with pytest.raises(ConfigError, match="is a folder already; there is nothing to show"):
+    with pytest.raises(ConfigError, match="is a folder already and needs no mounting"):
         TreeOpener().open(str(folder))
 
 

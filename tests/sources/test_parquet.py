@@ -348,8 +348,8 @@ def footer_at(data):
     ("change", "error", "problem"),
     [
         (lambda data: b"", TruncatedError, "0 bytes that end with b''"),
-        (lambda data: data[:-20], TruncatedError, "cut off, or no Parquet file"),
-        (lambda data: b"PK" * 50, TruncatedError, "no Parquet file"),
+        (lambda data: data[:-20], TruncatedError, "cut off, or not a Parquet file"),
+        (lambda data: b"PK" * 50, TruncatedError, "not a Parquet file"),
         (lambda data: data[:-4] + b"PARE", FormatError, "is encrypted"),
         (lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1", FormatError, "its footer has"),
         (
@@ -412,7 +412,7 @@ def test_mixed_schemas_are_refused_where_they_matter(folder):
             "no sample type 'TextSmaple'; did you mean 'TextSample'?",
         ),
         ({"split": "x"}, "split is 'x'; expected up to three numbers"),
-        ({"length": 3}, "'length' is no option of a set of Parquet files"),
+        ({"length": 3}, "'length' is not an option of a set of Parquet files"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(folder, options, problem):

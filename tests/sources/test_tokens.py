@@ -190,7 +190,7 @@ def test_a_ratio_deals_documents_to_splits(path):
         ({"split": "0,0,0"}, "split is '0,0,0'; expected up to three numbers"),
         ({"split": "1,-1"}, "split is '1,-1'; expected up to three numbers"),
         ({"split": "nan,1"}, "split is 'nan,1'; expected up to three numbers"),
-        ({"lenght": 4}, "'lenght' is no option of a set of token files; did you mean 'length'"),
+        ({"lenght": 4}, "'lenght' is not an option of a set of token files; did you mean 'length'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(path, options, problem):
@@ -202,7 +202,7 @@ def test_options_that_make_no_sense_are_refused(path, options, problem):
 def test_other_kinds_have_no_such_options(tmp_path):
     make_crude(tmp_path / "tars", [3])
     document = {"splits": {"train": {"path": str(tmp_path / "tars"), "read": {"length": 4}}}}
-    with pytest.raises(ConfigError, match="'length' is no option of .*; has none"):
+    with pytest.raises(ConfigError, match="'length' is not an option of .*; has none"):
         get_train_dataset(document, worker_config=config(), batch_size=1)
     (tmp_path / "inner.yaml").write_text("splits: {train: {path: tars}}")
     document["splits"]["train"]["path"] = str(tmp_path / "inner.yaml")
@@ -331,7 +331,7 @@ LENGTHS_AT, POINTERS_AT, DOCUMENTS_AT = 34, 34 + 4 * N, 34 + 12 * N
     ("change", "error", "problem"),
     [
         (lambda data: b"", FormatError, "begins with b''"),
-        (lambda data: b"PK\x03\x04" + data, FormatError, "it is no index of a token file"),
+        (lambda data: b"PK\x03\x04" + data, FormatError, "it is not an index of a token file"),
         (lambda data: data[:20], TruncatedError, "has 20 bytes, no whole header"),
         (lambda data: data[:-1], TruncatedError, "200 sequences and 200 documents take"),
         (lambda data: data + b"123", FormatError, "it is damaged, write it again"),

@@ -1,4 +1,4 @@
-"""A state that somebody has edited, or that was damaged, is refused by name or does no harm."""
+"""A state that someone has edited, or that was damaged, is refused by name or does no harm."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def edited(draw, state):
 
 
 def go_on(root, state):
-    """Go on from `state`, or refuse it."""
+    """Continue from `state`, or refuse it."""
     loader = open_loader(root)
     with suppress(StateError):
         loader.load_state_dict(state)
@@ -157,7 +157,7 @@ def inside(value, path):
 
 
 class Yields(DefaultTaskEncoder):
-    """Gives two outputs for every sample, and two for every batch."""
+    """Yields two outputs for every sample, and two for every batch."""
 
     decoder = None
 
@@ -200,7 +200,7 @@ def test_a_number_of_outputs_that_nobody_has_waited_for_is_refused_at_once(root,
         again.restore_state_rank(saved)
         with pytest.raises(StateError, match=r"outputs of a generator.*LIMIT_RESUMED_OUTPUTS"):
             next(iter(again))
-    # More than there are is what happens if a hook has changed: it goes on behind them.
+    # More than there are is what happens if a hook has changed: it continues after them.
     holder["given"] = 10_000
     again = open_one()
     again.restore_state_rank(saved)

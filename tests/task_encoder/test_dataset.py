@@ -201,5 +201,5 @@ def test_another_batch_size_is_one_difference_unless_it_changes_the_order(root):
     assert differences(repeat=False) == ["batch_size"]
     in_order = {"repeat": False, "shuffle_over_epochs_multiplier": None}
     assert differences(lanes=2, **in_order) == ["stripe", "batch_size"]
-    # Lanes that share a stream go on with the stripes that they had.
+    # Lanes that share a stream continue with the stripes that they had.
     assert differences(**in_order) == ["batch_size"]

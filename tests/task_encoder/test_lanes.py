@@ -1,4 +1,4 @@
-"""Runs without a thought about lanes: they go on anywhere, and cost what one lane costs."""
+"""Runs without a thought about lanes: they continue anywhere, and cost what one lane costs."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_state_of_one_rank_goes_on_exactly_on_every_divisor_of_24(folder, enco
             job = Job(path, world_size=world_size, encoder=encoder).restored(state)
             assert job.take(24 * 5 // world_size) == whole[start:], world_size
     else:
-        # With two workers the run has two streams; it goes on without workers, and back.
+        # With two workers the run has two streams; it continues without workers, and back.
         first = run.take(start)
         state = run.save()
         alone = Job(path, encoder=encoder).restored(state)
@@ -392,13 +392,13 @@ def test_what_other_lanes_cost_is_told_before_they_are_taken(folder, caplog):
     run.take(50)
     state = run.save()
     with pytest.raises(ConfigError, match=r"24 lanes cannot be dealt evenly to 5 ranks.*relane=True"
-                       r" to go on with 120 lanes.*come again"):  # fmt: skip
+                       r" to continue with 120 lanes.*come again"):  # fmt: skip
         Job(path, encoder=Skips(), world_size=5).restored(state)
     with caplog.at_level(logging.WARNING):
         job = Job(path, encoder=Skips(), world_size=5).restored(state, relane=True)
     assert "24 lanes was given 120 lanes; of the epochs in progress, up to" in caplog.text
     assert job.loaders[0].config()["lanes"] == 120
-    # From now on it goes on exactly, on whatever divides them.
+    # From now on it continues exactly, on whatever divides them.
     state = job.save()
     expected = job.take(24)
     assert Job(path, encoder=Skips(), world_size=10).restored(state).take(12) == expected

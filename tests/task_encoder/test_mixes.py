@@ -209,7 +209,7 @@ def test_a_run_that_has_ended_goes_on_with_the_epochs_that_another_mix_adds(fold
         state = loader.save_state_rank()
         seen.append(Counter(found))
     every = [f"{name}{n}" for name in "ab" for n in range(SIZES[name])]
-    # The same mix begins the next pass, more epochs go on with the third.
+    # The same mix begins the next pass, more epochs continue with the third.
     assert seen[0] == seen[1] == dict.fromkeys(every, 1)
     assert seen[2] == dict.fromkeys(every, 2)
 
@@ -275,7 +275,7 @@ def test_a_restored_mix_is_the_same_on_every_topology(folder):
         for rank in range(world_size):
             loader = get_savable_loader(train(second, rank=rank, world_size=world_size))
             loader.restore_state_global(state, strict=False)
-            # Rank r goes on with the first batch of its own that was not delivered.
+            # Rank r continues with the first batch of its own that was not delivered.
             start = next(g for g in range(9, 13) if g % world_size == rank)
             numbers = range(start, 60, world_size)
             batches |= dict(zip(numbers, iter(loader), strict=False))
@@ -360,7 +360,7 @@ def test_batches_of_one_dataset_use_up_its_epochs_exactly(folder):
     batches = list(get_loader(train(mix, batch_size=4)))
     found = Counter(keys(batches))
     assert found == {**{f"a{n}": 2 for n in range(30)}, **{f"b{n}": 1 for n in range(17)}}
-    # Of each lane, the batch in which a dataset retires goes on with another.
+    # Of each lane, the batch in which a dataset retires continues with another.
     assert sum(len(kinds([batch])) > 1 for batch in batches) <= 4
 
 

@@ -184,7 +184,7 @@ def test_numbers_are_the_same_after_every_restore_on_any_topology(folder, kind):
 def test_batches_know_their_own_numbers(folder, kind):
     with open_loader(folder, kind, lanes=LANES) as loader:
         batches = [batch["told"] for batch in islice(loader, 12)]
-    # The hooks of a batch work for it; an output of `encode_batch` is one by itself.
+    # The hooks of a batch work for it; an output of `encode_batch` is one on its own.
     assert [batch[-1][1] for batch in batches] == list(range(12))
 
 

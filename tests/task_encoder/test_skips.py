@@ -1,4 +1,4 @@
-"""Every hook may skip what it is given, and the run goes on, after a restore, too."""
+"""Every hook may skip what it is given, and the run continues, after a restore, too."""
 
 from __future__ import annotations
 

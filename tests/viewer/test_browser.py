@@ -176,7 +176,7 @@ def test_a_gallery_of_any_length_can_be_scrolled(page, browser, tmp_path):
 
         other.mouse.move(400, 400)
         assert scroll_to(700, 2500)[0] > 0  # what is far above was dropped
-        # The slider leads anywhere at once; scrolling goes on from there, up and down.
+        # The slider leads anywhere at once; scrolling continues from there, up and down.
         other.evaluate("scrub.value = 2000; scrub.dispatchEvent(new Event('change'))")
         other.wait_for_function(f"() => ({numbers}).includes(2000)")
         scroll_to(1900, -600)
@@ -327,7 +327,7 @@ def test_nothing_in_a_dataset_runs(page, browser, tmp_path):
         for path in ("/", "/s/0/0", "/s/0/0/1", "/s/0/0/statistics", "/run?batch_size=2"):
             other.goto(f"{address}{path}")
             assert other.evaluate("window.hacked") is None, path
-        for number in range(5):  # by itself, a part is saved or it is an image; it never runs
+        for number in range(5):  # on its own, a part is saved or it is an image; it never runs
             answer = other.request.get(f"{address}/s/0/0/0/raw/{number}")
             assert "sandbox" in answer.headers["content-security-policy"]
             shown = answer.headers["content-type"].partition(";")[0]

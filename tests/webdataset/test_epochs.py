@@ -217,7 +217,7 @@ def test_appended_stages_are_iterated_over(urls):
     empty = wds.DataPipeline()
     empty.append(wds.RandomMix([[1, 2], [3]], longest=True))
     assert sorted(empty) == [1, 2, 3]
-    with pytest.raises(ConfigError, match="3 is no stage"):
+    with pytest.raises(ConfigError, match="3 is not a stage"):
         dataset.append(3)
 
 

@@ -262,7 +262,7 @@ class Doubled(wds.PipelineStage):
 def test_stages_of_ones_own():
     assert list(wds.DataPipeline([1, 2], Doubled())) == [2, 4]
     assert list(wds.DataPipeline([1, 2], None, [Doubled(), [Doubled()]])) == [4, 8]
-    with pytest.raises(ConfigError, match="is no stage"):
+    with pytest.raises(ConfigError, match="is not a stage"):
         wds.DataPipeline([1, 2], 5)
     with pytest.raises(ConfigError, match="without stages"):
         list(wds.DataPipeline())

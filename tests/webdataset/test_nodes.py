@@ -53,7 +53,7 @@ def test_nodes_with_workers_share_epochs_and_take_equal_steps(urls, tmp_path):
         # Shards come in another order, and to other nodes.
         assert set(nodes[0][name][0]) != set(nodes[0][name][1])
     assert nodes[0]["whole"] == nodes[0]["persistent"]
-    # Epochs of 21 over both nodes are 11 steps of each, and go on through all of the data.
+    # Epochs of 21 over both nodes are 11 steps of each, and continue through all of the data.
     for name in ("resampled", "counted"):
         assert [len(epoch) for node in nodes for epoch in node[name]] == [11] * 6
     assert len({tuple(epoch) for node in nodes for epoch in node["resampled"]}) == 6

@@ -72,7 +72,7 @@ def test_nothing_overrules_the_lock(pickled, tmp_path, monkeypatch, lock):
     (shard,) = make_shards(tmp_path, [2])
     with pytest.raises(ValueError, match="cannot open local files"):
         wds.gopen(shard)
-    # Data are no danger.
+    # Data are not danger.
     assert len(list(wds.WebDataset(shard).decode())) == 2
 
 

@@ -140,7 +140,7 @@ def test_a_state_of_another_pipeline_is_refused_with_the_difference(urls):
         WebDataset(urls[:2]).shuffle(5).load_state_dict(state)
     with pytest.raises(StateError, match="seed"):
         WebDataset(urls, seed=4).shuffle(5).load_state_dict(state)
-    with pytest.raises(StateError, match="no state of a webdataset"):
+    with pytest.raises(StateError, match="not a state of a webdataset"):
         WebDataset(urls).load_state_dict({"lanes": 3})
 
 

@@ -116,7 +116,7 @@ class Catalog:
         Entries that are in use are never dropped.
 
         Returns:
-            "reserved" if this process is to write it, "present" if somebody has done so or does
+            "reserved" if this process is to write it, "present" if someone has done so or does
             so now, "full" if there is no room at present.
         """
         with self._transaction():
@@ -145,7 +145,7 @@ class Catalog:
             self._drop(key)
 
     def discard_lost(self, key: str, inode: int | None) -> None:
-        """Forget an entry whose content somebody has deleted or damaged.
+        """Forget an entry whose content someone has deleted or damaged.
 
         Args:
             key: Its key.

@@ -133,7 +133,7 @@ def _dtype(name: str) -> Any:
 
     found = vars(torch).get(name)
     if type(found) is not torch.dtype:
-        raise FormatError(f"a cached tensor is of {name!r}, which is no dtype of torch")
+        raise FormatError(f"a cached tensor is of {name!r}, which is not a dtype of torch")
     return found
 
 

@@ -4,7 +4,7 @@ Each file begins with its length and checksum, so that what was cut off or overw
 and fetched again. A disk that is full, or fails, is left alone for a while; until then all is as
 if there was no cache.
 
-The folder lives as long as somebody uses it. Every user holds a shared lock on a file in it, which
+The folder lives as long as someone uses it. Every user holds a shared lock on a file in it, which
 the system releases however the process ends. The first one starts a janitor: a process that
 waits for the lock to itself and removes the folder then. So even after all users were killed at
 once nothing is left; and should the janitor be killed with them, the next user of the same

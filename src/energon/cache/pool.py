@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Lazy(ABC, Generic[T]):
-    """A file of a store that somebody will want to have.
+    """A file of a store that someone will want to have.
 
     Lazies of the same file of the same store are equal.
 
@@ -74,7 +74,7 @@ class DirectLazy(Lazy[T]):
 
 
 class MockLazy(Lazy[T]):
-    """A lazy that calls a function; for tests, and for what is no file.
+    """A lazy that calls a function; for tests, and for what is not a file.
 
     Args:
         fname: Its name.
@@ -119,7 +119,7 @@ class ValueLazy(Lazy[T]):
 
 
 class CachePool(ABC):
-    """Gives files of stores now, or handles to have them later.
+    """Reads files of stores now, or returns handles for reading them later.
 
     Give one to a loader; cookers marked with `@cooker(need_cache=True)` get it as `cache`. May
     be used by many threads and pickled to workers.
@@ -135,7 +135,7 @@ class CachePool(ABC):
 
     @abstractmethod
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Put a value away, and return the handle that gives it back.
+        """Store a value, and return the handle that reads it back.
 
         Args:
             data: The value.

@@ -112,7 +112,7 @@ class Prefetcher:
             thread.start()
 
     def ask(self, store: FileStore[Any], name: str) -> Ticket:
-        """Return a ticket for a file, and begin to fetch it unless somebody does already."""
+        """Return a ticket for a file, and begin to fetch it unless someone does already."""
         key = self.form.key(store, name)
         with self._changed:
             self._see_off()
@@ -252,8 +252,8 @@ class Prefetcher:
     def _fetch_again(self, task: Task) -> CachedContent:
         if task.store is None:
             raise NoSuchFileError(
-                f"{self.disk.path}: a value that was put away in this cache is not there any more; "
-                "the pool was closed, or somebody has deleted its files"
+                f"{self.disk.path}: a value stored in this cache is gone; "
+                "the pool was closed, or someone has deleted its files"
             )
         return self.form.fetch(task.store, task.name)
 

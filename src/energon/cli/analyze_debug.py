@@ -18,10 +18,12 @@ from energon.messages import counted
 @click.command("analyze-debug")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--include-modality", default="train", show_default=True, help="train, val or both.")
-@click.option("--most", type=click.IntRange(1), default=10, show_default=True, help="Keys shown.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option(
+    "--most", type=click.IntRange(1), default=10, show_default=True, help="Number of keys to show."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: bool) -> None:
-    """Count the samples in LOGS that LogSampleDataset wrote: how often which one came.
+    """Count the samples in LOGS that LogSampleDataset wrote: how often each was seen.
 
     LOGS are files, or folders of .jsonl files.
 

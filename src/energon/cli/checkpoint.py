@@ -18,7 +18,7 @@ _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
 @click.group("checkpoint")
 def command() -> None:
-    """Look at saved states of loaders, and deal them to other ranks.
+    """Inspect saved loader states, and redistribute them to other ranks.
 
     FILES are JSON or written by torch.save, with the state of a rank or of all, or folders of
     them. States load on any world size that divides their lanes without being dealt again; `redist`
@@ -33,7 +33,7 @@ def command() -> None:
 
 @command.command("info")
 @_FILES
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     """Show where a run was when it was saved."""
     from energon.loader.state_files import read_states
@@ -53,12 +53,12 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     "--lanes",
     type=click.IntRange(1),
     help="Give the run so many lanes, a multiple of the number of ranks. Without it, the run keeps "
-    "its lanes and goes on exactly.",
+    "its lanes and continues exactly.",
 )
 def redist(
     files: tuple[AnyPath, ...], folder: AnyPath, new_world_size: int, lanes: int | None
 ) -> None:
-    """Deal the states of FILES to another number of ranks, one file each, into FOLDER.
+    """Redistribute the states in FILES to another number of ranks, one file each, in FOLDER.
 
     The new files are called and written like FILES, if these are numbered. If the number of ranks
     does not divide the lanes of the run, --lanes gives it others: the position in the data is
@@ -80,9 +80,9 @@ def redist(
 @command.command("diff")
 @click.argument("first", type=ADDRESS)
 @click.argument("second", type=ADDRESS)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
-    """Tell what differs between two states, each a file or a folder of files of ranks."""
+    """Show how two states differ, each a file or a folder with one file per rank."""
     from energon.inspect.saved_state import compare_states
     from energon.loader.state_files import read_states
 
@@ -98,10 +98,10 @@ def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
 @click.argument("folder", type=ADDRESS)
 @click.option("--world-size", type=click.IntRange(1), required=True, help="Ranks of the run.")
 @click.option(
-    "--skip-steps", type=click.IntRange(1), required=True, help="Leave out the next so many steps."
+    "--skip-steps", type=click.IntRange(1), required=True, help="Number of steps to skip."
 )
 def edit(files: tuple[AnyPath, ...], folder: AnyPath, world_size: int, skip_steps: int) -> None:
-    """Write states into FOLDER that go on from FILES some steps later.
+    """Write states into FOLDER that continue from FILES some steps later.
 
     The samples of these steps are left out; all later ones come in the steps in which they would
     have come. Prints what changes, and refuses what would not be exact.

@@ -49,14 +49,14 @@ def add_verbosity(command: click.Command) -> click.Command:
             is_flag=True,
             expose_value=False,
             callback=_be_quiet,
-            help="Say nothing but results, warnings and errors.",
+            help="Print only results, warnings and errors.",
         ),
         click.Option(
             [*(["-v"] if "-v" not in short else []), "--verbose"],
             is_flag=True,
             expose_value=False,
             callback=_be_verbose,
-            help="Show all that is logged.",
+            help="Show all log messages.",
         ),
     ]
     return command
@@ -129,7 +129,7 @@ class NotCheckedError(click.ClickException):
 
 
 class InterruptedCommandError(click.ClickException):
-    """Somebody has pressed Ctrl-C.
+    """Someone has pressed Ctrl-C.
 
     Args:
         command: The command that was running.
@@ -140,13 +140,13 @@ class InterruptedCommandError(click.ClickException):
 
     def __init__(self, command: str | None) -> None:
         super().__init__(
-            "interrupted; what is done is kept, the same command goes on from there"
+            "interrupted; what is done is kept, the same command continues from there"
             if command in GO_ON
             else "interrupted; nothing that is incomplete was left"
         )
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say so; it is no error."""
+        """Say so; it is not an error."""
         click.echo(f"\n{self.format_message()}", file=file, err=file is None)
 
 

@@ -65,8 +65,8 @@ def prepare_file(
 
 @click.command("index")
 @click.argument("path", type=ADDRESS)
-@click.option("--no-sqlite", is_flag=True, help="Leave index.sqlite out.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--no-sqlite", is_flag=True, help="Do not write index.sqlite.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @indexing_options
 @allow_option
 @click.pass_context

@@ -17,7 +17,7 @@ from energon.cli.options import allow_option
 @click.option(
     "--parts/--no-parts", default=True, help="Count parts and their sizes, from all indexes."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @allow_option
 def command(path: str, split_config: str, dataset_config: str, parts: bool, as_json: bool) -> None:
     """Show what the dataset or metadataset at PATH holds.

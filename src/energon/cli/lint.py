@@ -35,7 +35,7 @@ MAX_SHOWN = 50
     "--max-samples",
     metavar="N",
     type=click.IntRange(1),
-    help="Look at N samples of each dataset, spread over all of its splits.",
+    help="Check N samples of each dataset, spread over all of its splits.",
     show_default="all",
 )
 @click.option(
@@ -56,7 +56,7 @@ MAX_SHOWN = 50
     metavar="FILE",
     help="List what fails in FILE, for `energon prepare --exclude-from`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @reading_options
 def command(
     path: str,
@@ -73,9 +73,9 @@ def command(
 ) -> None:
     """Decode the samples of the dataset or metadataset at PATH, and report those that fail.
 
-    PATH may also be filesystem://FOLDER, whose files are decoded then.
+    PATH may also be filesystem://FOLDER, to decode its files.
 
-    Exits with 0 if nothing fails, 1 if something does, 2 if nothing could be looked at.
+    Exits with 0 if nothing fails, 1 if something does, 2 if nothing could be checked.
 
     \b
     Example:

@@ -27,11 +27,11 @@ END_SECONDS = 10
 @click.command("mount")
 @click.argument("path")
 @click.argument("mountpoint", type=click.Path(path_type=Path))
-@click.option("-s", "--sample-folders", is_flag=True, help="A folder for each sample.")
+@click.option("-s", "--sample-folders", is_flag=True, help="Show each sample as a folder.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background.")
 @allow_option
 def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> None:
-    """Show the dataset at PATH as files in the folder MOUNTPOINT, read-only.
+    """Mount the dataset at PATH as a read-only folder, MOUNTPOINT.
 
     PATH may be a metadataset: then all datasets of its splits are shown, and their auxiliary data.
     Runs until the folder is unmounted, with `umount MOUNTPOINT` or Ctrl-C.
@@ -120,7 +120,7 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
         raise kind("\n".join(filter(None, [problem, warnings])))
     if warnings:
         echo_lines(warnings.splitlines(), err=True)
-    running.returncode = 0  # it goes on; nobody waits for it
+    running.returncode = 0  # it continues; nobody waits for it
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:

@@ -42,7 +42,7 @@ def parse_field_map(text: str | None) -> dict[str, str] | None:
     """Return what the option says; None if it is not given.
 
     Raises:
-        ConfigError: If it is no JSON object.
+        ConfigError: If it is not a JSON object.
     """
     if text is None:
         return None
@@ -72,7 +72,7 @@ def allow_option(function: F, *, expose_value: bool = False) -> F:
         type=click.Choice(list(CAPABILITIES)),
         callback=_allow,
         expose_value=expose_value,
-        help=f"Let data do what they may not do by themselves: {', '.join(CAPABILITIES)}. Repeat.",
+        help=f"Allow data to do what is refused by default: {', '.join(CAPABILITIES)}. Repeat.",
     )(function)
 
 
@@ -158,7 +158,7 @@ ADDRESS = AddressType()
 
 
 def check_engine(path: EPath, engine: Engine) -> None:
-    """Refuse a cluster where shards are read from a store, which this machine does by itself.
+    """Refuse a cluster where shards are read from a store, which this machine does on its own.
 
     Raises:
         ConfigError: If the engine is one.
@@ -213,17 +213,19 @@ _PLACE = (
         help="Where shards are read: processes of this machine, or a cluster that sees the files.",
     ),
     click.option(
-        "--address", metavar="ADDRESS", help="Scheduler or head of the cluster; none starts one."
+        "--address",
+        metavar="ADDRESS",
+        help="Scheduler or head of the cluster; by default, one is started.",
     ),
-    click.option("--progress/--no-progress", default=True, help="Show how far it is."),
+    click.option("--progress/--no-progress", default=True, help="Show a progress bar."),
 )
 _WRITING = (
     click.option(
-        "--checksum", is_flag=True, help="Read the contents, too, and keep a checksum of each."
+        "--checksum", is_flag=True, help="Read the contents too, and store a checksum of each."
     ),
-    click.option("--reindex", is_flag=True, help="Read shards that have not changed, too."),
+    click.option("--reindex", is_flag=True, help="Reread all shards, even unchanged ones."),
     click.option(
-        "--wait", is_flag=True, help="Wait for another process that prepares the dataset."
+        "--wait", is_flag=True, help="Wait for another process that is preparing the dataset."
     ),
 )
 

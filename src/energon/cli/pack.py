@@ -50,7 +50,9 @@ _TOKENIZING = (
         help="With --to tokens: processes of this machine, or a cluster that sees the files.",
     ),
     click.option(
-        "--address", metavar="ADDRESS", help="Scheduler or head of the cluster; none starts one."
+        "--address",
+        metavar="ADDRESS",
+        help="Scheduler or head of the cluster; by default, one is started.",
     ),
 )
 _OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engine", "address")
@@ -63,11 +65,11 @@ _OPTIONS = (
         ),
         help="What SOURCE is; detected automatically.",
     ),
-    click.option("--as-files", is_flag=True, help="Make a sample of each file, whatever it holds."),
+    click.option("--as-files", is_flag=True, help="Make each file a sample of its own."),
     click.option(
         "--label-from",
         type=click.Choice(["folder"]),
-        help="Add the fields label and label_name, by the folder that a file is in.",
+        help="Add the fields label and label_name, taken from the folder of a file.",
     ),
     click.option(
         "--file-column",
@@ -81,11 +83,11 @@ _OPTIONS = (
         "parts",
         metavar="COLUMN:PART",
         multiple=True,
-        help="Make a column a part of this name.",
+        help="Store a column as a part with this name.",
     ),
-    click.option("--leave-out", metavar="COLUMN", multiple=True, help="Leave a column out."),
+    click.option("--leave-out", metavar="COLUMN", multiple=True, help="Drop a column."),
     click.option(
-        "--key-column", metavar="COLUMN", help="Column with keys; else rows are numbered."
+        "--key-column", metavar="COLUMN", help="Column with keys; by default, rows are numbered."
     ),
     click.option(
         "--root",
@@ -93,23 +95,23 @@ _OPTIONS = (
         metavar="FOLDER",
         help="What paths in columns are relative to; else the folder of the table.",
     ),
-    click.option("--skip-missing", is_flag=True, help="Leave out rows whose files are missing."),
+    click.option("--skip-missing", is_flag=True, help="Skip rows whose files are missing."),
     click.option(
-        "--prefix-keys", is_flag=True, help="Begin keys with the name of their old shard."
+        "--prefix-keys", is_flag=True, help="Prefix keys with the name of their original shard."
     ),
     click.option(
         "--maxcount",
         type=click.IntRange(1),
         default=100_000,
         show_default=True,
-        help="Most samples of a shard.",
+        help="Maximum number of samples in a shard.",
     ),
     click.option(
         "--maxsize",
         type=click.IntRange(1),
         default=3_000_000_000,
         show_default=True,
-        help="Most bytes of a shard.",
+        help="Maximum size of a shard in bytes.",
     ),
     click.option(
         "--split-ratio",
@@ -120,7 +122,8 @@ _OPTIONS = (
     click.option(
         "--stratify",
         metavar="COLUMN",
-        help="Divide each value of a column alike, or each folder: --stratify folder.",
+        help="Give all splits equal shares of each value of a column, or of each folder "
+        "(--stratify folder).",
     ),
     click.option(
         "--order",
@@ -132,9 +135,11 @@ _OPTIONS = (
     click.option("--sample-type", metavar="CLASS", default="CrudeWebdataset", show_default=True),
     click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'),
     click.option("--overwrite", is_flag=True, help="Delete the shards that TARGET has."),
-    click.option("--no-checksum", is_flag=True, help="Keep no checksums of contents."),
+    click.option("--no-checksum", is_flag=True, help="Do not store checksums of contents."),
     click.option(
-        "--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later."
+        "--no-sqlite",
+        is_flag=True,
+        help="Do not write index.sqlite; `energon index` can do so later.",
     ),
     click.option(
         "--to",
@@ -166,9 +171,11 @@ _OPTIONS = (
         help="With --to tokens: how many there are; fewer than 65,500 take two bytes each.",
     ),
     *_TOKENIZING,
-    click.option("--wait", is_flag=True, help="Wait for another process that packs to TARGET."),
-    click.option("--progress/--no-progress", default=True, help="Show how far it is."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts."),
+    click.option(
+        "--wait", is_flag=True, help="Wait for another process that is packing to TARGET."
+    ),
+    click.option("--progress/--no-progress", default=True, help="Show a progress bar."),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
 )
 
 
@@ -247,7 +254,7 @@ class PackChoices:
 def command(
     context: click.Context, sources: tuple[str, ...], target: AnyPath, options: PackChoices
 ) -> None:
-    """Make SOURCE a prepared dataset in the folder TARGET. Both may be URLs.
+    """Turn SOURCE into a prepared dataset in the folder TARGET. Both may be URLs.
 
     SOURCE is a folder of files, of which those with equal names up to the first dot are a
     sample; tables (CSV, TSV, JSON, Parquet), whose rows are samples, with the files that they
@@ -261,7 +268,7 @@ def command(
     If TARGET is a URL, each shard is uploaded as soon as it is complete, and takes space on this
     machine until then.
 
-    A run that was interrupted goes on where it was when the same command is given again.
+    A run that was interrupted continues where it was when the same command is given again.
 
     \b
     Example:

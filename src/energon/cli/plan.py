@@ -26,7 +26,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
     *("--split", "--split-part", "split_part"),
     default="train",
     metavar="NAME",
-    help="Which split.",
+    help="Split to read.",
 )
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
@@ -48,8 +48,12 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.option("--parallel-shard-iters", type=click.IntRange(1))
 @click.option("--shuffle-buffer-size", type=click.IntRange(0))
 @click.option("--blend-unit", type=click.Choice(["sample", "batch"]))
-@click.option("--where", "key", metavar="KEY", help="Tell when the sample with this key is seen.")
-@click.option("--step", type=click.IntRange(0), help="List the samples of a step: a batch a rank.")
+@click.option("--where", "key", metavar="KEY", help="Show when the sample with this key is read.")
+@click.option(
+    "--step",
+    type=click.IntRange(0),
+    help="List the samples of a step, which is one batch per rank.",
+)
 @click.option(
     "--state",
     "states",
@@ -64,8 +68,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
     metavar="FILE",
     help="With --state: the quarantine files that the run was given as exclude_from.",
 )
-@click.option("--plot", metavar="FILE", help="Draw it: a .png, .svg or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--plot", metavar="FILE", help="Plot the result into a .png, .svg or .pdf file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @allow_option
 @click.pass_context
 def command(
@@ -217,7 +221,7 @@ def _report(about: Mapping[str, Any]) -> list[str]:
     ends = about["ends_after_batches"]
     lines = [
         summary(about),
-        "The data end then." if ends == about["batches"] else "The data go on after that.",
+        "The data end then." if ends == about["batches"] else "The data continue after that.",
         f"Each rank reads {counted(rank['samples'], 'sample', grouped=True)}, about "
         f"{_bytes(rank['bytes'])} with {counted(rank['requests'], 'request', grouped=True)}.",
         "",

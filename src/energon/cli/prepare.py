@@ -48,16 +48,16 @@ _INDEX_ONLY = {
 @click.command("prepare")
 @click.argument("path", type=ADDRESS)
 @choice_options
-@click.option(
-    "--exclude", metavar="REGEX", multiple=True, help="Leave out shards with this in their path."
-)
+@click.option("--exclude", metavar="REGEX", multiple=True, help="Skip shards whose path matches.")
 @click.option("--fix-duplicates", is_flag=True, help="Rewrite shards that contain duplicate keys.")
-@click.option("--no-sqlite", is_flag=True, help="No index.sqlite; `energon index` makes it later.")
 @click.option(
-    "--tar-index-only", is_flag=True, help="Index the known shards again; see `energon index`."
+    "--no-sqlite", is_flag=True, help="Do not write index.sqlite; `energon index` can do so later."
 )
-@click.option("--non-interactive", is_flag=True, help="Never ask.")
-@click.option("--force-overwrite", is_flag=True, help="Prepare again without asking.")
+@click.option(
+    "--tar-index-only", is_flag=True, help="Reindex the known shards; see `energon index`."
+)
+@click.option("--non-interactive", is_flag=True, help="Never prompt.")
+@click.option("--force-overwrite", is_flag=True, help="Prepare again without confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts; ask nothing.")
 @media_options
 @indexing_options
@@ -80,12 +80,13 @@ def command(
     by_glob: str | None,
     **indexing: Any,
 ) -> None:
-    """Make a folder of tar shards a dataset.
+    """Turn a folder of tar shards into a dataset.
 
     Finds all .tar files below PATH, indexes their samples, splits them into train, val and
     test, and says how samples are decoded. Writes files beside the shards and into
     PATH/.nv-meta; the shards themselves are not changed. Shards that have not changed since
-    they were indexed are not read again. Asks for what no option says, unless told not to.
+    they were indexed are not read again. Prompts for anything not given
+    as an option, unless told not to.
 
     If PATH is a metadataset (.yaml), the indexes of its joins are built. If it is a .jsonl file,
     its lines are indexed, dealt to splits if --split-ratio is given, and left out if

@@ -68,9 +68,7 @@ _OPTIONS = (
     ),
     click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, metavar="NAME"),
     click.option("--skip-dataset-yaml", is_flag=True, help="Do not describe the samples."),
-    click.option(
-        "-y", "--yes", "write", is_flag=True, help="Write what was answered without asking."
-    ),
+    click.option("-y", "--yes", "write", is_flag=True, help="Write without confirmation."),
 )
 
 
@@ -132,7 +130,7 @@ def decide(
         path: Folder of the dataset.
         shards: Its shards.
         options: What the command was told.
-        ask: Whether somebody can be asked for the rest.
+        ask: Whether someone can be asked for the rest.
         source: Where the contents of the shards are: the folder, or that for which it stands.
 
     Raises:
@@ -184,7 +182,7 @@ def _usual(choices: Choices) -> Choices:
 
 
 def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath) -> Choices:
-    """Return the choices with what somebody at the terminal has answered."""
+    """Return the choices with what someone at the terminal has answered."""
     from rich.console import Console
 
     from energon.prepare.assistant.dialog import Assistant, Prompt

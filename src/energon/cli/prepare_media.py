@@ -30,13 +30,13 @@ _OPTIONS = (
         "--media-metadata-by-extension",
         "by_extension",
         is_flag=True,
-        help="Note sizes and durations of files whose names end like images, audio or video.",
+        help="Record sizes and durations of files with extensions of images, audio or video.",
     ),
     click.option(
         "--media-metadata-by-header",
         "by_header",
         is_flag=True,
-        help="The same for files whose first bytes are those of images, audio or video.",
+        help="The same for files whose content is detected as images, audio or video.",
     ),
     click.option(
         "--media-metadata-by-glob",
@@ -104,9 +104,11 @@ def show_failures(report: MediaReport) -> None:
 @click.command("prepare-media")
 @click.argument("path", type=ADDRESS)
 @media_options
-@click.option("--wait", is_flag=True, help="Wait for another process that prepares the dataset.")
+@click.option(
+    "--wait", is_flag=True, help="Wait for another process that is preparing the dataset."
+)
 @click.option("--tmp-path", type=click.Path(path_type=Path), hidden=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @reading_options
 @allow_option
 def command(
@@ -119,12 +121,12 @@ def command(
     as_json: bool,
     **reading: Any,
 ) -> None:
-    """Note sizes and durations of media files, for file stores to look up.
+    """Record the sizes and durations of media files, for file stores to look up.
 
     PATH is a prepared dataset, here or in an object store, or any folder of files that samples
     name. Files are not decoded; only their headers are read. Shards (and files of a folder) that
     have not changed since the last time are not looked at again, and a run that was interrupted
-    goes on.
+    continues.
 
     \b
     Example:

@@ -43,17 +43,25 @@ KITTY_PIECE = 4096
     *("--split", "--split-part", "split_part"),
     default="train",
     metavar="NAME",
-    help="Which split.",
+    help="Split to read.",
 )
 @click.option("--split-parts", hidden=True, help="Another --split: as it once was.")
 @click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
-@click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="Samples.")
-@click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="The first.")
+@click.option(
+    "--count", type=click.IntRange(1), default=3, show_default=True, help="Number of samples."
+)
+@click.option(
+    "--start",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Number of the first sample.",
+)
 @click.option("--key", "keys", metavar="KEY", multiple=True, help="The samples with this key.")
 @click.option(
     "--where",
     metavar="CONDITIONS",
-    help="Samples that fulfil conditions, like 'has:jpg json.width>=512', from --start on.",
+    help="Samples that meet conditions, like 'has:jpg json.width>=512', from --start on.",
 )
 @click.option(
     "--state",
@@ -73,7 +81,7 @@ KITTY_PIECE = 4096
     help="Draw images: as the terminal can, or with blocks of color.",
     show_default="on terminals",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @partial(allow_option, expose_value=True)
 def command(
     path: str,
@@ -227,7 +235,7 @@ def _show(sample: Any, draw: Callable[[NDArray[np.uint8]], Iterator[str]] | None
 def image_protocol(
     environment: Mapping[str, str],
 ) -> Callable[[NDArray[np.uint8]], Iterator[str]]:
-    """Return what draws images on a terminal, by what it says of itself.
+    """Return what draws images on a terminal, by what the terminal reports.
 
     kitty, Ghostty and WezTerm take PNG, xterm and foot with sixel in TERM take sixels. Within tmux
     and screen, which pass on neither, and everywhere else it is blocks of color.

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 @click.command("repair")
 @click.argument("path", type=ADDRESS)
 @click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
-@click.option("--drop", is_flag=True, help="Take lost shards out of the dataset and its splits.")
+@click.option("--drop", is_flag=True, help="Remove lost shards from the dataset and its splits.")
 @click.option(
     "--quarantine",
     metavar="FILE",
     help="List lost shards and samples in FILE, for `energon prepare --exclude-from`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @indexing_options
 @allow_option
 def command(
@@ -47,7 +47,7 @@ def command(
     descriptions are not changed, splits only with --drop. What is lost in shards cannot be
     repaired. PATH may be a URL: what is new is uploaded.
 
-    Exits with 0 if nothing is wrong any more, 1 if something still is, 2 if the dataset cannot
+    Exits with 0 if everything is repaired, 1 if something is still wrong, 2 if the dataset cannot
     be checked or repaired.
 
     \b

@@ -12,14 +12,14 @@ from energon.errors import EnergonError
 
 COMMANDS = {
     "cat": "Join shards: shuffled, sliced, with other fields or keys.",
-    "create": "Make a tar file by a recipe, or of a folder.",
+    "create": "Create a tar file from a recipe or a folder.",
     "index": "Write the index of shards: how many samples, and where.",
     "ls": "List the samples of shards.",
-    "proc": "Change every sample with a command or a function.",
+    "proc": "Transform every sample with a command or a function.",
     "sort": "Sort samples by key, by a field, or at random.",
-    "split": "Cut shards into shards of a number of samples or bytes.",
+    "split": "Split shards by number of samples or bytes.",
     "stat": "Count samples, fields and bytes.",
-    "verify": "Check that shards are whole, and what else may be wrong.",
+    "verify": "Check shards for damage and other problems.",
 }
 
 

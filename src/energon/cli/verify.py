@@ -27,7 +27,7 @@ MAX_SHOWN = 50
 @click.argument("path", type=ADDRESS)
 @click.option("--quick", is_flag=True, help="Compare sizes and dates only; read no shard.")
 @click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--quarantine",
     metavar="FILE",
@@ -43,7 +43,7 @@ def command(
     quarantine: str | None,
     **indexing: Any,
 ) -> None:
-    """Check the prepared dataset at PATH, and say what is wrong with it. Changes nothing.
+    """Check the prepared dataset at PATH, and report problems. Changes nothing.
 
     Compares the size and date of every shard with its index, all headers with the places of
     samples and parts in the index, the index with its own checksums, and shards, splits and
@@ -51,7 +51,7 @@ def command(
     `energon pack`, ShardWriter and `energon prepare --checksum` keep. PATH may be a URL: the
     index is copied here, and of shards only what is compared is read.
 
-    Exits with 0 if nothing is wrong, 1 if something is, 2 if the dataset cannot be checked.
+    Exits with 0 ifno problems, 1 if something is, 2 if the dataset cannot be checked.
 
     \b
     Example:
@@ -103,7 +103,7 @@ def show_report(report: Report) -> None:
     if report.num_checksums:
         checked += f", {counted(report.num_checksums, 'checksum')}"
     if report.ok:
-        echo(f"{checked}: nothing is wrong")
+        echo(f"{checked}:no problems")
         return
     repairable = sum(problem.repairable for problem in report.problems)
     problems = counted(len(report.problems), "problem")
@@ -114,6 +114,6 @@ def show_report(report: Report) -> None:
 
     if any(problem.kind in LOST for problem in report.problems):
         echo(
-            "restore the shards that are lost, from a copy, or go on without them: "
+            "restore the shards that are lost, from a copy, or continue without them: "
             f"`energon repair {report.dataset} --drop`"
         )

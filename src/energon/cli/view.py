@@ -26,14 +26,12 @@ if TYPE_CHECKING:
 
 @click.command("view")
 @click.argument("path")
-@click.option(
-    "--host", default="127.0.0.1", metavar="ADDRESS", help="Where to listen: this machine alone."
-)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
     default=8710,
     type=click.IntRange(0, 65535),
-    help="Where to listen; 0 takes any that is free.",
+    help="Port to listen on; 0 picks a free one.",
 )
 @click.option(
     "--server-name",

@@ -166,7 +166,7 @@ class _DryRun(pickle._Unpickler):
             except DecodeError:
                 raise
             except Exception as error:
-                raise DecodeError(f"it is no file of torch.save ({error!r})") from error
+                raise DecodeError(f"it is not a file of torch.save ({error!r})") from error
 
     def persistent_load(self, pid: Any) -> Any:
         return _Idle()

@@ -215,7 +215,7 @@ class AVDecoder:
     ) -> AVData:
         """Return clips of video and audio, see `get_video_clips` and `get_audio_clips`.
 
-        None for ranges gives None for their clips; so does a file without such a stream.
+        None for ranges returns None for their clips; so does a file without such a stream.
         """
         found = AVData(None, None, None, None)
         if video_clip_ranges is not None and self.has_video_stream():
@@ -335,7 +335,7 @@ class AVDecoder:
     def _warn(self, low: float, high: float, unit: str) -> None:
         if not self.suppress_warnings:
             logger.warning(
-                "a clip from %s to %s %s lies behind the end of the file", low, high, unit
+                "a clip from %s to %s %s lies beyond the end of the file", low, high, unit
             )
 
 

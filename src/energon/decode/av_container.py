@@ -68,10 +68,10 @@ def decoding() -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, import_av().error.FFmpegError):
-            # The stream could not be read, which is no fault of what is in it.
+            # The stream could not be read, which is not a fault of what is in it.
             raise
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        raise DecodeError(f"no whole audio or video file: {kind}{error}") from error
+        raise DecodeError(f"not a whole audio or video file: {kind}{error}") from error
 
 
 def as_stream(data: MediaStream | bytes) -> MediaStream:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 TOLERANCE_SECONDS = Fraction(1, 1_000_000)
-"""How far before a frame a time means that frame: 0.3 is no sum of binary fractions."""
+"""How far before a frame a time means that frame: 0.3 is not a sum of binary fractions."""
 FORWARD_SECONDS = 2
 """How far ahead frames are decoded rather than sought, if nobody knows where key frames are."""
 
@@ -293,7 +293,7 @@ class _Cursor:
     def advance(self) -> VideoFrame:
         """Return the following frame, which is the present one then."""
         if self.following is None:
-            raise IndexError("behind the last frame")
+            raise IndexError("after the last frame")
         self.present = self.following
         self.following = next(self._frames, None)
         return self.present

@@ -29,7 +29,7 @@ def decode_json(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > depth and _json_depth(data) > depth:
         raise too_deep()
     if data[:1] and data[0] in _PLAIN_STARTS and data[1:2] != b"\0":
-        # UTF-8 without a mark: the encoding has not to be found out. What is no value, or has
+        # UTF-8 without a mark: the encoding need not be detected. What is not a value, or has
         # something after it, is left to `loads`, which says what is wrong.
         text = data.decode("utf-8", "surrogatepass")
         try:

@@ -30,7 +30,7 @@ EXTENSIONS = frozenset(
         *("fli", "flc", "ftc", "ftu"),
     }
 )
-"""Of all that Pillow registers, what it decodes by itself, and what holds nothing but images."""
+"""Of all that Pillow registers, what it decodes on its own, and what holds nothing but images."""
 
 
 _JPEG_START = b"\xff\xd8"
@@ -167,7 +167,7 @@ def _open(
         # Some messages end with the address of the stream in memory.
         reason = str(error).partition(" <")[0]
         raise DecodeError(
-            f"{len(data)} bytes that begin with {data[:8]!r} are no whole image: {reason}"
+            f"{len(data)} bytes that begin with {data[:8]!r} are not a whole image: {reason}"
         ) from error
 
 
@@ -177,7 +177,7 @@ def _jpeg_pixels(
     resize: Resize | None,
     find_box: Callable[[int, int], Box],
 ) -> NDArray[np.uint8] | None:
-    """Return pixels if simplejpeg gives the same ones as Pillow would, else None."""
+    """Return pixels if simplejpeg returns the same ones as Pillow would, else None."""
     if spec.mode == "RGBA":
         return None
     try:

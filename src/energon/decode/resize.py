@@ -46,7 +46,7 @@ class RandomResizedCrop:
         ratio: Least and largest width of the rectangle, divided by its height.
 
     Raises:
-        ConfigError: If these are no two ascending numbers.
+        ConfigError: If these are not two ascending numbers.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -89,7 +89,7 @@ class Resize:
     """What size images get, and which part of them.
 
     Args:
-        size: Height and width; None leaves those that reducing gives.
+        size: Height and width; None keeps those that reducing produces.
         min_size: What both sides keep at least while the image is reduced by 2, 4 or 8; None
             does not reduce it, unless there is a `size`.
         crop: Which part is taken; None for all of it.

@@ -58,7 +58,7 @@ class SampleDecoder:
             them as they are. JPEGs are decoded at a half, a quarter or an eighth of their size
             where that still has as many pixels, which is faster. Aspect ratios are not kept,
             unless `random_resized_crop` takes the part that has the right one.
-        min_size: The same without scaling to one size: images come as small as halving gives
+        min_size: The same without scaling to one size: images come as small as halving makes them
             while both sides keep as many pixels, and keep their aspect ratio.
         random_resized_crop: Which random part of each image becomes the whole, before it gets its
             `image_size`; True for that of torchvision. Functions of the seed of the run, the
@@ -189,7 +189,7 @@ class SampleDecoder:
             raise
         except Exception as error:
             raise DecodeError(
-                f"{fname}: {len(raw)} bytes that begin with {raw[:16]!r} are no {extension}: "
+                f"{fname}: {len(raw)} bytes that begin with {raw[:16]!r} are not {extension}: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -319,7 +319,7 @@ def _gunzip(data: bytes) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
             unpacked = stream.read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DecodeError(f"no whole gzip data: {error}") from error
+        raise DecodeError(f"incomplete gzip data: {error}") from error
     check_limit(len(unpacked), UNPACKED_BYTES, f"it unpacks to more than {limit} bytes")
     return unpacked
 

@@ -57,7 +57,7 @@ def load_listing(data: bytes, *, origin: str) -> dict[str, ListedFolder]:
     try:
         return dict(_parsed(data[len(MAGIC) :].split(b"\n"), origin))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{origin}: is no listing of folders: {error!r}; {again}") from error
+        raise FormatError(f"{origin}: is not a listing of folders: {error!r}; {again}") from error
 
 
 def _parsed(lines: Iterable[bytes], origin: str) -> Iterable[tuple[str, ListedFolder]]:

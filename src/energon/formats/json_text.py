@@ -19,7 +19,7 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
         hint: What messages say at their end.
 
     Raises:
-        FormatError: If it is no JSON, or beyond the limits.
+        FormatError: If it is not JSON, or beyond the limits.
     """
     more = f"; {hint}" if hint else ""
     check_document(len(text), origin)

@@ -70,7 +70,7 @@ def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
     if size < len(MAGIC) + TAIL_BYTES or tail[-4:] not in (MAGIC, b"PARE"):
         raise TruncatedError(
             f"{origin}: {size} bytes that end with {tail[-4:]!r}, not with {MAGIC!r}; it is cut "
-            "off, or no Parquet file"
+            "off, or not a Parquet file"
         )
     if tail[-4:] != MAGIC:
         raise FormatError(f"{origin}: is encrypted, which is not supported; write it in plain")

@@ -101,7 +101,9 @@ class TokenIndex:
                 "no index of a token file"
             )
         if len(data) < _HEADER.size:
-            raise TruncatedError(f"{origin}: has {len(data)} bytes, no whole header; copy it again")
+            raise TruncatedError(
+                f"{origin}: has {len(data)} bytes, not a whole header; copy it again"
+            )
         _, version, code, sequences, documents = _HEADER.unpack(data[: _HEADER.size])
         if version != VERSION:
             raise FormatError(f"{origin}: has version {version}, only {VERSION} is known")

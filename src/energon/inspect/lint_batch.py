@@ -1,6 +1,6 @@
 """Decode some samples of a dataset, and say which fail and why. Runs in worker processes.
 
-Files of folders are decoded likewise. Findings that say the same of different samples are put
+Files of folders are decoded the same way. Findings that say the same of different samples are put
 together.
 """
 

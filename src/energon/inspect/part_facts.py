@@ -119,5 +119,5 @@ def _array_facts(file: BrowsedFile) -> dict[str, float]:
             }[version]
             shape, _, _ = read(stream)
         except (ValueError, KeyError, OSError, EOFError) as error:
-            raise DecodeError(f"no array that can be read: {error}") from error
+            raise DecodeError(f"not a readable array: {error}") from error
     return {"length": shape[0]} if shape else {}

@@ -31,7 +31,7 @@ from energon.stages.read import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 POINTS = 120
 MAX_DRAWN = 12
-"""Datasets that are drawn by themselves; the others, of which less is read, are put together."""
+"""Datasets that are drawn on their own; the others, of which less is read, are put together."""
 _REST_COLOR = "#c7c7c7"
 
 

@@ -309,8 +309,8 @@ def _ranks(state: State, given: int | None) -> int:
     done = sum(position["batches"] for position in state["positions"].values())
     if done % given and not any(each.get("ended") for each in state["positions"].values()):
         raise ConfigError(
-            f"the run has given {done} batches, so it had no {given} ranks with equally many; "
-            "give the number of ranks of the run, --world-size"
+            f"the run has delivered {done} batches, so it cannot have had {given} ranks with "
+            f"equally many; give the number of ranks of the run, --world-size"
         )
     return given
 

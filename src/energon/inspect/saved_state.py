@@ -65,7 +65,7 @@ def compare_states(first: State, second: State) -> Iterator[str]:
 
 
 def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
-    """Return a state that goes on as many steps later, as if these had been delivered.
+    """Return a state that continues as many steps later, as if these had been delivered.
 
     Args:
         state: A merged state of all lanes.
@@ -81,7 +81,7 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
     batch_size = about["batch_size"] or 1
     begun = [p for p in positions.values() if p.saved_state() is not None]
     if not begun:
-        raise StateError("the run has not begun, so there is nothing to go on from; run a step")
+        raise StateError("the run has not begun, so there is nothing to continue from; run a step")
     shifts = {_shift(position, batch_size) for position in begun}
     if len(shifts) > 1 or (not about.get("eras") and shifts != {0}):
         raise StateError(

@@ -134,7 +134,7 @@ def _compare_field(
     try:
         value = decode_json(file.read())
     except (EnergonError, ValueError):
-        return False  # what is no JSON has no fields
+        return False  # what is not JSON has no fields
     for step in path:
         if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
             value = value[int(step)]

@@ -85,7 +85,7 @@ def _create(target: Path) -> tuple[Path, int]:
     except FileNotFoundError:
         raise
     except OSError:
-        return _create_another(target)  # somebody else's, or no file
+        return _create_another(target)  # someone else's, or no file
     try:
         if hold_lock(descriptor, wait=False):
             about = os.fstat(descriptor)

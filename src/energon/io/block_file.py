@@ -3,7 +3,7 @@
 Beside the data, which may have holes, lies a map with a checksum for each block that is there.
 Blocks are checked whenever they are read: what was cut off or overwritten is fetched again. All
 processes of a machine share the file; a block that one of them is fetching is waited for. Where
-a server gives whole objects only, blocks can be read while the rest is still coming.
+a server serves whole objects only, blocks can be read while the rest is still coming.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class BlockFile:
                 break
         if total != self.size:
             raise StorageError(
-                f"{self.path.name}: got {total} bytes or more, wanted {self.size} in all; the "
+                f"{self.path.name}: got {total} bytes or more, expected {self.size} in all; the "
                 "object has changed, open it again"
             )
         return wanted
@@ -246,7 +246,7 @@ def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -
         place += len(chunk)
         if place >= stop:
             return b"".join(parts)
-    raise StorageError(f"got {place} bytes, wanted {stop}; the object has changed, open it again")
+    raise StorageError(f"got {place} bytes, expected {stop}; the object has changed, open it again")
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

@@ -2,7 +2,8 @@
 
 An entry belongs to one version of one object: its name is a digest of address and version, so a
 replaced object never meets an old copy. The least recently used entries make room for new ones.
-The folder may be deleted at any time; programs that use it go on and fetch again. So they do when
+The folder may be deleted at any time; programs that use it continue and fetch again. So they do
+when
 an entry is damaged, and when the disk is full: nothing depends on the cache but the time it takes.
 """
 
@@ -223,7 +224,7 @@ class _Entry(NamedTuple):
 
 
 def _touch(path: Path) -> None:
-    """Note that an entry is used, whatever the file system notes by itself."""
+    """Note that an entry is used, whatever the file system notes on its own."""
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
@@ -252,7 +253,7 @@ def _is_whole(path: Path) -> bool:
         return False
     if about.st_mtime_ns == mtime_ns:
         return True
-    # Somebody has written to it, or only copied it.
+    # Someone has written to it, or only copied it.
     found = 0
     with open(path, "rb") as file:
         while data := file.read(_CHECKSUM_BYTES):

@@ -128,7 +128,7 @@ class EPath:
     """A path on this machine, in an object store, or on a web server.
 
     Immutable; may be pickled, and holds no credentials beyond what was written into the URL.
-    `str()` gives it without those, `url` and `os.fspath` as it is.
+    `str()` returns it without those, `url` and `os.fspath` as it is.
 
     Example:
         dataset = EPath("s3://bucket/coco")

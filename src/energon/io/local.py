@@ -89,7 +89,7 @@ class OpenFile:
             raise cut_off(self.path, end, offset, size)
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size:
-            # Linux gives at most 2 GiB at once.
+            # Linux returns at most 2 GiB at once.
             more = os.pread(self.descriptor, size - len(data), offset + len(data))
             if not more:
                 raise cut_off(self.path, offset + len(data), offset, size)
@@ -108,8 +108,8 @@ class OpenFile:
 def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
     """Return the error that a file which ends at byte `end` does not have a range."""
     return TruncatedError(
-        f"{path}: ends at byte {end}, wanted {size} bytes from byte {offset}; the file is cut off "
-        "or changed since it was indexed, restore it or run `energon prepare` again"
+        f"{path}: ends at byte {end}, expected {size} bytes from byte {offset}; the file is cut "
+        f"off or changed since it was indexed, restore it or run `energon prepare` again"
     )
 
 

@@ -248,7 +248,7 @@ def _read_msc(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"MSC_CONFIG: there is no file {path}") from None
     except (ValueError, yaml.YAMLError):
         # What the parser says may quote a line with a key in it.
-        raise ConfigError(f"{path}: is no YAML or JSON") from None
+        raise ConfigError(f"{path}: is not YAML or JSON") from None
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: expected `profiles:` with a profile for each name")
     expanded: Mapping[str, Any] = _expanded(document)
@@ -269,7 +269,7 @@ def _read_rclone(path: Path) -> Mapping[str, Mapping[str, str]]:
     try:
         parser.read(path)
     except configparser.Error:
-        raise ConfigError(f"{path}: is no configuration of rclone") from None
+        raise ConfigError(f"{path}: is not a configuration of rclone") from None
     return {name: dict(parser[name]) for name in parser.sections()}
 
 

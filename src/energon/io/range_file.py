@@ -81,7 +81,7 @@ ASSUMED_BYTES_PER_SECOND = 50e6
 
 
 class SkippingReader:
-    """Gives pieces of an object in ascending order. Used by one thread.
+    """Yields pieces of an object in ascending order. Used by one thread.
 
     Args:
         object_: What to read.

@@ -55,7 +55,7 @@ def open_store(address: str | os.PathLike[str]) -> tuple[Store, str]:
     if scheme in ("", "file"):
         return _store("file:///", lambda: LocalBackend("/")), os.path.abspath(local_path(text))
     if scheme == "pipe":
-        raise ConfigError("pipe: can be streamed only, by `energon.webdataset`; it is no store")
+        raise ConfigError("pipe: can be streamed only, by `energon.webdataset`; it is not a store")
     parts = split_address(text)
     return _store(parts.root, lambda: _make(parts)), parts.key
 

@@ -124,7 +124,7 @@ class Retries:
                 self._say(error, begun, seconds)
 
     def waited(self, place: str, seconds: float) -> None:
-        """Say that somebody has waited so long for what was asked for and is not answered."""
+        """Say that someone has waited so long for what was asked for and is not answered."""
         warn_every(
             SAY_SECONDS,
             logger,

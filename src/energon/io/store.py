@@ -373,12 +373,12 @@ class Store:
             )
         if size < stop:
             raise TruncatedError(
-                f"{self.place(key)}: ends at byte {size}, wanted {stop - start} bytes from byte "
+                f"{self.place(key)}: ends at byte {size}, expected {stop - start} bytes from byte "
                 f"{start}; the object is cut off or changed since it was indexed, restore it or "
                 "run `energon prepare` again"
             )
         raise StorageError(
-            f"{self.place(key)}: got {len(data)} bytes from byte {start}, wanted {stop - start}",
+            f"{self.place(key)}: got {len(data)} bytes from byte {start}, expected {stop - start}",
             transient=True,
         )
 

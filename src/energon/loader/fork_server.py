@@ -136,7 +136,7 @@ def exit_code(pid: int) -> int:
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        # Somebody else has waited for it, or the system does not keep exit codes.
+        # Someone else has waited for it, or the system does not keep exit codes.
         return RUNNING if _exists(pid) else 0
     return os.waitstatus_to_exitcode(status) if found else RUNNING
 
@@ -186,7 +186,7 @@ def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] =
 
 
 def _flush() -> None:
-    """Write what is buffered, if there is somebody to read it."""
+    """Write what is buffered, if there is someone to read it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()

@@ -98,7 +98,7 @@ class LaneHost:
 
     Args:
         pipeline: What the lanes run.
-        positions: Where each hosted lane goes on.
+        positions: Where each hosted lane continues.
         lanes: How many lanes the run has in all.
         watch: Told about every step; None means nobody.
     """

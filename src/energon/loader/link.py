@@ -93,7 +93,7 @@ class ProcessLink:
             self._logs = LogReceiver(self._lifeline)
             _links.add(self)
         self._channel.setblocking(False)
-        # The fork server may take a while. A worker that nobody knows, it gets rid of itself.
+        # The fork server may take a while. It cleans up workers that nobody knows.
         with nullcontext() if self._method == "forkserver" else undisturbed():
             self._process = start_process(
                 self._method, [channel.fileno(), lifeline.fileno()], imports_torch=imports_torch
@@ -191,7 +191,7 @@ class ProcessLink:
         self._read_logs_at = time.monotonic() + _LOG_SECONDS
 
     def _read(self, message: Message) -> list[Event]:
-        """Return the events in a slot, and tell the worker what has become of the slot."""
+        """Return the events in a slot, and tell the worker what has happened to the slot."""
         if message.descriptors:
             self._slots[message.slot] = map_shared(message.descriptors[0])
         slot = message.slot

@@ -110,7 +110,7 @@ class RankStream:
 class BasicDataLoader:
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
-    Every `for` loop goes on where the one before stopped, be it by `break` or at the end of a
+    Every `for` loop continues where the one before stopped, whether by `break` or at the end of a
     virtual epoch; when the data has ended, the next loop starts at the first batch. Loops over
     a validation pipeline always start at the first batch. Workers start with the first batch
     and live until the loader is closed or forgotten.
@@ -339,8 +339,8 @@ class BasicDataLoader:
         except StopIteration:
             raise
         except Exception:
-            # What workers have done ahead is dropped: the next call goes on after the last
-            # batch that was delivered, be it to fail again or not.
+            # What workers have done ahead is dropped: the next call continues after the last
+            # batch that was delivered, even if it fails again.
             self._stream = None
             raise
         except BaseException:
@@ -392,7 +392,7 @@ class _Loop(Iterator[Any]):
         return batch
 
     def _count_batch(self) -> None:
-        """Say once that the loop goes on, though it has had as many batches as it was told."""
+        """Say once that the loop continues, though it has had as many batches as it was told."""
         self._count += 1
         if self._pass_length is None:
             self._pass_length = self._loader._endless_length()

@@ -27,7 +27,7 @@ class Pipeline(Protocol):
 
     @property
     def restart(self) -> bool:
-        """Whether each `iter()` starts at the first batch (validation) instead of going on."""
+        """Whether each `iter()` starts at the first batch (validation) instead of continuing."""
 
     def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[Any]:
         """Return the batches of `lane` from where `state` was saved; None is the beginning."""

@@ -122,7 +122,7 @@ class _Server:
     """A fork server of this process, seen from here.
 
     After an interrupt within a request nobody knows what it is at, so it starts no more workers;
-    those that it has started go on.
+    those that it has started continue.
     """
 
     def __init__(self) -> None:

@@ -131,7 +131,7 @@ def make_process_workers(
 class ProcessWorker:
     """Hosts lanes in a process.
 
-    When the process ends or makes no progress, another one goes on after the last batch that
+    When the process ends or makes no progress, another one continues after the last batch that
     was taken. So the order of batches and the state are those of a run without a fault, except
     that a row at which workers die again and again is left out.
 
@@ -302,7 +302,7 @@ class ProcessWorker:
             )
         if verdict is Verdict.GIVE_UP:
             raise WorkerError(
-                f"{text}\nThis happened too often to go on; run with num_workers=0 to see it in "
+                f"{text}\nThis happened too often to continue; run with num_workers=0 to see it in "
                 "the training process"
             )
         if verdict is Verdict.SKIP and address is not None:

@@ -1,6 +1,6 @@
 """Give a saved run another number of lanes.
 
-States go on exactly with the lanes that they have. Other lanes are for world sizes that do not
+States continue exactly with the lanes that they have. Other lanes are for world sizes that do not
 divide these: the position in every dataset is kept to the sample, the number of the next batch to
 one of each new lane. What lanes held back for packing or groups counts as not read.
 """

@@ -52,7 +52,7 @@ def gather_states(state: State, config: WorkerConfig, *, dst_rank: int) -> list[
 def scatter_states(
     make: Callable[[], list[State]], config: WorkerConfig, *, src_rank: int
 ) -> State:
-    """Return what `make`, called on `src_rank` of the data-parallel group, gives for this rank.
+    """Call `make` on `src_rank` of the data-parallel group; return its result for this rank.
 
     All ranks of the group have to call this. If `make` fails, all of them raise.
     """
@@ -151,7 +151,7 @@ class SavableDataLoader(BasicDataLoader):
                 is none yet, stays at the beginning.
             strict: Which differences between saved and present configuration are errors; see
                 `restore_state_global`.
-            relane: Whether the run may go on with other lanes, for which a state of all ranks
+            relane: Whether the run may continue with other lanes, for which a state of all ranks
                 is needed; see `restore_state_global`.
         """
         if state is None:
@@ -195,10 +195,10 @@ class SavableDataLoader(BasicDataLoader):
                 where `state` is ignored; all of them have to call this. None means that each
                 rank was given the state.
             strict: True raises if configuration or data differ from what was saved; False
-                goes on from the same rows whatever differs; a collection of names, like
+                continues from the same rows whatever differs; a collection of names, like
                 `["batch_size", "data.train"]`, lets only these differ; "steps" lets ranks be
-                after different numbers of batches, from where each goes on.
-            relane: Whether the run may go on with other lanes, if those of the state cannot be
+                after different numbers of batches, from where each continues.
+            relane: Whether the run may continue with other lanes, if those of the state cannot be
                 dealt to this world size, or `WorkerConfig(lanes=...)` names others. The position
                 in all data is kept and later epochs are exact, but some samples of the epochs in
                 progress may come again or be left out; how many is logged.
@@ -240,7 +240,7 @@ class SavableDataLoader(BasicDataLoader):
                 log,
                 "state of one rank",
                 "state_dict() of rank 0 has the lanes of that rank only, of %d ranks. Save those "
-                "of all: torch.distributed.checkpoint does so by itself, and "
+                "of all: torch.distributed.checkpoint does so on its own, and "
                 "save_state_global() gathers them on one rank",
                 whose[1],
             )
@@ -269,7 +269,8 @@ class SavableDataLoader(BasicDataLoader):
             raise StateError(
                 f"the state was saved with {counted(lanes, 'lane')}, this loader has "
                 f"WorkerConfig(lanes={self.worker_config.lanes}); leave lanes out to take them "
-                "from the state, or pass relane=True to go on with these, to within a batch of each"
+                "from the state, or pass relane=True to continue with these, to within a batch of "
+                "each"
             )
         wanted = self.worker_config.rank_lanes(lanes)
         state, whose = self._filled(state, wanted), covered_by(state)
@@ -314,7 +315,9 @@ class SavableDataLoader(BasicDataLoader):
             config.rank_lanes(lanes, hint=f"nor can it be given others ({error})")
             raise
         if not relane and (relaned.again or relaned.left_out):
-            config.rank_lanes(lanes, hint=f"or pass relane=True to go on with {relaned.describe()}")
+            config.rank_lanes(
+                lanes, hint=f"or pass relane=True to continue with {relaned.describe()}"
+            )
         log.warning("the state of %s was given %s", counted(lanes, "lane"), relaned.describe())
         return relaned.state
 
@@ -357,7 +360,7 @@ class SavableDataLoader(BasicDataLoader):
             )
 
     def _is_turn(self, state: State, whose: tuple[int, int, bool] | None) -> bool:
-        """Return whether all ranks of this run go on with the same turn from a state."""
+        """Return whether all ranks of this run continue with the same turn from a state."""
         config, lanes = self.worker_config, state["lanes"]
         if len(state["positions"]) < lanes:
             return whose is not None and whose[1:] == (config.world_size, True)
@@ -398,7 +401,7 @@ def _merged(state: State | Sequence[State] | None, strict: bool | Collection[str
     """Return `state` merged, and checked to be of one step of the run."""
     merged = merge_states(state)
     if ahead := check_steps(state, merged, strict=strict):
-        log.warning("%s; each lane goes on from where it was", ahead)
+        log.warning("%s; each lane continues from where it was", ahead)
     return merged
 
 

@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What ends a program, unless the program handles it."""
 
 GRACE_SECONDS = 0.5
-"""How long workers get to leave by themselves, once the training process is gone."""
+"""How long workers get to leave on their own, once the training process is gone."""
 
 
 def leave_signals_to_parent() -> None:

@@ -187,7 +187,7 @@ def check_steps(
         strict: Whether that is an error; see `check_fingerprint`, where it is called "steps".
 
     Returns:
-        Who was ahead, in words, if that is let through; each lane goes on from where it was then.
+        Who was ahead, in words, if that is let through; each lane continues from where it was then.
 
     Raises:
         StateError: If some lanes were ahead of others.
@@ -195,7 +195,7 @@ def check_steps(
     lanes = merged["lanes"]
     positions = {int(v): LanePosition.from_json(p) for v, p in merged["positions"].items()}
     if any(position.ended for position in positions.values()):
-        # Where data end, some ranks are through before others: steps are no turns any more.
+        # Where data end, some ranks are through before others: steps are not turns any more.
         return None
     last = max(
         (p.batches * lanes - lanes + v for v, p in positions.items() if p.batches), default=0
@@ -209,7 +209,7 @@ def check_steps(
     if not _may_differ("steps", strict):
         raise StateError(
             f"{text}. Pass the states of one checkpoint; or, if the ranks were really apart, let "
-            'each lane go on from where it was: strict=["steps"]'
+            'each lane continue from where it was: strict=["steps"]'
         )
     return text
 
@@ -295,8 +295,8 @@ def check_fingerprint(
         raise StateError(
             "the state was saved by another run:\n  "
             + "\n  ".join(refused)
-            + "\nRestore it with the configuration and data it was saved with, or go on from the "
-            f"same rows with what differs: strict={sorted(set(names))}, or False for anything"
+            + "\nRestore it with the configuration and data it was saved with, or continue from "
+            f"the same rows with what differs: strict={sorted(set(names))}, or False for anything"
         )
     return waived
 

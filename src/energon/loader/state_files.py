@@ -58,7 +58,7 @@ def _states_in(content: Any) -> Iterator[State]:
 
 
 def redistribute(state: State, world_size: int) -> list[State]:
-    """Return the states of the ranks of a run of `world_size`, which go on where `state` was.
+    """Return the states of the ranks of a run of `world_size`, which continue where `state` was.
 
     Raises:
         ConfigError: If the lanes of the state cannot be dealt to so many ranks.
@@ -163,7 +163,7 @@ def _read(file: AnyPath) -> Any:
 
 
 def _read_torch(data: bytes, file: AnyPath) -> Any:
-    with needs_extra("torch", f"{file} is no JSON, and reading what torch has saved needs it"):
+    with needs_extra("torch", f"{file} is not JSON, and reading what torch has saved needs it"):
         import torch
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -78,7 +78,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class LanesToOpen:
-    """Which lanes a worker hosts from now on, and where they go on."""
+    """Which lanes a worker hosts from now on, and where they continue."""
 
     lanes: int
     positions: dict[int, LanePosition]

@@ -1,4 +1,4 @@
-"""Go on behind a problem, so that a call names all that is wrong and not only the first of it."""
+"""Continue after a problem, so that a call reports all problems and not only the first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _placed(problem: Exception, place: str) -> Exception:
 
 
 def _messages(text: str) -> list[str]:
-    """Return the messages of a text: each begins with a place, and may go on in further lines."""
+    """Return the messages in a text: each begins with a place, and may span several lines."""
     found: list[str] = []
     for line in text.splitlines():
         if found and not _PLACE.match(line):

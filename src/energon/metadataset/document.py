@@ -77,7 +77,7 @@ def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | B
 
     Raises:
         FormatError: If it is not YAML.
-        ConfigError: If it is no mapping.
+        ConfigError: If it is not a mapping.
         SecurityError: If it reads the environment and may not.
     """
     origin = redact(path)

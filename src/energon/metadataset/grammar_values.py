@@ -79,7 +79,7 @@ def _schedule(raw: Mapping[Any, Any]) -> tuple[Point, ...]:
 
 def _point(position: Any, value: Any) -> Point:
     if not _is_finite(position) or position < 0:
-        raise ValueError(f"{position!r} is no position; expected a number from 0, like 100_000")
+        raise ValueError(f"{position!r} is not a position; expected a number from 0, like 100_000")
     if position != int(position):
         raise ValueError(f"position {position!r} is not a whole number")
     ramp = _RAMP.fullmatch(value.strip()) if isinstance(value, str) else None

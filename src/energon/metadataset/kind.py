@@ -24,7 +24,7 @@ class KindEntry(NamedTuple):
     Args:
         name: As documents and reports call it.
         home: `module:attribute` of a `DatasetKind`, imported when a dataset of the kind is used;
-            empty for what is no dataset.
+            empty for what is not a dataset.
         suffixes: A path is of this kind if it ends so, and is a file.
         markers: A folder is of this kind if one of these files is in its `.nv-meta`.
         has_samples: Whether it can be trained with; False for what is only auxiliary data.
@@ -329,7 +329,7 @@ def _target(path: str) -> str:
     if not is_remote(path):
         return f"{os.path.splitext(os.path.normpath(path))[0]}_packed"
     if not split_address(path).key:
-        return "TARGET"  # what is beside a bucket is somebody else's
+        return "TARGET"  # what is beside a bucket is someone else's
     return f"{os.path.splitext(redact(path).rstrip('/'))[0]}_packed"
 
 

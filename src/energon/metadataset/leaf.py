@@ -71,7 +71,7 @@ class Leaf:
         repetitions: How often its samples come in an epochized blend; may be a fraction.
         subflavors: Those of all levels, outer ones over inner ones. Those of the dataset's own
             `dataset.yaml` lie below and are not in here.
-        shuffle_over_epochs_multiplier: 1 shuffles each epoch by itself, m over m epochs, -1
+        shuffle_over_epochs_multiplier: 1 shuffles each epoch on its own, m over m epochs, -1
             draws with replacement, None keeps the order of the data.
         subsets: Ranges to narrow the split to, the innermost first.
         aux: Addresses of auxiliary data by the name that cookers know them by. Local paths are

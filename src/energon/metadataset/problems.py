@@ -115,7 +115,7 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
     known = re.findall("'([^']*)'", wanted) if kind == "literal_error" else []
     if len(known) > 1:
         wanted += _proposal(str(error["input"]), known)
-    return f"{subject}, wanted {wanted}"
+    return f"{subject}, expected {wanted}"
 
 
 def _proposal(found: str, known: Collection[str]) -> str:
@@ -175,7 +175,7 @@ def _at(address: DocumentPath, raw: Any) -> Any:
 
 
 def _key(parent: Any, step: int | str) -> Any:
-    """Return the key that a step stands for: of keys that are no text, it is their `str`."""
+    """Return the key that a step stands for: of keys that are not text, it is their `str`."""
     if not isinstance(parent, Mapping) or step in parent:
         return step
     return next((key for key in parent if str(key) == step), step)

@@ -1,7 +1,7 @@
 """Follow one split of a metadataset to its leaves.
 
 Every node becomes a tree (`tree.py`): its leaves, and how they are mixed. A node multiplies
-what it says of itself into the leaves below it, so what is innermost is applied first:
+its own settings into the leaves below it, so what is innermost is applied first:
 
     repetitions      product of the levels
     subflavors       outer ones over inner ones
@@ -130,7 +130,7 @@ def resolve(
         ConfigError: If documents make no sense; names all places, and all that is missing.
         SecurityError: If a document needs what is not allowed.
         EmptyDatasetError: If the split is there and names no dataset.
-        DatasetNotFoundError: If nothing is wrong but that something is not there; names all of it.
+        DatasetNotFoundError: Ifno problems but that something is not there; names all of it.
     """
     walk = _Walk(training, allow, must_exist)
     context = NodeContext(
@@ -186,7 +186,7 @@ class _Branch:
 
 
 class _TooMuchError(Exception):
-    """Ends the walk, where other problems are kept and it goes on."""
+    """Ends the walk, where other problems are kept and it continues."""
 
 
 def _num_points(entry: Weighted) -> int:

@@ -182,7 +182,7 @@ def sources_of(tree: Tree) -> tuple[tuple[int, ...], ...]:
 
 
 def mix_of(tree: Tree) -> Mix:
-    """Return the shares of the sources; a tree that is no blend is the only source."""
+    """Return the shares of the sources; a tree that is not a blend is the only source."""
     if isinstance(tree, BlendTree):
         return _mix(tree, iter(range(sum(1 for _ in _sources(tree)))))
     return Mix.flat([1.0])

@@ -121,7 +121,7 @@ class _Scope:
             value = self.reference(whole, depth, whole=True)
             self.spend(value)
             return value
-        # Behind the last brace is no reference, and nothing to be searched for the end of one.
+        # After the last brace there is no reference, and no end of one to search for.
         end = text.rfind("}") + 1
         return _REFERENCE.sub(lambda match: self.inserted(match, depth), text[:end]) + text[end:]
 
@@ -130,7 +130,7 @@ class _Scope:
             return "${"
         value = self.reference(match, depth, whole=False)
         if isinstance(value, Mapping | list):
-            self.complain(match, "is no text that could be put into other text")
+            self.complain(match, "is not text that could be put into other text")
             return match[0]
         self.spend(value)
         return str(value)

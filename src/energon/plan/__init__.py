@@ -5,7 +5,7 @@ lanes, so an order that is a function of (configuration, seed, lane, row) depend
 
 Rows. `plan.rows(lane, start, count)` returns arrays that say for each row of a lane which
 leaf, which epoch of it and which sample come there. It is a pure function: any start costs
-the same, any cut gives the same rows, and nothing has to be remembered.
+the same, any cut yields the same rows, and nothing has to be remembered.
 
 Epochs. The k-th draw of lane v from a leaf of n samples is draw number K = k·V + v of that
 leaf. K // n is the epoch, K % n the position in it, and the positions of an epoch are mapped
@@ -23,7 +23,7 @@ shuffle.
 Blends are stratified patterns of sources (`blend_stages.py`), which realise the weights almost
 exactly in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may
 change over a run (`curve.py`). Between two changes lies a stage with a pattern of its own, and
-draws go on from one stage to the next without a gap (`blend_stages.py`), also where a source is
+draws continue from one stage to the next without a gap (`blend_stages.py`), also where a source is
 used up or a run was restored with another mix. Epochized blends and validation lay leaves end to
 end as one line (`line.py`); a line may be a source of a blend. What a shuffle buffer would do is
 a permutation of rows in windows (`window.py`).

@@ -8,7 +8,8 @@ number of the draw, and everything else is the order of the source.
 Shares change at rows: those that a schedule names, those at which the run was restored with
 another mix, and those at which a lane has made its last draw of a source that is used up. A
 *stage* lies between two changes. Counts at the beginning of a stage are the base of what
-follows (`blend_stages.py`), so the draws of a source go on without a gap and its epochs stay exact.
+follows (`blend_stages.py`), so the draws of a source continue without a gap and its epochs stay
+exact.
 
 Of a source with a limit of D draws, lane v may make those with k·V + v < D. Over all lanes
 these are the first D, exactly.
@@ -118,8 +119,8 @@ class BlendPlan:
             if not gaps:
                 raise StateError(
                     f"lane {lane}: samples of {self.gone[-1 - int(source.min())]} wait in a window "
-                    "that is to be read again, but it is no longer in the blend; give it weight 0 "
-                    "instead of taking it out"
+                    "that the run should read again, but it is no longer in the blend; give it "
+                    "weight 0 instead of taking it out"
                 )
             found, there = self.at(lane, rows[~gone]), np.flatnonzero(~gone)
             columns = [np.full(len(rows), -1, column.dtype) for column in found]

@@ -306,7 +306,7 @@ class BlendStages:
             quotas = self._quotas(lane, mix)
             used = [source for source, quota in quotas.items() if drawn[source] >= quota]
             knot = self._next_knot(mix, row)
-            # The shares of a ramp are those of its whole step, be it that the mix changes within:
+            # The shares of a ramp are those of its whole step, even if the mix changes within:
             # rows before a change are what they were when nobody knew of it.
             mixture = self._mixtures.of(mix, row, knot, used)
             if mixture is None:
@@ -341,7 +341,7 @@ class BlendStages:
         return self.mixes[len(changes) if row is None else bisect_right(changes, row)]
 
     def _next_knot(self, mix: Mix, row: int) -> int | None:
-        """Return the first row behind `row` at which a mix changes by itself."""
+        """Return the first row behind `row` at which a mix changes on its own."""
         knots = self._knots[id(mix)]
         return next(iter(knots[bisect_right(knots, row) :]), None)
 

@@ -140,7 +140,7 @@ def epochized_plan(
 def concat_plan(
     leaves: Sequence[PlanLeaf], *, lanes: int, stripe: int = 1, eras: Sequence[Era] = ()
 ) -> BlendPlan | LinePlan | WindowPlan:
-    """Return the finite plan that gives each sample once, leaf after leaf, in order.
+    """Return the finite plan that yields each sample once, leaf after leaf, in order.
 
     Args:
         leaves: At least one; weights and repetitions do not count.

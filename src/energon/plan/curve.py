@@ -33,7 +33,7 @@ class Clock(NamedTuple):
     All lanes advance together, so the first `n` samples of a run are the first `n / lanes`
     rows of each. Positions that fall between rows or batches are rounded up.
 
-    Where a run goes on with another number of lanes, rows count from there, and positions
+    Where a run continues with another number of lanes, rows count from there, and positions
     before it have negative rows.
     """
 

@@ -1,4 +1,4 @@
-"""End the era of a run in which it has some lanes, so that it can go on with others.
+"""End the era of a run in which it has some lanes, so that it can continue with others.
 
 Lanes do not read at the same pace where hooks skip samples, so what they have drawn from a source
 is not quite its first D draws. Those who come after them begin with draw D, D being how many were
@@ -20,7 +20,7 @@ from energon.plan.window import WindowPlan
 
 
 class EndedEra(NamedTuple):
-    """How a run goes on with other lanes."""
+    """How a run continues with other lanes."""
 
     recipe: PlanRecipe
     """Its order, for any number of lanes from now on."""
@@ -38,7 +38,7 @@ def end_era(
     stripe: int,
     changes: Mapping[int, tuple[int, ...]] | None = None,
 ) -> EndedEra:
-    """Return how a run goes on that has done with some rows of all its lanes.
+    """Return how a run continues that has done with some rows of all its lanes.
 
     Args:
         recipe: Its order until now.

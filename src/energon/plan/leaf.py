@@ -17,7 +17,7 @@ reading consecutive samples:
 
 Everything is computed element by element on arrays, for draws of many leaves at once.
 
-A run may go on with another number of lanes (`Era`). Then draw numbers go on where they were,
+A run may continue with another number of lanes (`Era`). Then draw numbers continue where they were,
 K = D + k·V + v, and an epoch that has begun keeps its columns, so it is not permuted again.
 """
 

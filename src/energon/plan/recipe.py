@@ -26,7 +26,7 @@ WHOLE = "all"
 
 
 class _Continued(NamedTuple):
-    """What a run takes over from the state that it goes on from."""
+    """What a run takes over from the state that it continues from."""
 
     streams: int | None
     stripe: int | None
@@ -64,13 +64,13 @@ class PlanRecipe:
         stripe: How many consecutive samples go to the same lane where a line keeps its order,
             and of a stream that several lanes share: those of a batch.
         shuffle_window: Rows of a stream that are permuted together after blending; 0 for none.
-        sources: What a blend draws from, as numbers of leaves; None for each leaf by itself.
+        sources: What a blend draws from, as numbers of leaves; None for each leaf on its own.
         mix: Shares of the sources of a blend; None for the weights of the leaves.
         unit: Consecutive rows of a lane that come from one source.
         batch_size: Rows of a batch, for schedules that count batches.
-        past: The mixes of a run before it was restored with this one, as `mix_json` gave them.
+        past: The mixes of a run before it was restored with this one, as `mix_json` returned them.
         streams: How many streams the lanes share; None for as many as there are lanes.
-        eras: For each time the run went on with other lanes, where it was and how it was read
+        eras: For each time the run continued with other lanes, where it was and how it was read
             until then: `samples` in all, `draws` by the name of the source, `streams`.
     """
 
@@ -161,18 +161,18 @@ class PlanRecipe:
         return self.mix.settle([self._line(source).length for source in self.blend_sources])
 
     def mix_json(self) -> dict[str, Any] | None:
-        """Return the mix as plain data; None if this is no blend."""
+        """Return the mix as plain data; None if this is not a blend."""
         if self.kind != "blend":
             return None
         return self.blend_mix.to_json(dict(enumerate(self.source_names)))
 
     def continuing(self, saved: Mapping[str, Any]) -> PlanRecipe:
-        """Return the recipe of a run that was saved with some fingerprint and goes on with this.
+        """Return the recipe of a run that was saved with some fingerprint and continues with this.
 
         How its lanes share samples is taken over; another mix begins where the run was saved.
 
         Args:
-            saved: What `to_json` gave, and the `batch_size`.
+            saved: What `to_json` returned, and the `batch_size`.
 
         Raises:
             StateError: If the rows that were read cannot be told any more, or it is damaged.
@@ -228,7 +228,7 @@ class PlanRecipe:
         """Return the recipe of a run, as far as its order is concerned, from its fingerprint.
 
         Args:
-            saved: What `to_json` gave, with the `leaves` and the `batch_size`.
+            saved: What `to_json` returned, with the `leaves` and the `batch_size`.
 
         Raises:
             StateError: If it is no such fingerprint.
@@ -249,7 +249,7 @@ class PlanRecipe:
             mixes = [*saved.get("mix_before", ()), *([saved["mix"]] if "mix" in saved else [])]
             names = list(dict.fromkeys(name for mix in mixes for name in Mix.names_in(mix)))
             sources = [_leaves_named(name, [*leaves]) for name in names]
-            # What was taken out goes on where it was, should it come back.
+            # What was taken out continues where it was, should it come back.
             gone = [name for name, found in zip(names, sources, strict=True) if found is None]
             numbers = {uid: number for number, uid in enumerate([*leaves, *gone])}
             recipe = cls(

@@ -128,7 +128,7 @@ def _share(noted: Any, environment: dict[str, str]) -> None:
 
 
 def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    # What another call has noted is no news of this one.
+    # What another call has noted says nothing new about this one.
     note(None)
     return run_unless_interrupted(function, *arguments)
 

@@ -343,6 +343,6 @@ def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
         FormatError: If a shard is damaged or a key is there twice.
     """
     dataset = Path(local_path(path))
-    load_info(dataset)  # says what is wrong before a lock is left in a folder that is no dataset
+    load_info(dataset)  # says what is wrong before a lock is left in a folder that is not a dataset
     with locked(dataset, indexing) as held:
         return index_dataset(dataset, list(load_info(dataset).shard_counts), held)

@@ -176,7 +176,7 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
         raise  # says all that there is to say
     except FileNotFoundError as error:
         raise DatasetNotFoundError(
-            f"{path}: no such file; if it was deleted meanwhile, run `energon prepare` again"
+            f"{path}: no such file; if it was deleted in the meantime, run `energon prepare` again"
         ) from error
     except PermissionError as error:
         raise _not_allowed(path, error) from error

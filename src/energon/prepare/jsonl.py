@@ -76,7 +76,7 @@ def prepare_jsonl(
     Raises:
         DatasetNotFoundError: If there is no such file.
         ConfigError: If it is compressed, or what is excluded is not there.
-        FormatError: If a line is no JSON object.
+        FormatError: If a line is not a JSON object.
     """
     file = Path(local_path(path))
     if file.name.endswith(COMPRESSED):
@@ -125,7 +125,7 @@ def _dealt(num_samples: int, ratios: Mapping[str, float]) -> dict[str, tuple[int
 
 
 class JsonlCopy:
-    """A local file that stands for a remote one; `opened` gives it.
+    """A local file that stands for a remote one; `opened` returns it.
 
     Args:
         address: The remote file.
@@ -358,12 +358,12 @@ def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem
             except FormatError as error:
                 damaged += 1
                 if damaged <= MAX_NAMED:
-                    message = f"{path}: sample {number} at byte {start} is no JSON: {error}"
+                    message = f"{path}: sample {number} at byte {start} is not JSON: {error}"
                     yield Problem(
                         "content-damaged", path.name, message, False, path.name, str(number)
                     )
     if damaged > MAX_NAMED:
-        message = f"{path}: {damaged} samples are no JSON"
+        message = f"{path}: {damaged} samples are not JSON"
         yield Problem("content-damaged", path.name, message, False, path.name)
 
 

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.2
 def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[bool]:
     """Hold the right to write a dataset. It ends with the process, however that ends.
 
-    Gives whether the last process that held it was killed: then nobody knows what it has done.
+    Yields whether the last process that held it was killed: then nobody knows what it has done.
 
     Args:
         dataset: Its folder.

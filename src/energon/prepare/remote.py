@@ -3,7 +3,7 @@
 The folder, a `Mirror`, has the index files of the dataset, and for each shard a file of the same
 size and date that takes no space. Shards that are new or changed are indexed by ranges first, so
 that what works on the folder finds all of them known and reads none. The index of each shard is
-uploaded as soon as it is made: a run that was broken off goes on there. At the end the files
+uploaded as soon as it is made: a run that was broken off continues there. At the end the files
 that are new are uploaded, each as a whole, and those last that say what the dataset consists of.
 """
 

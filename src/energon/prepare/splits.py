@@ -282,7 +282,8 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
         return named_split(split_by_ratio(shards, ratio), list(exclude))
     if request.unit == "auto":
         log.warning(
-            "%d shards are too few for %d splits, so splits share shards; Megatron-Energon does "
+            "%d shards cannot be divided between %d splits; splits will share shards; "
+            "Megatron-Energon does "
             "not know that, see the documentation of `energon prepare`",
             len(shards),
             len(wanted),
@@ -297,7 +298,7 @@ def named_split(
     exclude: Sequence[str],
     sample_ranges: Mapping[str, Mapping[str, tuple[int, int]]] | None = None,
 ) -> Split:
-    """Return a split of shards by their names, which are no patterns even if they have braces."""
+    """Return a split of shards by their names, which are not patterns even if they have braces."""
     patterns = {name: list(map(escape_braces, shards)) for name, shards in parts.items()}
     return Split(patterns, exclude, sample_ranges=sample_ranges or {})
 

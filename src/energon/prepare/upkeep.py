@@ -1,4 +1,4 @@
-"""Preparing, verifying and repairing datasets that are no folders of shards.
+"""Preparing, verifying and repairing datasets that are not folders of shards.
 
 A kind of dataset that does this its own way names an `Upkeep` in its `KindEntry`, so commands
 need not know which kinds there are. A `Report` or `Repair` says what came out of it, for folders
@@ -38,7 +38,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whetherno problems."""
         return not self.problems
 
     def rename(self, dataset: str, said: Callable[[str], str]) -> None:

@@ -181,7 +181,7 @@ SampleMaker = Callable[[Any, str, tuple[Any, ...], Any, Any], Any]
 
 
 def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> SampleMaker:
-    """Return what makes a `sample_type` with the fields that a function gives for its parts."""
+    """Return what makes a `sample_type` with the fields that a function returns for its parts."""
 
     def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
         known = {

@@ -100,7 +100,7 @@ def resolve_function(module: str, name: str, *, allow: Collection[str] = ()) -> 
         )
     found = _import(module, name)
     if isinstance(found, type) or not callable(found):
-        raise ConfigError(f"{module}.{name} is no function; a class is named by __class__")
+        raise ConfigError(f"{module}.{name} is not a function; a class is named by __class__")
     return found  # type: ignore[no-any-return]
 
 
@@ -125,7 +125,7 @@ def _unusable(module: str, name: str, wanted: str) -> EnergonError:
     if module not in sys.modules:
         problem = "importing its module would run code; import it in your program"
     elif name in _loaded(module):
-        problem = f"it is no subclass of {wanted}, and a document may name nothing else"
+        problem = f"it is not a subclass of {wanted}, and a document may name nothing else"
     elif "." in name:
         problem = "names with dots may lead anywhere; name what the module itself has"
     else:

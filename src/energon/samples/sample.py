@@ -31,7 +31,7 @@ def edataclass(cls: type[T] | None = None) -> Any:
 
 
 class PinMemoryMixin:
-    """Gives dataclasses with tensors the methods `pin_memory`, `to_device` and `to`.
+    """Adds `pin_memory`, `to_device` and `to` to dataclasses with tensors.
 
     Objects may have attributes beside the fields: hooks leave things there for one another.
     """
@@ -45,7 +45,7 @@ class PinMemoryMixin:
 
         Args:
             device: Where to.
-            non_blocking: Whether to go on while page-locked tensors are being copied.
+            non_blocking: Whether to continue while page-locked tensors are being copied.
         """
         return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
@@ -70,7 +70,7 @@ class Sample(PinMemoryMixin):
     __restore_key__: tuple[Any, ...] = ()
     """Leaf, epoch and ordinal: where the plan has the sample."""
     __subflavors__: Mapping[str, Any] | None = None
-    """What the dataset and the metadatasets above it say of themselves."""
+    """What the dataset and the metadatasets above it say about themselves."""
     __sources__: tuple[SourceInfo, ...] | None = None
     """What went into the sample."""
 

@@ -50,7 +50,7 @@ class ArrowBatches:
 
     Raises:
         DatasetNotFoundError: If a file is missing.
-        FormatError: If a file is no stream of Arrow.
+        FormatError: If a file is not a stream of Arrow.
     """
 
     suffix = SUFFIX
@@ -126,7 +126,7 @@ class ArrowBatches:
                 batch.validate()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise TruncatedError(
-                f"{path}: is no whole stream of Arrow: {error}; copy it again"
+                f"{path}: is not a whole stream of Arrow: {error}; copy it again"
             ) from error
         return reader.schema, batches
 

@@ -112,7 +112,7 @@ class DatasetKind:
         name: As it is called in documents and reports.
         noun: What a dataset of the kind is, for messages: "a folder of files".
         joinable: Whether its samples have keys by which they can be joined.
-        has_files: Whether it gives files by name, for cookers and as auxiliary data.
+        has_files: Whether it serves files by name, for cookers and as auxiliary data.
         options: What a document may say under `read` of a dataset: names, which `Leaf.read` then
             has, with values that `open` checks.
         prepares: Whether `prepare` does something.
@@ -130,14 +130,14 @@ class DatasetKind:
         raise self.refusal(address, "prepared")
 
     def check_options(self, leaf: Leaf) -> None:
-        """Raise ConfigError if a document says something under `read` that is no option."""
+        """Raise ConfigError if a document says something under `read` that is not an option."""
         for name in leaf.read:
             if name not in self.options:
                 close = get_close_matches(str(name), self.options, 1)
                 known = f"its options are {', '.join(self.options)}" if self.options else "has none"
                 hint = f"did you mean {close[0]!r}?" if close else known
                 raise ConfigError(
-                    f"{leaf.origin}: read: {name!r} is no option of {self.noun}; {hint}"
+                    f"{leaf.origin}: read: {name!r} is not an option of {self.noun}; {hint}"
                 )
 
     def split_names(
@@ -233,7 +233,7 @@ def kind_of(address: str | os.PathLike[str]) -> DatasetKind:
 
     Raises:
         DatasetNotFoundError: If there is nothing that can be loaded.
-        ConfigError: If it is a metadataset, which is no dataset itself.
+        ConfigError: If it is a metadataset, which is not a dataset itself.
         StorageError: If it is remote and cannot be reached.
     """
     return kind_named(dataset_kind(address), os.fspath(address))

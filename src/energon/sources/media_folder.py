@@ -260,7 +260,7 @@ class MediaFiles:
                     )
                 key, _ = split_name(paths[FILE_NAME]) or ("", "")
                 if key not in groups or key in self.rows:
-                    problem = "is named twice" if key in self.rows else "is no media file"
+                    problem = "is named twice" if key in self.rows else "is not a media file"
                     raise FormatError(f"{origin}:{line}: {paths[FILE_NAME]!r} {problem}")
                 others = {
                     f"{c.removesuffix(f'_{FILE_NAME}')}{os.path.splitext(p)[1].lower()}": p
@@ -311,8 +311,8 @@ def _table_rows(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
         for row in reader:
             if None in row or None in row.values():
                 raise FormatError(
-                    f"{origin}:{reader.line_num}: has not {len(reader.fieldnames or ())} fields "
-                    "as the first line"
+                    f"{origin}:{reader.line_num}: does not have {len(reader.fieldnames or ())} "
+                    f"fields as the first line"
                 )
             yield reader.line_num, row
     except csv.Error as error:
@@ -544,7 +544,7 @@ class MediaFolderKind(DatasetKind):
         return SystemFileStore(address)
 
     def browse(self, address: str, **_: Any) -> Any:
-        raise ConfigError(f"{redact(address)} is a folder already; there is nothing to show")
+        raise ConfigError(f"{redact(address)} is a folder already and needs no mounting")
 
     def describe(
         self,

@@ -112,7 +112,7 @@ class ParquetGroups:
         return self.metadata(number).schema.to_arrow_schema()
 
     def metadata(self, number: int) -> FileMetaData:
-        """Return what a file says of itself."""
+        """Return what a file says about its content."""
         found = self._metadata.get(number)
         if found is None:
             footer = self.footers[number].footer
@@ -249,7 +249,7 @@ class ParquetSource(RowSource):
 
     Raises:
         DatasetNotFoundError: If there are no files.
-        FormatError: If one of them is no Parquet file, or has other columns than the first.
+        FormatError: If one of them is not a Parquet file, or has other columns than the first.
         ConfigError: If there is no such split or column.
         EmptyDatasetError: If no sample is left.
         MissingExtraError: If pyarrow is not installed.

@@ -64,7 +64,7 @@ class ParquetFiles:
         """Return the ends of all files: as they were noted, or read now.
 
         Raises:
-            FormatError: If a file is no Parquet file.
+            FormatError: If a file is not a Parquet file.
         """
         noted = self._noted()
         missing = [each for each in self.found if _is_new(each, noted)]
@@ -124,7 +124,7 @@ class ParquetFiles:
         """Return the end of a file.
 
         Raises:
-            FormatError: If it is no Parquet file.
+            FormatError: If it is not a Parquet file.
         """
         address = self.path(found.key)
         origin = redact(address)

@@ -43,7 +43,7 @@ class LostSource(SourceInfo):
 
 @dataclass(frozen=True)
 class LeafReader:
-    """Gives the samples of rows as dicts of bytes.
+    """Yields the samples of rows as dicts of bytes.
 
     Args:
         sources: One for each leaf of the plan.

@@ -1,7 +1,7 @@
 """Open shards: the file and the part table of each, within one budget for all leaves.
 
 A file and its table are opened together, compared with what was indexed, and closed together,
-so that a shard which is replaced meanwhile is never read by the table of another.
+so that a shard which is replaced in the meantime is never read by the table of another.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _OUTPUTS = {"given": int, "batch": int | None}
 
 
 class ApplyIterator(DatasetIterator[Any]):
-    """Draws inputs from `inner`, runs hooks on them, gives the outputs. Stages say how to draw."""
+    """Draws inputs from `inner`, runs hooks on them, yields the outputs. Stages say how to draw."""
 
     saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict}
     """What `_position` returns; how many outputs were given is added to it."""
@@ -106,7 +106,7 @@ class ApplyIterator(DatasetIterator[Any]):
         self.before = self._position()
         output = self._begin()
         if self.outputs is None and output is not SKIPPED:
-            # The hook no longer yields; what it gave then is what it gives now.
+            # The hook no longer yields; what it yielded then is what it returns now.
             return
         for number in again(iter(range(1, given)), given - 1):
             with present.working_for(None if batch is None else batch + number):
@@ -237,7 +237,7 @@ def apply_again(
 
     Raises:
         FatalSampleError: If a hook fails.
-        StateError: If a hook no longer gives this output.
+        StateError: If a hook no longer yields this output.
     """
     for hook in hooks:
         # Whoever asks for a certain sample wants to see why it fails.

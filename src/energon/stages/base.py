@@ -38,7 +38,7 @@ State = dict[str, Any]
 """What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""
 
 ItemPlace = Any
-"""Where an item is in its lane, as JSON; only the stage that gave it understands it."""
+"""Where an item is in its lane, as JSON; only the stage that returned it understands it."""
 
 
 StateKind = type | UnionType

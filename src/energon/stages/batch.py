@@ -142,7 +142,7 @@ def restore_batch(
 
 @dataclass(frozen=True)
 class UnitBatchDataset(BatchDataset):
-    """Make a batch of every `batch_size` rows, be it that hooks skip some of their samples.
+    """Make a batch of every `batch_size` rows, even if hooks skip some of their samples.
 
     So a batch never has samples of two units; it is smaller by what was skipped, and left out
     if nothing remains. `drop_last` is about the end of the data only.

@@ -27,7 +27,7 @@ class GroupDataset(Dataset[Any]):
         dataset: The items.
         criterion: Takes an item, returns its group (anything hashable) and how many items make
             a batch of that group, or None for `batch_size`.
-        batch_size: How many make a batch where the criterion gives no number.
+        batch_size: How many make a batch where the criterion returns no number.
         hooks: Turn a list of items into a batch.
         drop_last: Whether what waits when the data end is left out, instead of being given in
             smaller batches.
@@ -145,7 +145,7 @@ class _GroupIterator(BatchIterator):
     def _error(self, item: Any, found: str) -> FatalSampleError:
         hook = self.stage.criterion
         source = describe_sources(hook.locate(item) if hook.locate is not None else ())
-        return FatalSampleError(f"{hook.name} gave {found} ({source})")
+        return FatalSampleError(f"{hook.name} returned {found} ({source})")
 
     def _empty(self, bucket: _Bucket) -> list[Any]:
         # A bucket is made again for the next item of its group, so their order is that of their

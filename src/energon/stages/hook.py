@@ -48,7 +48,7 @@ class _Skipped:
 
 
 SKIPPED: Final = _Skipped()
-"""What a hook that skipped or failed gives, instead of an output."""
+"""What a hook that skipped or failed returns, instead of an output."""
 
 
 class Compiled:
@@ -180,7 +180,7 @@ class HookRunner:
             return None
         if not self.hook.may_yield:
             raise FatalSampleError(
-                f"{self.name} returns a generator, but is no generator function; write "
+                f"{self.name} returns a generator, but is not a generator function; write "
                 "`yield from` instead of `return` there"
             )
         return self._outputs(output, argument, flat(address))
@@ -301,7 +301,7 @@ class HookRunner:
         self.tally.count_failure()
         in_a_row = self.tally.failed_in_a_row
         succeeded = sum(tally.succeeded for tally in self._tallies)
-        # Behind the beginning of a run it has succeeded, be it before a restore.
+        # Behind the beginning of a run it has succeeded, if only before a restore.
         untried = not (
             succeeded or hook.record.succeeded or lane.present.batch or lane.host.has_begun
         )

@@ -65,8 +65,8 @@ class IterableLanes:
 
     def __getitem__(self, index: object) -> Any:
         raise TypeError(
-            f"{type(self).__name__} has an order, but no numbers: iterate over it, or give it to "
-            "get_savable_loader"
+            f"{type(self).__name__} is iterable, but cannot be indexed: iterate over it, or "
+            "pass it to get_savable_loader"
         )
 
 

@@ -46,7 +46,7 @@ class Tally:
     """How often a hook has succeeded and failed in a lane.
 
     Args:
-        succeeded: How often it gave an output.
+        succeeded: How often it returned an output.
         failed: How often it failed.
         failed_in_a_row: How often when it failed last, without an output in between.
         succeeded_before: How often it had succeeded then.
@@ -105,7 +105,7 @@ class Present:
         finders: Each tells the number of a sample by leaf, epoch and ordinal, if it is one of
             those that some stage reads.
         batch_rows: How many rows a batch takes, if that is the same for each and none is
-            skipped; to tell the batch of a sample by itself.
+            skipped; to tell the batch of a sample on its own.
     """
 
     batch: int | None = 0
@@ -204,7 +204,7 @@ class Lane:
         """Make what belongs to batch `number` of the run again; None if it is not known which.
 
         Raises:
-            StateError: If it is no number.
+            StateError: If it is not a number.
         """
         if number is None:
             yield

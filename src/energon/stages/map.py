@@ -1,7 +1,7 @@
 """Apply user hooks to each item.
 
 Items are taken from a reader a block at a time, and one flat loop runs their hooks. What follows
-from the number of a row (addresses, positions, places) is made when somebody asks for it.
+from the number of a row (addresses, positions, places) is made when someone asks for it.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class PackDataset(Dataset[Any]):
             `Selection`. Samples in neither are left out, and counted.
         pack: Take the samples of a group; may yield several packs.
         postencode: Applied to each sample of a group before it is packed; must give one.
-        tolerance: How many windows in a row may give no group; 0 is no limit.
+        tolerance: How many windows in a row may give no group; 0 is not a limit.
     """
 
     dataset: Dataset[Any]

@@ -229,7 +229,7 @@ def _find_python_memory() -> Any:
 
 
 def _numpy_words() -> bytes:
-    """Return 624 words and an index; nothing of a generator that is no Mersenne Twister."""
+    """Return 624 words and an index; nothing of a generator that is not a Mersenne Twister."""
     global _numpy_generator, _numpy_memory
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if generator is not _numpy_generator:

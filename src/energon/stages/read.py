@@ -6,7 +6,7 @@ the row of the next sample, and reading can start at any.
 
 Lanes whose plan draws from the same slices are read together where one worker hosts several
 of them: a block then holds the next batches of all, in the order in which they are delivered.
-So it is no larger for many lanes than for one, and takes as few reads.
+So it is not larger for many lanes than for one, and takes as few reads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PlanRows = Callable[[int, int], Rows]
 
 
 class Reader(Protocol):
-    """Gives the samples of rows; shared by all lanes of a worker."""
+    """Yields the samples of rows; shared by all lanes of a worker."""
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -81,7 +81,7 @@ class FetchesAhead(Protocol):
 
 @dataclass(frozen=True)
 class ReadDataset(Dataset[Any]):
-    """Yield what `reader` gives for the rows of a plan.
+    """Yield what `reader` returns for the rows of a plan.
 
     Args:
         plan: Returns the plan for a number of lanes; called where a lane has none of its own.

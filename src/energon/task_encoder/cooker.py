@@ -148,7 +148,7 @@ def stateless(
             that is tolerated; None for that of `WorkerConfig`.
 
     Raises:
-        ConfigError: If a tolerance is negative, or a rate is no share.
+        ConfigError: If a tolerance is negative, or a rate is not a share.
     """
     if failure_tolerance is not None and failure_tolerance < 0:
         raise ConfigError(f"failure_tolerance must be 0 (never) or more, got {failure_tolerance}")
@@ -216,7 +216,7 @@ def cooker_arguments(
     for name in wanted:
         if name in aux:
             raise ConfigError(
-                f"{dataset}: aux {name!r} has the name of what @cooker(need_{name}=True) gives; "
+                f"{dataset}: aux {name!r} has the name of what @cooker(need_{name}=True) passes; "
                 "rename it in the metadataset"
             )
     _check_signature(cooker, [*aux, *wanted], dataset)

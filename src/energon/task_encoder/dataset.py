@@ -117,7 +117,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         reader: Reads the samples; knows where each one lies.
         data: For each leaf, what a saved state must find unchanged.
         virtual_epoch_length: Batches of each rank after which an epoch ends; 0 never ends it.
-        restart: Whether each pass starts from the beginning (validation) or goes on.
+        restart: Whether each pass starts from the beginning (validation) or continues.
         batch_drop_last: Whether a batch that is not full does not count in the length.
         batch_rows: How many rows every batch takes, unless hooks skip some; None if that differs.
         grouping: Whether samples wait for others of their group.
@@ -317,8 +317,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         Read again from the data, wherever it was in the run, by the same hooks.
 
         Args:
-            restore_key: The `__restore_key__` of a batch gives the batch. That of a sample gives
-                the sample as it is before packing and batching.
+            restore_key: The `__restore_key__` of a batch returns the batch. That of a sample
+                returns the sample as it is before packing and batching.
             lanes: How many lanes the run has; None for that of the worker config. This and
                 `states` are for the numbers that hooks may ask for.
             states: Where the lanes are that are known.
@@ -370,7 +370,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         were read to, and that of this pipeline begins there.
 
         Raises:
-            StateError: If epochs could not go on with this mix.
+            StateError: If epochs could not continue with this mix.
         """
         changed = replace(self, plan=self.plan.continuing(fingerprint))
         if inexact := changed._breaks_epochs(fingerprint):

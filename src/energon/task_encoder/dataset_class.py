@@ -3,7 +3,7 @@
 The classes that come with energon are a table, and a document that names one of them never gets
 here. Any other has to derive from `DatasetClass`, and to be defined or imported by the program.
 What it opens takes part in blends, orders and states like every other dataset: it says which
-samples there are, and what becomes of the bytes of one.
+samples there are, and how the bytes of one are decoded.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class DatasetCall:
         found: Any = resolve_class(*named, allow=opening.allow, kinds=(DatasetClass,))
         if not (isinstance(found, type) and issubclass(found, DatasetClass)):
             raise ConfigError(
-                f"{opening.config.origin}: {'.'.join(named)} is no dataset class; derive it from "
-                "one of megatron.energon, like DefaultDecoderWebdatasetFactory"
+                f"{opening.config.origin}: {'.'.join(named)} is not a dataset class; derive it "
+                "from one of megatron.energon, like DefaultDecoderWebdatasetFactory"
             )
         return found.open_dataset(opening)
 

@@ -125,7 +125,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         generator yields, that of the batch for which it began.
 
         Raises:
-            ConfigError: If no hook is running, or a sample is restored by itself from a pipeline
+            ConfigError: If no hook is running, or a sample is restored on its own from a pipeline
                 whose batches take any number of samples.
         """
         return active_batch_number()
@@ -277,7 +277,7 @@ def overrides(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
 
 
 def convert(value: Any, target: type | None) -> Any:
-    """Return `value` as a `target`, taking over the fields that both have; None is no target."""
+    """Return `value` as a `target`, taking over the fields that both have; None is not a target."""
     if target is None or type(value) is target:
         return value
     names = field_names(type(value)) or (list(value) if isinstance(value, dict) else [])

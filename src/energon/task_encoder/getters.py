@@ -54,7 +54,7 @@ def get_train_dataset(
         max_samples_per_sequence: How many consecutive samples are read together (a slice);
             1 shuffles globally; None chooses by the size of samples.
         virtual_epoch_length: Batches of each rank after which a `for` loop ends; 0 for never.
-        shuffle_over_epochs_multiplier: 1 shuffles each epoch by itself, m over m epochs, -1
+        shuffle_over_epochs_multiplier: 1 shuffles each epoch on its own, m over m epochs, -1
             draws with replacement, None keeps the order of the data.
         parallel_shard_iters: Slices of a dataset that are open at a time in a lane; None for
             16.
@@ -68,7 +68,7 @@ def get_train_dataset(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`, or the file of the only
             dataset; the samples in them are left out. None for none.
-        allow: What data may do that they may not do by themselves: "code", "env", "outside", see
+        allow: What data may do that they may not do on their own: "code", "env", "outside", see
             docs/security.md. ENERGON_ALLOW in the environment allows it, too.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
@@ -141,7 +141,7 @@ def get_val_dataset(
         subflavors: Merged over those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`, or the file of the only
             dataset; the samples in them are left out. None for none.
-        allow: What data may do that they may not do by themselves: "code", "env", "outside", see
+        allow: What data may do that they may not do on their own: "code", "env", "outside", see
             docs/security.md. ENERGON_ALLOW in the environment allows it, too.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 

@@ -23,7 +23,7 @@ class HookMaker:
         reader: Knows where samples came from.
         names: What statistics call the leaves.
         error_handler: Called for each sample that fails and is tolerated; None logs it.
-        seed_each: Whether every call is seeded by itself, marked or not: needed where samples
+        seed_each: Whether every call is seeded on its own, marked or not: needed where samples
             are made again apart from those that they came with, which is what resuming between
             two outputs of a generator means, too.
     """

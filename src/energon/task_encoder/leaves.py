@@ -42,7 +42,7 @@ class OpenedLeaf:
         source: Its samples.
         leaf: What turns them into those of the user.
         plan_leaf: How they are ordered.
-        config: What the dataset says of itself.
+        config: The configuration of the dataset.
         dataset: The object of the program's own dataset class; None for all other datasets.
     """
 

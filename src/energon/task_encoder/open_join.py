@@ -281,5 +281,5 @@ def split_names(path: DatasetPath, allow: Collection[str] = ()) -> list[str]:
     elif dataset_kind(path) == "metadataset":
         document = read_metadataset(os.fspath(path), allow)
     else:
-        raise ConfigError(f"{path} is no metadataset; expected a .yaml file")
+        raise ConfigError(f"{path} is not a metadataset; expected a .yaml file")
     return [part for part, node in document.content.splits.items() if node is not None]

@@ -1,7 +1,7 @@
 """Code that lies beside a dataset and makes its samples: `sample_loader.py`.
 
 It runs only where the user allows it. Pipelines carry the text of the file to their workers, so
-that all of them run what the user has allowed, whatever becomes of the file.
+that all of them run what the user has allowed, whatever happens to the file.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class CodeFields:
             unknown = [name for name in made if name not in known]
             if unknown:
                 raise SampleError(
-                    f"{self.loader} returned {unknown[0]!r}, which is no field of "
+                    f"{self.loader} returned {unknown[0]!r}, which is not a field of "
                     f"{self.sample_type.__name__}"
                 )
         return dict(made)

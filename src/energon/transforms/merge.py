@@ -152,7 +152,7 @@ class RandomRotationMapper(TransformMapper):
         turned = _move(x, y) @ turn @ _move(-x, -y)
         if transform.expand:
             corners = turned @ np.array([[0, width, width, 0], [0, 0, height, height], [1] * 4])
-            # Rounded, so that a quarter turn is no pixel wider than the image.
+            # Rounded, so that a quarter turn is not a pixel wider than the image.
             edges = corners[:2].round(6)
             low, high = np.floor(edges.min(axis=1)), np.ceil(edges.max(axis=1))
             new = (high - low).astype(np.int64)[::-1]

@@ -8,7 +8,7 @@
 | `/s/SPLIT/LEAF/shards` | its shards |
 | `/s/SPLIT/LEAF/statistics` | plots of what its samples are like |
 | `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
-| `/s/SPLIT/LEAF/ORDINAL/note` | takes what somebody says about a sample |
+| `/s/SPLIT/LEAF/ORDINAL/note` | takes what someone says about a sample |
 | `/run` | steps of a run, from `?step=NUMBER` on |
 | `/run/batch` | the batch of a step and a rank, after the hooks |
 | `…/raw/PART`, `…/image/PART`, `…/thumb/PART`, `…/wave/PART` | a part, and images of it |
@@ -136,7 +136,7 @@ class _Pages:
         self.tokenizer = tokenizer
         self.encoded_run = lru_cache(MAX_PLANNED_RUNS)(self._encoded_run)
         self.plan_run = lru_cache(MAX_PLANNED_RUNS)(plan_run)
-        # A page of somebody else does not know it, so it cannot send forms in the user's name.
+        # A page of someone else does not know it, so it cannot send forms in the user's name.
         self.form = secrets.token_urlsafe(16)
         self.made = images.MadeImages()
         self.templates = Environment(

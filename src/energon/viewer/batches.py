@@ -25,7 +25,7 @@ from energon.worker import WorkerConfig
 
 MAX_PICTURES = 64
 MAX_WALKED = 500
-"""So many batches are made to get to one that cannot be made by itself."""
+"""So many batches are made to get to one that cannot be made on its own."""
 
 
 class ShownField(NamedTuple):
@@ -201,7 +201,7 @@ def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
 def _without_padding(
     lengths: list[int], values: NDArray[Any] | None, count: int | None
 ) -> tuple[list[int], int]:
-    """Return the lengths of sequences that are no padding, and how long padding is."""
+    """Return the lengths of sequences that are not padding, and how long padding is."""
     total = sum(lengths)
     if count is not None and count < total:
         return lengths[:-1], total - count

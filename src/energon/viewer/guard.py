@@ -1,7 +1,7 @@
 """Who may see the pages, and what browsers may do with what they get.
 
 - A site that has its name resolved to this machine (DNS rebinding) sends its own name as `Host`,
-  and is refused: names have to be known, numbers are no names.
+  and is refused: names have to be known, numbers are not names.
 - Bound to more than this machine, each browser has to show a token once, and keeps a cookie.
 - Pages load nothing from elsewhere and run no script but ours, whatever the data contain.
 """
@@ -37,7 +37,7 @@ PAGE_POLICY = "; ".join(
 )
 """What pages may load."""
 PART_POLICY = "default-src 'none'; sandbox"
-"""What parts may do where a browser shows them by themselves: nothing."""
+"""What parts may do where a browser shows them on their own: nothing."""
 
 _HEADERS = {
     "Content-Security-Policy": PAGE_POLICY,
@@ -101,8 +101,8 @@ class Guard:
         host = _without_port(headers.get("host", ""))
         if not self._knows(host):
             return PlainTextResponse(
-                f"{host!r} is no name of this server; if it is meant to be, start `energon view` "
-                "with --server-name\n",
+                f"{host!r} is not a name of this server; if it is meant to be, start `energon "
+                "view` with --server-name\n",
                 status_code=421,
             )
         return None if self.token is None else self._ask_for_token(scope, headers, self.token)
@@ -110,7 +110,7 @@ class Guard:
     def _knows(self, host: str) -> bool:
         if host in LOOPBACK_NAMES or host in self.names:
             return True
-        # An address is no name that somebody could have pointed here.
+        # An address is not a name that someone could have pointed here.
         return self.token is not None and _is_address(host)
 
     def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:

@@ -125,7 +125,7 @@ def read_image(file: BrowsedFile, resize: Resize | None = None) -> Image:
 
 
 def heat_map(array: NDArray[Any]) -> str | None:
-    """Return a picture of an array as a `data:` address, bright where values are large.
+    """Return an image of an array as a `data:` address, bright where values are large.
 
     Of more than two dimensions, the first plane; of long ones, rows and columns at equal
     distances. None if there is nothing to compare.

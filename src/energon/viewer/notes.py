@@ -94,7 +94,7 @@ def _entry(line: str) -> tuple[tuple[str, str | None], Said] | None:
         about = parse_json(text.removeprefix(NOTE), origin="a quarantine file")
         return (about["shard"], about.get("key")), Said(excluded, str(about.get("reason", "")))
     except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # an entry of the other form, or a remark of somebody
+        return None  # an entry of the other form, or a remark of someone
 
 
 def _is_of(line: str, where: Location) -> bool:

@@ -119,7 +119,9 @@ def packed(rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Markup:
             x += length * scale
         full = sum(row) / ((sum(row) + pad) or 1)
         body += _text(x + 6, y + 14, "start", f"{100 * full:.1f} %")
-    return _plot(body, "packed sequences, and how much of each is no padding", 8 + _ROW * len(rows))
+    return _plot(
+        body, "packed sequences, and how much of each is not padding", 8 + _ROW * len(rows)
+    )
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[str]:

@@ -16,7 +16,7 @@ Pictures = Mapping[str, int]
 
 
 class Turn(NamedTuple):
-    """What somebody says, or a stretch of a document."""
+    """What someone says, or a stretch of a document."""
 
     who: str
     """"" in a document."""

@@ -50,7 +50,7 @@ class ShownSample(NamedTuple):
 
 
 class ShownLeaf:
-    """A dataset of a split. It is opened when somebody looks at it; by many threads.
+    """A dataset of a split. It is opened when someone looks at it; by many threads.
 
     Args:
         leaf: What the document says of it.

@@ -233,7 +233,7 @@ _META = object()
 class Decoder:
     """Decodes the fields of a sample; a sample given to it comes back decoded.
 
-    Called with anything that is no sample, it is a stage over it: `Decoder(f)(dataset)`.
+    Called with anything that is not a sample, it is a stage over it: `Decoder(f)(dataset)`.
 
     Args:
         handlers: A list of handlers, or of names of what images become ("rgb", "torchrgb8",
@@ -338,7 +338,7 @@ class Decoder:
         key = "." + name
         for number, handler in enumerate(self.handlers):
             if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
-                # It may hand other data on under any key: those after it have to be asked.
+                # It may hand other data on under any key: so the handlers after it are called, too.
                 return self._chain(key, self.handlers[number:])
             if handler.claims(key):
                 compiled = getattr(handler, "compiled", None)

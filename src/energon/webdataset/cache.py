@@ -66,7 +66,7 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
         ndir: How many folders to keep before the last part.
 
     Raises:
-        AssertionError: If it is no text.
+        AssertionError: If it is not text.
     """
     assert isinstance(url, str), f"{url!r}: expected an address"
     parts = urlsplit(url)
@@ -107,7 +107,7 @@ class FileCache:
 
     Args:
         cache_dir: Folder of the cache; None means WDS_CACHE of the environment, or `./_cache`.
-        url_to_name: Gives the path of a shard below it; None takes it from the address, so that
+        url_to_name: Returns the path of a shard below it; None takes it from the address, so that
             no two share one.
         verbose: Whether to log what is downloaded.
         validator: Says of a downloaded file whether it is a shard. Unless one is given, shards
@@ -148,7 +148,7 @@ class FileCache:
         """Return the path of a shard on disk, after downloading it if it is not there yet.
 
         Raises:
-            FormatError: If the validator says that it is no shard.
+            FormatError: If the validator says that it is not a shard.
         """
         path = local_path(url)
         if path is not None:
@@ -165,7 +165,9 @@ class FileCache:
                 pass
             written_to = getattr(opened.stream, "written_to", None)
             if self.validator is not None and written_to and not self.validator(written_to):
-                raise FormatError(f"{url}: the validator of the cache says that this is no shard")
+                raise FormatError(
+                    f"{url}: the validator of the cache says that this is not a shard"
+                )
             opened.completed()
         finally:
             opened.stream.close()
@@ -229,7 +231,7 @@ class LRUCleanup:
     Args:
         cache_dir: The folder.
         cache_size: Bytes that its files may have.
-        keyfn: Gives the age of a file by its path: smaller is older.
+        keyfn: Returns the age of a file by its path: smaller is older.
         verbose: Whether to log what is deleted.
         interval: Seconds between looks at the folder; None looks each time.
     """

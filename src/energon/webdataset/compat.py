@@ -174,17 +174,17 @@ class WebDataset(DataPipeline, FluidInterface):
         mode: "resampled" is another way to say `resampled=True`; "unlink", "keep" and "resample"
             say what happens to the files of a folder that others fill, see `DirectoryShardList`.
         resampled: Whether shards are drawn at random, without end: set an epoch with `with_epoch`.
-        repeat: Whether loops go on without end.
+        repeat: Whether loops continue without end.
         shardshuffle: Whether shards come in a new order in each epoch; any number but 0 says so.
         cache_size: Bytes that the cache may hold; -1 for any number.
         cache_dir: Keeps shards that are not local in this folder; WDS_CACHE of the environment
             says so, too.
-        url_to_name: Gives the name of a shard in the cache; None takes it from the address.
+        url_to_name: Returns the name of a shard in the cache; None takes it from the address.
         detshuffle: Accepted for compatibility: shuffling always is a function of the seed.
         nodesplitter: Stage that shares shards among ranks; None gives every rank all.
         workersplitter: Stage that shares shards among workers; None gives every worker all.
         select_files: Says by name which members are wanted: a function, or a pattern.
-        rename_files: Gives members other names.
+        rename_files: Renames members.
         empty_check: Whether a pass without any sample is an error.
         verbose: Log every shard as it is opened.
         seed: What all random choices depend on; None means WDS_SEED of the environment, or 0.

@@ -25,7 +25,7 @@ class _Repeated:
 
 
 class MockDataset(DataPipeline):
-    """Gives one sample again and again.
+    """Yields one sample again and again.
 
     Args:
         sample: The sample.
@@ -39,7 +39,7 @@ class MockDataset(DataPipeline):
 
 
 class with_epoch(TorchLookalike):
-    """A dataset, a number of items at a time: each loop goes on where the last one stopped.
+    """A dataset, a number of items at a time: each loop continues where the last one stopped.
 
     Also a stage that ends after a number of items: `DataPipeline(source, with_epoch(100))`.
 
@@ -74,7 +74,7 @@ class with_epoch(TorchLookalike):
 
 
 class with_length(TorchLookalike):
-    """Gives any dataset a length: `with_length(dataset, 100)`."""
+    """Add a length to any dataset: `with_length(dataset, 100)`."""
 
     def __init__(self, dataset: Any, length: int) -> None:
         self.dataset = dataset
@@ -94,7 +94,7 @@ class with_length(TorchLookalike):
 
 
 class repeatedly(TorchLookalike):
-    """Gives the items of several loops over a dataset, see `utils.repeatedly`.
+    """Yields the items of several loops over a dataset, see `utils.repeatedly`.
 
     Args:
         source: The dataset.

@@ -98,7 +98,7 @@ def _through_aistore(url: str) -> str:
     endpoint = os.environ.get("AIS_ENDPOINT")
     if not endpoint:
         raise ConfigError(
-            f"{url}: is to be asked of AIStore; set AIS_ENDPOINT to its address, like "
+            f"{url}: is read through AIStore; set AIS_ENDPOINT to its address, like "
             "http://host:51080"
         )
     if scheme not in _PROVIDERS:
@@ -246,7 +246,7 @@ def set_options(
         obj: What `gopen` returned.
         timeout: Kept as an attribute: commands are never waited for when they are left.
         ignore_errors: Whether no exit status is a failure; None leaves that as it is.
-        ignore_status: Exit statuses that are no failure, beside 0; None leaves them as they are.
+        ignore_status: Exit statuses that are not failures, beside 0; None leaves them as they are.
         handler: Accepted for compatibility.
     """
     if not isinstance(obj, Pipe):

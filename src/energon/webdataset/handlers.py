@@ -1,6 +1,6 @@
-"""What to do about an item that fails: go on without it, end the stage, or raise.
+"""What to do about an item that fails: continue without it, end the stage, or raise.
 
-A handler is called with the exception. True leaves the item out and goes on, False ends the
+A handler is called with the exception. True leaves the item out and continues, False ends the
 stage as if its data had ended there; or it raises, which ends the run.
 
 What is refused unless it is allowed, and what needs a package that is not installed, is no

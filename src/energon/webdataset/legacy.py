@@ -69,7 +69,7 @@ def ddp_equalize(dataset: Any, length: int, batchsize: int = 1) -> Any:
 
 
 def ResizedDataset(dataset: Any, length: int, nominal: int | None = None) -> Any:
-    """Return a dataset whose loops have another length, and go on where the last one stopped.
+    """Return a dataset whose loops have another length, and continue where the last one stopped.
 
     Args:
         dataset: Any dataset.

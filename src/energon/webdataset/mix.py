@@ -84,7 +84,7 @@ class RandomMixStage(_Mixture):
 
 
 class RoundRobinStage(_Mixture):
-    """Gives an item of each part in turn."""
+    """Yields an item of each part in turn."""
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _RoundRobinIterator(self, self._opened(context))
@@ -185,7 +185,7 @@ class _Mix(DataPipeline, FluidInterface):
 
     @property
     def longest(self) -> bool:
-        """Whether to go on with the others when one has ended."""
+        """Whether to continue with the others when one has ended."""
         return bool(self.pipeline[0].longest)
 
     @longest.setter
@@ -202,7 +202,7 @@ class RandomMix(_Mix):
         datasets: Pipelines, or anything to iterate over.
         probs: How often each is chosen, relative to the others; None means equally often. A
             dataset with 0 is never read.
-        longest: Whether to go on with the others when one has ended; else the mixture ends.
+        longest: Whether to continue with the others when one has ended; else the mixture ends.
         seed: See `DataPipeline`.
 
     Raises:
@@ -236,7 +236,7 @@ class RoundRobin(_Mix):
 
     Args:
         datasets: Pipelines, or anything to iterate over.
-        longest: Whether to go on with the others when one has ended; else the mixture ends.
+        longest: Whether to continue with the others when one has ended; else the mixture ends.
         seed: See `DataPipeline`.
     """
 
@@ -281,7 +281,7 @@ def mixture(
             without a weight have as much of it as they have shards.
         prepare: Called with the dataset of each source and its options (`scale`, ...); returns
             what to mix.
-        longest: Whether to go on with the others when one source has ended.
+        longest: Whether to continue with the others when one source has ended.
         seed: See `DataPipeline`.
         options: Arguments of `WebDataset`, like `resampled=True` for mixtures without end.
 

@@ -12,7 +12,7 @@ from energon.webdataset.web_loader import WebLoader
 
 
 class MultiLoader:
-    """Gives the items of a dataset that worker processes load.
+    """Yields the items of a dataset that worker processes load.
 
     Args:
         dataset: A pipeline, or anything to iterate over.

@@ -137,7 +137,7 @@ class DataPipeline(TorchLookalike):
         return self.pipeline[i]
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1, *, scope: Scope = "job") -> Self:
-        """Let loops of this pipeline have so many items, of which the next goes on; return it.
+        """Let loops of this pipeline have so many items, of which the next continues; return it.
 
         Items are what leaves the pipeline: samples, or batches after `batched`. All ranks get
         the same number, and the workers of a rank share it. The data is repeated, reshuffled,
@@ -220,7 +220,7 @@ class DataPipeline(TorchLookalike):
         return self._loop.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Let the next loop go on where `state` was saved.
+        """Let the next loop continue where `state` was saved.
 
         Raises:
             StateError: If it was saved by another pipeline, or elsewhere in the job.
@@ -259,7 +259,7 @@ class DataPipeline(TorchLookalike):
         self.__dict__.update(state)
 
     def _check_stages(self) -> None:
-        """Raise ConfigError for what is no stage, or a cached file that stands for two shards."""
+        """Raise ConfigError for anything but stages, and for cached files of two shards."""
         stages = self.stages
         urls = getattr(stages[0], "urls", None) if stages else None
         for stage in stages if isinstance(urls, list) else ():

@@ -30,7 +30,7 @@ class RecordSamples(Stage):
 
     Args:
         records: Reads the records of a file.
-        handler: Decides about files that cannot be opened, or are damaged: true goes on with the
+        handler: Decides about files that cannot be opened, or are damaged: true continues with the
             next file, false ends the stage.
         opening: How files are opened.
     """
@@ -164,7 +164,7 @@ def read_jsonl(opened: ShardStream) -> Iterator[Any]:
     """Yield the values of a file with one JSON value to a line; empty lines do not count.
 
     Raises:
-        FormatError: If a line is no JSON.
+        FormatError: If a line is not JSON.
     """
     # A long line comes in many pieces, which are joined once.
     pieces: list[bytes] = []
@@ -189,7 +189,7 @@ def _json(opened: ShardStream, number: int, line: bytes) -> Any:
     try:
         return decode_json(line)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{opened.url}: line {number + 1} is no JSON: {error}") from error
+        raise FormatError(f"{opened.url}: line {number + 1} is not JSON: {error}") from error
 
 
 def _chunks(opened: ShardStream) -> Iterable[bytes]:
@@ -200,7 +200,7 @@ def _chunks(opened: ShardStream) -> Iterable[bytes]:
 
 
 class _Buffered(io.RawIOBase):
-    """A stream that can say whether it has ended, and gives exactly what is asked for."""
+    """A stream that can say whether it has ended, and returns exactly as much as requested."""
 
     def __init__(self, opened: ShardStream) -> None:
         self._opened = opened

@@ -50,7 +50,7 @@ class ShardSource(TorchLookalike, Stage):
 
     Attributes:
         urls: The shards, which a program may change between loops.
-        epoch: How often it was iterated over by itself, from -1. A pipeline counts its epochs.
+        epoch: How often it was iterated over on its own, from -1. A pipeline counts its epochs.
     """
 
     urls: list[str]
@@ -69,7 +69,7 @@ class ShardSource(TorchLookalike, Stage):
 
 
 class SimpleShardList(ShardSource):
-    """Gives each shard once.
+    """Yields each shard once.
 
     Args:
         urls: Patterns, folders, or a list of these; see `expand_urls`.
@@ -88,13 +88,13 @@ class SimpleShardList(ShardSource):
 
 
 class ResampledShards(ShardSource):
-    """Gives shards drawn at random, with replacement, each worker its own.
+    """Yields shards drawn at random, with replacement, each worker its own.
 
     Args:
         urls: Patterns, folders, or a list of these; see `expand_urls`.
         nshards: How many to draw.
         seed: Tells apart sources that draw from the same shards.
-        worker_seed: Function that gives a seed for the worker it is called in; None means
+        worker_seed: Function that returns a seed for the worker it is called in; None means
             that rank and worker make the difference.
         deterministic: Accepted for compatibility: draws always are a function of seed, epoch
             and worker.
@@ -142,7 +142,7 @@ def resampled_(src: Iterable[Any], n: int = sys.maxsize) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ShuffleShards(Stage):
-    """Gives all shards in an order that changes with every epoch.
+    """Yields all shards in an order that changes with every epoch.
 
     Args:
         scope: Who gets the same order: all workers of the job, whatever their seeds, so that
@@ -161,7 +161,7 @@ class ShuffleShards(Stage):
 
 @dataclass(frozen=True)
 class DealShards(Stage):
-    """Gives each worker its part of the shards, all of them together each shard once.
+    """Assigns each worker its part of the shards, all of them together each shard once.
 
     If there are fewer shards than workers, several workers share a shard: of m workers, each
     takes every m-th sample of it.
@@ -248,7 +248,7 @@ class _Resampled(Stage):
 
 
 def resampled(n: int = sys.maxsize) -> Stage:
-    """Return a stage that reads its whole source, and gives `n` random items of it."""
+    """Return a stage that reads its whole source, and yields `n` random items of it."""
     return _Resampled(n)
 
 

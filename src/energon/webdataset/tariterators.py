@@ -122,7 +122,7 @@ def tar_file_iterator(
         skip_meta: Regular expression for names to leave out; None leaves out none.
         handler: Decides about damage: true ends the archive.
         select_files: Says by name which files are wanted, after renaming.
-        rename_files: Gives files other names.
+        rename_files: Renames files.
     """
     skipped = re.compile(skip_meta) if skip_meta else None
 
@@ -162,7 +162,7 @@ def tar_file_expander(
         handler: Decides about damaged archives.
         select_files: See `tar_file_iterator`.
         rename_files: See `tar_file_iterator`.
-        eof_value: Yielded after each shard, so that samples do not go on in the next one; None
+        eof_value: Yielded after each shard, so that samples do not continue in the next one; None
             yields nothing.
     """
     for shard in data:
@@ -197,7 +197,7 @@ def group_by_keys(
 
     Args:
         data: Dicts of `fname`, `data` and `__url__`; one without `fname` ends a shard.
-        keys: Gives key and field of a name.
+        keys: Returns key and field of a name.
         lcase: Whether fields are in lower case.
         suffixes: Which fields are wanted; None wants all.
         handler: Decides about files that have no place in a sample.
@@ -221,7 +221,7 @@ def group_by_keys(
         if field in sample:
             error = DuplicateSampleKeyError(
                 f"{sample['__url__']}: {name}: sample {key!r} has the field {field!r} twice; if "
-                "these are two samples, give them different keys, as `energon prepare "
+                "these are two samples, rename one, as `energon prepare "
                 "--fix-duplicates` does"
             )
             if not handler(error):

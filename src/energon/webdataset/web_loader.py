@@ -105,7 +105,7 @@ class WebLoader(DataPipeline, FluidInterface):
         super().__init__(source, seed=dataset.seed)
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
-        """Let the next loop go on where `state` was saved.
+        """Let the next loop continue where `state` was saved.
 
         Args:
             state: What `state_dict` returned on this rank; or, for another number of ranks, a
@@ -196,7 +196,7 @@ class LaneLoader(SavableDataLoader):
             self.close()
             self._positions = None
         if self.dataset.virtual_epoch_length and self._positions is not None:
-            # The data has no end: loops go on where the one before stopped.
+            # The data has no end: loops continue where the one before stopped.
             self._end_epoch()
             return
         positions = self._current_positions()

@@ -275,9 +275,9 @@ def test_classes_are_subscripted_as_types_are():
 
 def test_a_document_may_not_name_just_any_class(root, monkeypatch, tmp_path):
     describe(root, "NotADataset")
-    with pytest.raises(SecurityError, match="no subclass"):
+    with pytest.raises(SecurityError, match="not a subclass"):
         validated(root)
-    with pytest.raises(ConfigError, match="is no dataset class"):
+    with pytest.raises(ConfigError, match="is not a dataset class"):
         validated(root, allow=("code",))
     describe(root, "ChatWebdatasets", **FIELDS)
     with pytest.raises(ConfigError, match="did you mean 'ChatWebdataset'"):

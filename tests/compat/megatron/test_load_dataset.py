@@ -94,7 +94,7 @@ def test_lists_what_a_split_consists_of(root):
     ]
     assert names == [("a", {}), ("b", {}), ("a", {"x": 1})]
     assert load_dataset({"splits": {"x": {"path": "a"}}}).splits == ["x"]
-    with pytest.raises(ConfigError, match="is no metadataset"):
+    with pytest.raises(ConfigError, match="is not a metadataset"):
         assert load_dataset(root / "a").splits
 
 

@@ -59,7 +59,7 @@ def _differences(
     if entry["kind"] in ("value", "imported"):
         return
     if entry["kind"] == "class" and not inspect.isclass(value):
-        yield where, f"is no class, but {type(value).__name__}"
+        yield where, f"is not a class, but {type(value).__name__}"
     problem = incompatible(entry["parameters"], value)
     if problem:
         yield where, problem

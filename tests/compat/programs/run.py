@@ -4,7 +4,7 @@
     python tests/compat/programs/run.py energon.webdataset  # ours
     python tests/compat/programs/run.py webdataset shuffle  # those with this in their names
 
-It runs with any interpreter that has the package, and imports nothing of energon by itself.
+It runs with any interpreter that has the package, and imports nothing of energon on its own.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def stat_command(
 
 @click.command("verify")
 @options.inputs
-@click.option("--decode", is_flag=True, help="Decode images, arrays, JSON, ... to see if they do.")
+@click.option("--decode", is_flag=True, help="Decode images, arrays, JSON, ... as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print what is found as JSON.")
 @options.allow
 @options.progress
@@ -109,7 +109,7 @@ def verify_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Read shards to their ends, and tell what is wrong with them.
+    """Read whole shards, and report what is wrong with them.
 
     Finds what is cut off or damaged, samples whose files are scattered, keys that are there
     twice, names that readers cannot or should not use. The exit code is 1 if there is anything,
@@ -163,7 +163,7 @@ def index_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Write the index of shards beside them: how many samples they have, and where.
+    """Write an index beside each shard: how many samples it has, and where.
 
     With an index, lengths are known, samples are read by number, and distant shards in parts.
     Shards in a store are not fetched for that: only their headers are, by ranges. Those of web
@@ -185,7 +185,7 @@ def index_command(
     for url in urls:
         if wids is None and not can_have_index(url):
             raise ConfigError(
-                f"{url}: there is no writing beside files of a web server; list them with "
+                f"{url}: files cannot be written beside those of a web server; list them with "
                 "--wids FILE"
             )
     samples = 0

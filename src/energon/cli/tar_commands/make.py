@@ -41,7 +41,7 @@ def create_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Make a tar file, or several, by a recipe or of the files in folders.
+    """Create one or more tar files from a recipe or from the files in folders.
 
     Files of one sample have to follow one another; those of a folder are sorted so that they do.
     The result depends on the contents only: not on time, owner, or the order on disk.
@@ -110,7 +110,7 @@ def create_command(
     default="stop",
     show_default=True,
     type=click.Choice(["stop", "skip", "keep"]),
-    help="About samples that fail: stop, leave them out, or keep them as they were.",
+    help="What to do with samples that fail: stop, skip them, or keep them unchanged.",
 )
 @click.option(
     "-j",
@@ -156,9 +156,9 @@ def proc_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Change every sample with a command or a function of Python, shard by shard.
+    """Transform every sample with a command or a Python function, shard by shard.
 
-    Run again after an interruption, it goes on: shards that are there are complete.
+    Run again after an interruption, it continues: shards that are there are complete.
 
     \b
     Example:

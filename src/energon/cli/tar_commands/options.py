@@ -40,8 +40,10 @@ def output(function: F) -> F:
     """Take where samples go."""
     for option in (
         click.option("--index/--no-index", default=False, help="Write indexes beside local files."),
-        click.option("--maxsize", type=SIZE, help="Most bytes of an output shard."),
-        click.option("--maxcount", type=POSITIVE, help="Most samples of an output shard."),
+        click.option("--maxsize", type=SIZE, help="Maximum size of an output shard in bytes."),
+        click.option(
+            "--maxcount", type=POSITIVE, help="Maximum number of samples in an output shard."
+        ),
         click.option(
             "-o",
             "--output",
@@ -57,7 +59,7 @@ def output(function: F) -> F:
 def progress(function: F) -> F:
     """Take whether to show how far it is."""
     return click.option(
-        "--progress/--no-progress", default=True, help="Show how far it is, on a terminal."
+        "--progress/--no-progress", default=True, help="Show a progress bar on terminals."
     )(function)
 
 

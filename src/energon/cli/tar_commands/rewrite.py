@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     help="Shuffle through a buffer of N.",
 )
 @click.option("--shuffle-shards", is_flag=True, help="Read the shards in random order.")
-@click.option("--seed", default=0, show_default=True, help="What random orders depend on.")
+@click.option("--seed", default=0, show_default=True, help="Seed for random orders.")
 @click.option(
     "-m",
     "--mix",
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     metavar="N",
     help="Take samples of N shards in turn.",
 )
-@click.option("--slice", "sample_slice", metavar="A:B:C", help="Which samples of the result.")
-@click.option("--shard-slice", metavar="A:B:C", help="Which samples of each shard.")
+@click.option("--slice", "sample_slice", metavar="A:B:C", help="Samples of the result to keep.")
+@click.option("--shard-slice", metavar="A:B:C", help="Samples of each shard to keep.")
 @click.option(
     "--max-errors",
     default=0,
     type=options.COUNT,
     metavar="N",
-    help="Go on after up to N damaged shards.",
+    help="Continue after up to N damaged shards.",
 )
 @options.output
 @options.allow
@@ -65,7 +65,7 @@ def cat_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Join the samples of shards, and choose, shuffle, rename on the way.
+    """Join the samples of shards; select, shuffle and rename them on the way.
 
     The order of steps: slices of shards, mixing, the slice of all, fields, shuffling, keys.
 
@@ -116,7 +116,7 @@ def cat_command(
     default=1_000_000,
     type=options.POSITIVE,
     show_default=True,
-    help="Most samples of a shard.",
+    help="Maximum number of samples in a shard.",
 )
 @click.option(
     "-s",
@@ -124,7 +124,7 @@ def cat_command(
     default=1e9,
     type=options.SIZE,
     show_default=True,
-    help="Most bytes of a shard.",
+    help="Maximum size of a shard in bytes.",
 )
 @click.option(
     "-o",
@@ -161,7 +161,7 @@ def split_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Cut shards into shards of at most a number of samples and of bytes.
+    """Split shards into shards of at most a number of samples and of bytes.
 
     A sample is never cut. Only one that is larger than the limit is in a larger shard, alone.
 
@@ -219,21 +219,21 @@ def _run_post(post: str | None, name: str, delete: bool) -> None:
     default="text",
     show_default=True,
     type=click.Choice(["text", "int", "float"]),
-    help="How values are compared.",
+    help="How to compare values.",
 )
-@click.option("--reverse", is_flag=True, help="The highest first.")
-@click.option("--seed", default=0, show_default=True, help="What a random order depends on.")
+@click.option("--reverse", is_flag=True, help="Sort in descending order.")
+@click.option("--seed", default=0, show_default=True, help="Seed for a random order.")
 @click.option("-f", "--fields", help="Fields to keep: words of NAME, or NEW:OLD,OTHER.")
 @click.option("-R", "--rekey", metavar="KEY", help="New keys: %06d counts, {key} is the old one.")
-@click.option("--slice", "sample_slice", metavar="A:B:C", help="Which samples to read.")
+@click.option("--slice", "sample_slice", metavar="A:B:C", help="Samples to read.")
 @click.option(
     "--memory",
     default=1e9,
     type=options.SIZE,
     show_default=True,
-    help="Bytes to hold; the rest on disk.",
+    help="Bytes to hold in memory; the rest goes to disk.",
 )
-@click.option("--tmpdir", metavar="FOLDER", help="Where the rest waits.")
+@click.option("--tmpdir", metavar="FOLDER", help="Folder for temporary files.")
 @options.output
 @options.allow
 @options.progress

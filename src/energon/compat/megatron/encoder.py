@@ -67,7 +67,7 @@ class LoadedDataset:
 
     Args:
         dataset: The dataset. In `build_train_datasets`, `dataset.build()` returns its samples;
-            in what `load_dataset` gives, `dataset.source` has them by number.
+            in what `load_dataset` returns, `dataset.source` has them by number.
         weight: Its share in a blend by weights at the beginning of a run; None if it is no such
             blend, or if weights come from sizes.
         repetitions: How often it comes in an epochized blend; None for once.

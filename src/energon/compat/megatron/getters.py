@@ -93,7 +93,7 @@ for _name in ("get_train_dataset", "get_val_dataset", "get_val_datasets"):
 
 
 class SampleTypeError(ConfigError, AssertionError):
-    """A dataset gives samples of another type than a program asks for."""
+    """A dataset yields samples of another type than a program requests."""
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ class ErrorContext:
 
     @contextmanager
     def handle_errors(self, sample: Any) -> Iterator[None]:
-        """Tolerate what the block raises for `sample`; `SkipSample` is no failure.
+        """Tolerate what the block raises for `sample`; `SkipSample` is not a failure.
 
         Raises:
             FatalSampleError: If it is one failure too many, or one that ends every run.

@@ -164,7 +164,7 @@ class JsonParser:
         if is_allowed("code", self.allow) and not (
             isinstance(found, type) and issubclass(found, base)
         ):
-            raise JsonValueError(f"{module}.{name} is no {base.__name__}")
+            raise JsonValueError(f"{module}.{name} is not a {base.__name__}")
         return found
 
     def _any_of(self, raw: Any, kinds: Collection[Any], allow_imports: bool) -> Any:

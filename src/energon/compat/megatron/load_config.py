@@ -113,7 +113,7 @@ class GetterCall(DatasetCall):
         if leaf.kind != "webdataset":
             if self.arguments:
                 name = next(iter(self.arguments))
-                raise UnknownArgumentError(f"{leaf.path} is no dataset of shards: no {name!r}")
+                raise UnknownArgumentError(f"{leaf.path} is not a dataset of shards: no {name!r}")
             return None
         with opening_for(opening):
             dataset: Any = (replaced or load_config)(

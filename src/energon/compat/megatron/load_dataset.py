@@ -81,7 +81,7 @@ class DatasetLoader:
             training: Whether each pass is shuffled, or samples come in order.
             split_part: Which split.
             worker_config: Who loads them: then each `dataset` is a pipeline to be built, with
-                `dataset.build()`. None gives the opened leaf, with its samples by number in
+                `dataset.build()`. None returns the opened leaf, with its samples by number in
                 `dataset.source`.
             subflavors: Merged over those of the leaves.
             shuffle_over_epochs_multiplier: Multiplied with those of the leaves.

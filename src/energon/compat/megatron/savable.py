@@ -214,7 +214,7 @@ class SavableSampleBuffer(Savable):
         return self._buffer
 
     def worker_start(self) -> None:
-        """Begin to fill it: items are made again with the pipeline, so nothing is to be read."""
+        """Begin to fill it: items are made again with the pipeline, so nothing has to be read."""
 
     def append(self, sample: T) -> T:
         """Add an item, and return it."""

@@ -1,4 +1,4 @@
-"""Divide the samples of shards among workers, for programs that do it by themselves.
+"""Divide the samples of shards among workers, for programs that do it on their own.
 
 Pipelines of energon do not: their lanes are dealt samples by the plan.
 """

@@ -19,7 +19,7 @@ logger = logging.getLogger("energon")
 
 
 class _Activated(threading.local):
-    """What a program has activated by itself in this thread, outside of hooks."""
+    """What a program has activated on its own in this thread, outside of hooks."""
 
     config: WorkerConfig | None = None
     indices: tuple[int, ...] = ()

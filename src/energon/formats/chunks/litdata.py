@@ -34,7 +34,7 @@ class LitDataIndex:
     Args:
         chunks: Name of the file, number of items and bytes of each chunk.
         compression: How they are packed; None if they are not.
-        level: What is packed by itself: "sample", "batch" for frames of items, else the chunk.
+        level: What is packed on its own: "sample", "batch" for frames of items, else the chunk.
         formats: How each leaf of an item is stored.
         shape: Puts the leaves of an item together.
     """
@@ -46,7 +46,7 @@ class LitDataIndex:
     shape: Callable[[Iterator[Any]], Any]
 
     def item(self, leaves: list[Any]) -> dict[str, Any]:
-        """Return an item as parts; entries of what is no dict are called `0`, `1` and so on."""
+        """Return an item as parts; entries of what is not a dict are called `0`, `1` and so on."""
         found = self.shape(iter(leaves))
         if isinstance(found, dict):
             return {str(name): value for name, value in found.items()}
@@ -82,7 +82,7 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
 
 def _name(file: Any) -> str:
     if not isinstance(file, str) or file in ("", ".", "..") or "/" in file:
-        raise ValueError(f"{file!r} is no name of a file in the folder")
+        raise ValueError(f"{file!r} is not a name of a file in the folder")
     return file
 
 
@@ -126,7 +126,7 @@ def _of_frames(data: bytes, origin: object, compression: str, start: int) -> Ite
     except (struct.error, ValueError) as error:
         raise FormatError(f"{origin}: is cut off: {error}") from error
     if (magic, version) != (_MAGIC, _VERSION):
-        raise FormatError(f"{origin}: begins with {data[:10]!r}, wanted {_MAGIC!r}, version 1")
+        raise FormatError(f"{origin}: begins with {data[:10]!r}, expected {_MAGIC!r}, version 1")
     for first, count, offset, packed, size in frames:
         if first + count <= start:
             continue
@@ -134,7 +134,9 @@ def _of_frames(data: bytes, origin: object, compression: str, start: int) -> Ite
         if first + count > num_items or edges[first + count] - edges[first] != size:
             raise FormatError(f"{origin}: has no items {first} to {first + count} of {size} bytes")
         if len(content) != size:
-            raise FormatError(f"{origin}: items {first} to {first + count} have not {size} bytes")
+            raise FormatError(
+                f"{origin}: items {first} to {first + count} do not have {size} bytes"
+            )
         for number in range(max(first, start), first + count):
             begin, end = (edges[number : number + 2] - edges[first]).tolist()
             yield content[begin:end]

@@ -100,7 +100,7 @@ def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = 
     """
     for name in names:
         if "\0" in name:
-            raise FormatError(f"{origin}: {name!r} is no name of a file")
+            raise FormatError(f"{origin}: {name!r} is not a name of a file")
         # Most names have none of these, and there may be a million of them.
         if (name[:1] == "/" or ":" in name or ".." in name) and _leads_out(name):
             if is_allowed("outside", allow):
@@ -124,7 +124,7 @@ def read_if_present(path: Path) -> str | None:
     """Return the text of a file; None if there is none.
 
     Raises:
-        FormatError: If it is no text in UTF-8, too large, or a folder.
+        FormatError: If it is not text in UTF-8, too large, or a folder.
     """
     try:
         # A path in a store knows how to do it.

@@ -57,7 +57,7 @@ def scan_jsonl(path: str | os.PathLike[str]) -> Iterator[NDArray[np.uint64]]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        FormatError: If a line is no JSON object, or there are none.
+        FormatError: If a line is not a JSON object, or there are none.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -88,7 +88,7 @@ def load_jsonl_index(data: Any, *, size: int, origin: str) -> NDArray[np.uint64]
     """
     again = f"run `energon prepare {origin}` again"
     if len(data) % 8 or len(data) < 16:
-        raise TruncatedError(f"{origin}.idx: has {len(data)} bytes, no whole index; {again}")
+        raise TruncatedError(f"{origin}.idx: has {len(data)} bytes, not a whole index; {again}")
     offsets = np.frombuffer(data, "<u8")
     if offsets[-1] != size:
         raise ShardChangedError(
@@ -157,7 +157,7 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
 
     Raises:
         ConfigError: If it makes no sense.
-        FormatError: If it is no YAML.
+        FormatError: If it is not YAML.
     """
     if text is None:
         return JsonlSplit(origin=origin)

@@ -169,7 +169,7 @@ def load_split(
 
     Raises:
         ConfigError: If there is no such file, or it has unknown keys.
-        FormatError: If it is no YAML or JSON.
+        FormatError: If it is not YAML or JSON.
     """
     root = as_path(dataset)
     for wanted in (name, "split.json") if name == "split.yaml" else (name,):
@@ -218,7 +218,7 @@ def _check_ranges(
     ranges: dict[str, dict[str, tuple[int, int]]] = {}
     for name, shards in document.items():
         if name not in parts:
-            raise ConfigError(f"{origin}: sample_ranges has {name!r}, which is no split")
+            raise ConfigError(f"{origin}: sample_ranges has {name!r}, which is not a split")
         ranges[name] = {}
         for shard, numbers in shards.items():
             match numbers:
@@ -282,7 +282,7 @@ def parse_shares(ratio: Any, *, origin: str) -> list[float]:
     """Return the shares of train, val and test that a ratio stands for; they sum to 1.
 
     Raises:
-        ConfigError: If it is no text like "99,1,0".
+        ConfigError: If it is not text like "99,1,0".
 
     Example:
         >>> parse_shares("3,1", origin="")
@@ -302,7 +302,7 @@ def parse_shares(ratio: Any, *, origin: str) -> list[float]:
 
 
 def ratio_names(ratio: str | None, *, origin: str) -> list[str]:
-    """Return the splits that a ratio gives something to; without a ratio, all is train."""
+    """Return the splits that get something under a ratio; without a ratio, all is train."""
     if ratio is None:
         return ["train"]
     shares = zip(RATIO_SPLITS, parse_shares(ratio, origin=origin), strict=False)

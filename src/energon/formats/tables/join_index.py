@@ -80,7 +80,7 @@ class JoinIndex:
 
         Raises:
             FileNotFoundError: If there is none.
-            FormatError: If it is no join index, or cut off.
+            FormatError: If it is not a join index, or cut off.
         """
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < _HEADER.size:
@@ -88,10 +88,10 @@ class JoinIndex:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         magic, length, _, text_length = _HEADER.unpack_from(data)
         if magic != MAGIC:
-            raise FormatError(f"{path}: begins with {magic!r}, wanted {MAGIC!r}; {_AGAIN}")
+            raise FormatError(f"{path}: begins with {magic!r}, expected {MAGIC!r}; {_AGAIN}")
         if len(data) != _HEADER.size + length:
             raise TruncatedError(
-                f"{path}: has {len(data)} bytes, wanted {_HEADER.size + length}; {_AGAIN}"
+                f"{path}: has {len(data)} bytes, expected {_HEADER.size + length}; {_AGAIN}"
             )
         check_document(text_length, str(path))
         position = _HEADER.size + text_length

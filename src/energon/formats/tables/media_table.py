@@ -164,7 +164,7 @@ class MediaWriter:
 def copy_media(source: Path, target: Path) -> None:
     """Copy the media metadata of an index to a new one of the same dataset.
 
-    Those of shards that have changed meanwhile are left out.
+    Those of shards that have changed in the meantime are left out.
     """
     with SqliteReader(source) as reader:
         if "media_metadata" not in reader.tables:

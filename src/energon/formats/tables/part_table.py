@@ -98,7 +98,7 @@ class RepeatedPart(NamedTuple):
         """Return the error that says so of a shard."""
         return DuplicateSampleKeyError(
             f"{shard}: sample {self.key!r} has the part {self.part!r} twice, at bytes "
-            f"{self.offset} and {self.again}; if these are two samples, give them different keys; "
+            f"{self.offset} and {self.again}; if these are two samples, rename one; "
             "`energon prepare --fix-duplicates` rewrites the shard so that each has its own"
         )
 

@@ -111,17 +111,17 @@ def decode_part_table(
         FormatError: If it is not a part table, or damaged.
     """
     if len(data) < _HEADER.size:
-        raise TruncatedError(f"{origin}: has {len(data)} bytes, no part table; {AGAIN}")
+        raise TruncatedError(f"{origin}: has {len(data)} bytes, not a part table; {AGAIN}")
     magic, length, checksum, text_length = _HEADER.unpack_from(data)
     if has_other_version(data):
         raise FormatError(
-            f"{origin}: is a part table of another version, {magic!r}, wanted {MAGIC!r}; {AGAIN}"
+            f"{origin}: is a part table of another version, {magic!r}, expected {MAGIC!r}; {AGAIN}"
         )
     if magic != MAGIC:
-        raise FormatError(f"{origin}: begins with {magic!r}, wanted {MAGIC!r}; {AGAIN}")
+        raise FormatError(f"{origin}: begins with {magic!r}, expected {MAGIC!r}; {AGAIN}")
     if len(data) != _HEADER.size + length:
         raise TruncatedError(
-            f"{origin}: has {len(data)} bytes, wanted {_HEADER.size + length}; {AGAIN}"
+            f"{origin}: has {len(data)} bytes, expected {_HEADER.size + length}; {AGAIN}"
         )
     if verify and zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
         raise FormatError(f"{origin}: checksum does not fit; {AGAIN}")
@@ -158,7 +158,7 @@ def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
     with open(path, "rb", buffering=0) as file:
         head = file.read(SMALL_BYTES)
         if not head:
-            raise TruncatedError(f"{path}: is empty, no part table; {AGAIN}")
+            raise TruncatedError(f"{path}: is empty, not a part table; {AGAIN}")
         if len(head) < SMALL_BYTES:
             return head
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -229,7 +229,7 @@ def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], key
     if order is not None and (
         _largest(order) >= samples or (np.bincount(order, minlength=samples) != 1).any()
     ):
-        raise ValueError("key_order is no order of the samples")
+        raise ValueError("key_order is not an order of the samples")
 
 
 def _check_edges(name: str, columns: Mapping[str, Column], limit: int, *, strict: bool) -> None:

@@ -30,7 +30,7 @@ FREE_STEPS = 1_000_000
 MAX_STATEMENT = 10_000
 """Characters of the statement of a table or index."""
 STEPS_BETWEEN = 10_000
-"""Steps after which SQLite asks whether to go on."""
+"""Steps after which SQLite asks whether to continue."""
 
 _TABLE = re.compile(r"CREATE\s+TABLE\b", re.IGNORECASE)
 _NAME = r'(?:\w+|"[^"]*"|`[^`]*`|\[[^\]]*\])'
@@ -58,7 +58,7 @@ class SqliteReader:
         file: The file.
 
     Raises:
-        FormatError: If it is no SQLite file, is damaged, or holds anything but plain tables.
+        FormatError: If it is not an SQLite file, is damaged, or holds anything but plain tables.
         TruncatedError: If its end is missing.
     """
 
@@ -86,7 +86,7 @@ class SqliteReader:
             raise
 
     def rows(self, query: str, arguments: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        """Yield what a query gives.
+        """Yield the rows of a query.
 
         Raises:
             FormatError: If the file is damaged.
@@ -101,7 +101,7 @@ class SqliteReader:
                 found = cursor.fetchmany(ROWS_TOGETHER)
 
     def first(self, query: str, arguments: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-        """Return the first row that a query gives, or None, see `rows`."""
+        """Return the first row of a query, or None, see `rows`."""
         with self._reporting():
             self._steps = 0
             row: tuple[Any, ...] | None = self._connection.execute(query, arguments).fetchone()
@@ -195,7 +195,7 @@ class SqliteReader:
         try:
             yield
         except UnicodeEncodeError:
-            raise  # of an argument: bytes that are no text, so no row can have them
+            raise  # of an argument: bytes that are not text, so no row can have them
         except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
             if self._steps and self._steps > self._most_steps:
                 raise FormatError(

@@ -35,7 +35,7 @@ def padded_size(size: int) -> int:
 
 
 def member_name(header: bytes) -> str:
-    """Return the name that a header gives, which an extended header before it may replace."""
+    """Return the name in a header, which an extended header before it may replace."""
     name = header[:100].partition(b"\0")[0]
     # GNU tar uses the place of the prefix for other things, and says so in its magic.
     if header[345] and header[257:263] == b"ustar\0":
@@ -47,7 +47,7 @@ def member_size(header: bytes, origin: str, pos: int) -> int:
     """Return how many bytes of content follow the header at byte `pos`.
 
     Raises:
-        FormatError: If its size field is no number.
+        FormatError: If its size field is not a number.
     """
     field = header[124:136]
     if field[0] == 0x80:
@@ -57,7 +57,7 @@ def member_size(header: bytes, origin: str, pos: int) -> int:
         return int(found[1] or b"0", 8)
     raise FormatError(
         f"{origin}: no tar header at byte {pos} (its size field is {field!r}); the file is damaged "
-        "or no plain tar archive"
+        "or not a plain tar archive"
     )
 
 
@@ -75,7 +75,7 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
     ):
         raise FormatError(
             f"{origin}: no tar header at byte {pos} (its checksum does not fit); the file is "
-            "damaged or no plain tar archive"
+            "damaged or not a plain tar archive"
         )
 
 
@@ -124,7 +124,7 @@ def _sum(header: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _stated_sum(field: bytes) -> int | None:
-    """Return the sum of a header that has this checksum field; None if that is no number."""
+    """Return the sum of a header that has this checksum field; None if that is not a number."""
     found = _OCTAL.fullmatch(field)
     # The checksum is made with eight spaces in the place of the field.
     return None if found is None else (int(found[1] or b"0", 8) - 8 * 32 + sum(field)) % _ADLER
@@ -143,8 +143,8 @@ def check_extension(length: int, origin: str, pos: int) -> None:
     if length > TAR_HEADER_BYTES.value:
         raise FormatError(
             f"{origin}: an extended header of {length} bytes before byte {pos}, "
-            f"{TAR_HEADER_BYTES.value} are allowed; the file is damaged or no plain tar archive; "
-            f"{TAR_HEADER_BYTES.hint}"
+            f"{TAR_HEADER_BYTES.value} are allowed; the file is damaged or not a plain tar "
+            f"archive; {TAR_HEADER_BYTES.hint}"
         )
 
 
@@ -182,7 +182,7 @@ def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
         count += 1
         if found is None or not found.end() < stop <= end or payload[stop - 1] != 0x0A:
             raise _malformed(
-                origin, pos, f"{payload[at : at + 20]!r} is no record; the file is damaged"
+                origin, pos, f"{payload[at : at + 20]!r} is not a record; the file is damaged"
             )
         if count > most:
             raise _malformed(origin, pos, f"more than {most} records; {TAR_RECORDS.hint}")
@@ -197,7 +197,7 @@ def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
     if path is not None and b"\0" in path:
         raise _malformed(origin, pos, "a name has a zero byte; the file is damaged")
     if size is not None and _DECIMAL.fullmatch(size) is None:
-        raise _malformed(origin, pos, f"{size[:40]!r} is no size; the file is damaged")
+        raise _malformed(origin, pos, f"{size[:40]!r} is not a size; the file is damaged")
     return Overrides(
         None if path is None else _name(path, origin, pos),
         None if size is None else int(size),

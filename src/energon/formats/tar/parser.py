@@ -2,7 +2,7 @@
 
 The parser is given blocks and says where the next ones begin: a header, the content of an
 extended header, or the rest of the map of a sparse file. Whatever comes before the header of a
-regular file belongs to that file. Links, folders, devices and sparse files are no parts of
+regular file belongs to that file. Links, folders, devices and sparse files are not parts of
 samples and are passed over. Archives that were joined with `cat` are read through to the end of
 the last.
 
@@ -95,7 +95,7 @@ class TarParser:
         The position is behind the content of the file then.
 
         Raises:
-            FormatError: If this is not what an archive goes on with.
+            FormatError: If this is not what an archive continues with.
         """
         if self._extension:
             self._take_extension(data)

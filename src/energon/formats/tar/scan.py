@@ -52,7 +52,8 @@ def parse_tar_index(data: bytes, *, origin: str) -> NDArray[np.uint64]:
     """Return the offsets in the content of an index file, see `load_tar_index`."""
     if len(data) % 8 or not data:
         raise TruncatedError(
-            f"{origin}: has {len(data)} bytes, wanted a multiple of 8; run `energon prepare` again"
+            f"{origin}: has {len(data)} bytes, expected a multiple of 8; run `energon prepare` "
+            f"again"
         )
     offsets = np.frombuffer(data, "<u8").astype(np.uint64)
     if (offsets[1:] < offsets[:-1]).any():
@@ -147,7 +148,7 @@ def scan_tar(path: str | os.PathLike[str], *, strict: bool = True) -> TarScan:
 
     Raises:
         TruncatedError: If the archive is cut off.
-        FormatError: If it is no tar archive.
+        FormatError: If it is not a tar archive.
         FileNotFoundError: If it does not exist.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -199,7 +200,7 @@ def iter_members(
     """Yield the regular files of an archive.
 
     Args:
-        read: Gives bytes of the archive.
+        read: Returns bytes of the archive.
         size: Bytes of the archive.
         origin: What messages call it.
         strict: Whether an archive without an end marker is an error; it may have lost members.

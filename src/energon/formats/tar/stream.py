@@ -7,7 +7,7 @@ compared all at once; everything else (PAX, GNU, links, folders, the end marker)
 `TarParser` block by block.
 
 The key of a member is its path up to the first dot of the base name, the rest, in lower case,
-is the field. Consecutive members with equal keys are a sample. Members that are no regular
+is the field. Consecutive members with equal keys are a sample. Members that are not regular
 files, that have no dot, or that lie below a folder like `__this__`, belong to no sample.
 """
 
@@ -52,11 +52,11 @@ class SampleParser:
         origin: What messages call the archive.
         about: What every sample has after its `__key__`, like `__url__`.
         select: Says by name, after renaming, which members are wanted; None wants all.
-        rename: Gives members other names; None keeps them.
-        split: Gives key and field of a name, or None; None means the rule above.
+        rename: Renames members; None keeps their names.
+        split: Returns key and field of a name, or None; None means the rule above.
         lowercase: Whether fields are in lower case.
         position: Where in the archive the first window begins.
-        tolerates: Says of a field that a sample has twice whether to go on with the first one;
+        tolerates: Says of a field that a sample has twice whether to continue with the first one;
             None means that it is an error.
         sizes: Whether fields are the sizes of contents, which are jumped over.
     """
@@ -209,7 +209,7 @@ class SampleParser:
         self._parser.check_end(end)
 
     def _take(self, window: bytes, at: int) -> int:
-        """Give the parser what it wants; return how many bytes it took, 0 if there are too few.
+        """Give the parser what it wants; return how many bytes it took, 0 if more are needed.
 
         They may lie beyond the window: content that nobody wants is jumped over.
         """
@@ -257,7 +257,7 @@ class SampleParser:
         return None if is_hidden or not name else self._parts(name)
 
     def _ask_for_content(self, key: str, field: str, size: int, position: int) -> None:
-        """Ask for content by itself; raise FormatError if none as large is read into memory."""
+        """Ask for content on its own; raise FormatError if none as large is read into memory."""
         if size > TAR_PART_BYTES.value:
             raise FormatError(
                 f"{self.origin}: {key!r} has a field {field!r} of {size} bytes at byte {position}, "
@@ -390,7 +390,7 @@ class StreamReader:
         parser.finish(self._end)
         if parser.num_passed_over:
             logger.warning(
-                "%s: left out %d links, devices or sparse files, which are no parts of samples",
+                "%s: left out %d links, devices or sparse files, which are not parts of samples",
                 parser.origin,
                 parser.num_passed_over,
             )

@@ -57,7 +57,7 @@ class Backend(Protocol):
     origin: str
     """The root for messages, without secrets."""
     can_range: bool
-    """Whether it gives parts of objects. If not, only `stream` from 0 works."""
+    """Whether it serves parts of objects. If not, only `stream` from 0 works."""
     can_list: bool
     """Whether it can say what it has, as web servers cannot."""
 
@@ -77,4 +77,4 @@ class Backend(Protocol):
         """Write an object, so that others see all of it or none. A path is a file to upload."""
 
     def delete(self, key: str) -> None:
-        """Delete an object. That it does not exist is no error."""
+        """Delete an object. That it does not exist is not an error."""

@@ -91,5 +91,5 @@ class _Hub(WebBackend):
             return [ObjectInfo(str(e["path"]), int(e["size"])) for e in files], following
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StorageError(
-                f"{place}: the answer of the hub is no listing ({type(error).__name__}: {error})"
+                f"{place}: the answer of the hub is not a listing ({type(error).__name__}: {error})"
             ) from error

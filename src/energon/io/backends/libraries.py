@@ -35,7 +35,7 @@ class LibraryBackend(ABC):
     can_range = True
     can_list = True
     may_hang = True
-    """Whether requests know nothing of time limits, so that somebody has to watch them."""
+    """Whether requests know nothing of time limits, so that someone has to watch them."""
     origin: str
     """The root for messages."""
 

@@ -44,7 +44,7 @@ class ObjectBackend:
         origin: The root for messages, without secrets.
         connect: Makes the library's store, of which an answer may take so many seconds. Called
             when it is first needed, and again after credentials were refused, since they may
-            have been renewed meanwhile.
+            have been renewed in the meantime.
         can_list: Whether it can say what it has.
         multipart: Whether large objects may be uploaded in parts.
     """

@@ -1,7 +1,7 @@
 """Say in our words what the object-store library reports.
 
 Its messages hold whole URLs, with signatures, and answers of servers, with key ids. Nothing of
-that is passed on but the status, the code that the store gives, and the kind of failure.
+that is passed on but the status, the code from the store, and the kind of failure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BAD_LISTING = "InvalidListResponse"
 _CAUSES = {
     _BAD_LISTING: "the listing is cut off or damaged",
     "TooManyRedirects": "the server redirects again and again",
-    "ContentLengthInvalid": "the Content-Length of the answer is no number",
-    "Parse(": "the answer is no HTTP",
+    "ContentLengthInvalid": "the Content-Length of the answer is not a number",
+    "Parse(": "the answer is not HTTP",
     "dns error": "the host name cannot be resolved",
     "ConnectionRefused": REFUSED,
     "ConnectionReset": "connection reset",
@@ -78,12 +78,17 @@ _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
     (
         "MissingContentLength",
         StorageError,
-        "the answer has no Content-Length, as servers send what they compress or make meanwhile; "
-        "have the file served as it is",
+        "the answer has no Content-Length, as servers send what they compress or make on "
+        "the fly; have the file served as it is",
         False,
     ),
-    ("InvalidContentLength", StorageError, "the Content-Length of the answer is no number", False),
-    ("InvalidLastModified", StorageError, "the Last-Modified of the answer is no date", False),
+    (
+        "InvalidContentLength",
+        StorageError,
+        "the Content-Length of the answer is not a number",
+        False,
+    ),
+    ("InvalidLastModified", StorageError, "the Last-Modified of the answer is not a date", False),
     (
         "NoContentRange",
         RangesNotSupportedError,
@@ -113,7 +118,7 @@ _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
 def changed(place: str) -> ObjectChangedError:
     """Return the error for an object that is no longer the one that was opened."""
     return ObjectChangedError(
-        f"{place}: is no longer the version that was opened; it was replaced meanwhile"
+        f"{place}: is no longer the version that was opened; it was replaced in the meantime"
     )
 
 

@@ -106,7 +106,7 @@ def _static_provider(options: dict[str, Any]) -> Any:
 def s3_options(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return what environment and profile say, as settings of obstore's `S3Store`.
 
-    What the library finds in the environment by itself is not repeated.
+    What the library finds in the environment on its own is not repeated.
 
     Raises:
         ConfigError: If the profile that is asked for does not exist.

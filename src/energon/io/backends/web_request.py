@@ -112,7 +112,7 @@ def ask(request: urllib.request.Request, place: str, *, access: str) -> Iterator
         raise StorageError(f"{place}: {cause}", transient=True, refused=cause == REFUSED) from None
     except (HTTPException, ValueError) as error:
         raise StorageError(
-            f"{place}: the answer is no HTTP ({type(error).__name__})", transient=True
+            f"{place}: the answer is not HTTP ({type(error).__name__})", transient=True
         ) from None
 
 

@@ -56,7 +56,7 @@ def by_column(batch: Any) -> Any:
     if type(batch[0]) is not CrudeSample or not batch[0]:
         return batch
     names = tuple(batch[0])
-    # Names in the same order, as one reader gives them.
+    # Names in the same order, as one reader yields them.
     if set(map(type, batch)) != {CrudeSample} or set(map(tuple, batch)) != {names}:
         return batch
     if set(map(type, names)) != {str}:

@@ -306,7 +306,7 @@ def _dump(value: Any) -> bytes:
 def _main_by_value() -> Iterator[None]:
     """Let cloudpickle take along what belongs to the main program of a spawned process.
 
-    It does so by itself where that is called `__main__`.
+    It does so on its own where that is called `__main__`.
     """
     main = sys.modules.get("__mp_main__")
     if main is None or main.__name__ in cloudpickle.list_registry_pickle_by_value():

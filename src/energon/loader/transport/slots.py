@@ -173,7 +173,7 @@ class Slot:
         return len(data)
 
     def align(self, size: int) -> None:
-        """Go on at the next multiple of `size` bytes."""
+        """Continue at the next multiple of `size` bytes."""
         self.position = -(-self.position // size) * size
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a dataset is to be prepared. None and nothing stand for what is to be asked.
+    """How to prepare a dataset. None and nothing mean: prompt for it.
 
     Args:
         split: How it is split.

@@ -190,7 +190,7 @@ def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[An
     for sample in samples:
         broken = [part for part in field_map.parts if find_part(sample.sizes, part)]
         if broken and not any(find_part(sample.parts, part) for part in broken):
-            continue  # that it cannot be decoded is no fault of the map
+            continue  # that it cannot be decoded is not a fault of the map
         try:
             values = field_map.apply({"__key__": sample.key, **sample.parts})
         except FieldAccessError as error:

@@ -88,7 +88,7 @@ class LitDataSource(PackSource):
 
     Args:
         folder: The folder with `index.json`.
-        rules: How the entries of items become parts. Items that are no dicts have the entries
+        rules: How the entries of items become parts. Items that are not dicts have the entries
             `0`, `1` and so on.
 
     Raises:

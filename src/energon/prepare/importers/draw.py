@@ -76,7 +76,7 @@ class SplitDraw:
     Args:
         ratios: Ratio by name of the split.
         strata: For each stratum the hashes of all of its keys, ascending; None draws each sample
-            by itself.
+            on its own.
         column: The name of the stratum in rows.
         moved: Samples by key that go to another split than their number says.
     """

@@ -25,7 +25,7 @@ def every(key: str, row: Row) -> bool:
 
 
 class PackSource(ABC):
-    """Samples in an order that is the same each time, so that an interrupted run can go on."""
+    """Samples in an order that is the same each time, so that an interrupted run can continue."""
 
     def split_names(self) -> list[str]:
         """Return the names of the splits; one empty name if the source has none."""
@@ -42,7 +42,7 @@ class PackSource(ABC):
         return None
 
     def record(self) -> dict[str, Any]:
-        """Return what has to be the same for an interrupted run to go on."""
+        """Return what has to be the same for an interrupted run to continue."""
         return {}
 
     def notes(self) -> list[str]:

@@ -306,8 +306,8 @@ def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
             for row in reader:
                 if None in row or None in row.values():
                     raise FormatError(
-                        f"{path}:{reader.line_num}: has not {len(reader.fieldnames or [])} fields "
-                        "as the first line"
+                        f"{path}:{reader.line_num}: does not have {len(reader.fieldnames or [])} "
+                        f"fields as the first line"
                     )
                 yield row
         except (csv.Error, UnicodeDecodeError) as error:
@@ -343,7 +343,7 @@ def _array_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
             try:
                 row, position = decode(text, position)
             except ValueError as error:
-                # The object goes on in what was not read yet, of which ever more is taken.
+                # The object continues in what was not read yet, of which ever more is taken.
                 more = _read_text(file, path, max(ARRAY_CHARACTERS, len(text)))
                 if not more or len(text) - position > MAX_FIELD_BYTES:
                     raise FormatError(f"{path}: element {number}: {error}") from error

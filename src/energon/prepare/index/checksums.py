@@ -142,7 +142,7 @@ def _read(descriptor: int, path: Path, start: int, size: int) -> bytes:
     data = os.pread(descriptor, size, start)
     if len(data) < size:
         raise TruncatedError(
-            f"{path}: ends at byte {start + len(data)}, wanted {size} bytes from byte {start}; the "
-            "shard is cut off, restore or write it again"
+            f"{path}: ends at byte {start + len(data)}, expected {size} bytes from byte {start}; "
+            f"the shard is cut off, restore or write it again"
         )
     return data

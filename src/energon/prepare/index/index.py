@@ -55,7 +55,7 @@ class IndexOptions(NamedTuple):
     force: bool = False
     """Whether to read shards that have not changed, too."""
     durable: bool = True
-    """Whether index files are on disk when a batch is done. If not, somebody has to flush them
+    """Whether index files are on disk when a batch is done. If not, someone has to flush them
     before anything relies on them; a damaged one is noticed by its checksum."""
 
 

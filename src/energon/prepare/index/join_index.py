@@ -221,7 +221,7 @@ def _look_up(wanted: Entries, entries: Entries) -> tuple[Ints, Ints]:
         equal = entries[at, 1] == left[:, 1]
         rows.append(left[equal, 2].astype(np.int64))
         matches.append(entries[at[equal], 2].astype(np.int64))
-        # The first halves of different keys may be equal; then the next one may be it.
+        # The first halves of different keys may be equal; then the next one may match.
         left, at = left[~equal], at[~equal] + 1
     none = [np.empty(0, np.int64)]
     return np.concatenate(rows or none), np.concatenate(matches or none)

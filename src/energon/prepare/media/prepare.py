@@ -302,7 +302,7 @@ def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[st
 
 @contextmanager
 def _work_copy(folder: Path) -> Iterator[Path]:
-    """Give a copy of the index to work on; the one that a killed run has left goes on.
+    """Give a copy of the index to work on; the one that a killed run has left continues.
 
     After an error of the data it is deleted, since that may lie in what was copied.
     """

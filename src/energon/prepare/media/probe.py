@@ -123,7 +123,7 @@ def probe_files(
 
 
 def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMetadata | None:
-    """Return the metadata of a file, or None if it is no media file.
+    """Return the metadata of a file, or None if it is not a media file.
 
     Raises:
         DecodeError: If it is damaged.
@@ -255,7 +255,7 @@ def _probe_all(
         except MissingExtraError:
             raise
         except Exception as error:
-            # Decoders raise anything on bytes that somebody has broken on purpose.
+            # Decoders raise anything on bytes that someone has broken on purpose.
             failed.append((name, f"{type(error).__name__}: {error}"))
             continue
         if metadata is not None:

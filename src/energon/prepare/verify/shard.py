@@ -39,7 +39,7 @@ class ShardFile(Protocol):
             checked: The table whose contents `crc32` will be asked for; None for none.
 
         Raises:
-            FormatError: If it is no archive, or cut off.
+            FormatError: If it is not an archive, or cut off.
         """
 
     def crc32(self, checked: PartTable) -> NDArray[np.uint32]:

@@ -106,7 +106,7 @@ def sqlite_difference(
             of which shards it is, and whether it is whole.
 
     Raises:
-        FormatError: If it is no SQLite file, or damaged.
+        FormatError: If it is not an SQLite file, or damaged.
     """
     known = indexed_shards(path)
     if known is not None and not _is_of(shards, indexed, known):

@@ -55,8 +55,8 @@ def encode_part(part: str, value: Any) -> Content:
     encode = _ENCODERS.get(extension)
     if encode is None:
         raise ConfigError(
-            f"part {part!r} is a {type(value).__name__}, and {extension!r} is no extension that "
-            "says how to write it; give bytes, str or a path, or choose one of "
+            f"part {part!r} is a {type(value).__name__}, and {extension!r} is not an extension "
+            "that says how to write it; give bytes, str or a path, or choose one of "
             f"{', '.join(sorted(_ENCODERS))}"
         )
     try:
@@ -70,7 +70,7 @@ def encode_part(part: str, value: Any) -> Content:
 def _integer(value: Any) -> bytes:
     number = int(value)
     if number != value:
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return str(number).encode()
 
 
@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, (Decimal, UUID)):
         return str(value)
-    raise TypeError(f"JSON has nothing for a {type(value).__name__}")
+    raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
 def _npy(value: Any) -> bytes:
@@ -146,7 +146,7 @@ def _picture(name: str, **options: Any) -> Callable[[Any], bytes]:
 def _pixels(value: Any) -> Any:
     pixels = np.asarray(value)
     if pixels.dtype != np.uint8:
-        raise ValueError(f"expected a picture or an array of uint8, found {pixels.dtype}")
+        raise ValueError(f"expected an image or an array of uint8, found {pixels.dtype}")
     return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
 
 

@@ -25,7 +25,7 @@ from energon.samples.field_map import FieldMap
 
 log = logging.getLogger("energon")
 RECORD = "pack.json"
-"""What was packed: an interrupted run goes on only if that is the same."""
+"""What was packed: an interrupted run continues only if that is the same."""
 SPLIT = "__split__"
 """Names the split of a sample on its way into a shard."""
 
@@ -35,7 +35,7 @@ class PackOptions:
     """How samples become shards, and these a dataset.
 
     Args:
-        maxcount: Most samples of a shard.
+        maxcount: Maximum number of samples in a shard.
         maxsize: Most bytes of a shard, see `ShardWriter`.
         split_ratio: Ratio by name of the split, instead of the splits that the source has. Which
             split a sample is in is drawn by its key. None keeps the splits of the source, or
@@ -146,7 +146,7 @@ def pack_dataset(
         source: What to pack.
         target: Folder for the dataset; `energon.prepare.writers.pack_remote` has those in stores.
         options: How; None for what is usual.
-        about: What tells the source and how it is read; a run goes on only if it is the same.
+        about: What tells the source and how it is read; a run continues only if it is the same.
         progress: Called with the number of samples that are written, now and then.
         indexing: How the shards are indexed, of which little is left to do.
 
@@ -169,7 +169,7 @@ def pack_dataset(
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, indexing) as held:
         if not options.overwrite:
-            _check(folder, text)  # what another process has written meanwhile
+            _check(folder, text)  # what another process has written in the meantime
         write_files([(folder / META / RECORD, text.encode())])
         place.begin(overwrite=options.overwrite)
         named = _write(source, place, options, progress)

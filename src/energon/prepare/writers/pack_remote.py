@@ -110,7 +110,7 @@ class _Uploads:
         self._running: Future[None] | None = None
 
     def begin(self, *, overwrite: bool) -> None:
-        """Upload the note of what is packed, which tells a later run that it may go on."""
+        """Upload the note of what is packed, which tells a later run that it may continue."""
         name = f"{META}/{RECORD}"
         write_bytes(join_address(self._mirror.address, name), self.folder / name)
 
@@ -144,6 +144,6 @@ class _Uploads:
         if info.size != table.shard_size:
             raise ObjectChangedError(
                 f"{redact(address)}: has {info.size} bytes and not the {table.shard_size} that "
-                "were uploaded; somebody else writes to the same folder"
+                "were uploaded; someone else writes to the same folder"
             )
         self._mirror.save_index(info, name, replace(table, shard_mtime_ns=info.mtime_ns))

@@ -72,7 +72,7 @@ def encode_sample(sample: Mapping[str, Any], encode: Encode = encode_part) -> En
             "one of them"
         )
     if not parts:
-        raise ConfigError(f"sample {key!r} has no parts, so nothing of it would be in the shard")
+        raise ConfigError(f"sample {key!r} has no parts, so the shard would not contain it")
     return EncodedSample(key, parts)
 
 
@@ -219,7 +219,7 @@ class ShardWriter(ClosesOrAborts):
     """Writes samples to numbered shards, each with its index, see `TarWriter`.
 
     What is written depends on the samples only. A run that was interrupted, by kill -9 too,
-    leaves complete shards; with `resume` the next run goes on behind them, and the result is
+    leaves complete shards; with `resume` the next run continues after them, and the result is
     the same as without the interruption:
 
         with ShardWriter("coco/shards/%05d.tar", maxcount=10_000, resume=True) as writer:
@@ -228,11 +228,11 @@ class ShardWriter(ClosesOrAborts):
 
     Args:
         pattern: Paths of the shards, with the number as in `%05d`. Folders are made.
-        maxcount: Most samples of a shard.
+        maxcount: Maximum number of samples in a shard.
         maxsize: Most bytes of a shard, headers included; only a sample that is larger alone is
             in a larger one.
         start_shard: Number of the first shard.
-        resume: Whether to go on behind the shards that are there.
+        resume: Whether to continue after the shards that are there.
         overwrite: Whether to delete the shards that are there.
         post: Called with the path of each shard that is complete.
         encode: Turns values into contents, see `energon.prepare.writers.encode.encode_part`.
@@ -351,7 +351,7 @@ class ShardWriter(ClosesOrAborts):
         if self.shards and not (resume or overwrite):
             raise ConfigError(
                 f"{self.shards[0]} is there already ({counted(len(self.shards), 'such shard')}); "
-                "pass resume=True to go on behind them, overwrite=True to delete them, or choose "
+                "pass resume=True to continue after them, overwrite=True to delete them, or choose "
                 "another start_shard"
             )
         if resume or overwrite:

@@ -1,7 +1,7 @@
 """Tokenize the texts of JSON lines and Parquet files, and write them as token files.
 
 The files are cut into ranges: runs of lines of about 32 MiB, or of row groups. Each range is
-tokenized by itself, in any process, and its tokens go to a file of their own in
+tokenized on its own, in any process, and its tokens go to a file of their own in
 `x.tokens-partial`, so what an interrupted run has done is not done again. At the end they are
 laid behind one another, in the order of the data, whoever was done first.
 """
@@ -85,7 +85,7 @@ class Written(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """A part of a file that is tokenized by itself: bytes of lines, or row groups."""
+    """A part of a file that is tokenized on its own: bytes of lines, or row groups."""
 
     path: str
     start: int
@@ -103,7 +103,7 @@ def pack_tokens(
 ) -> Written:
     """Write the texts of files as a pair of token files.
 
-    A run that was interrupted goes on where it was when it is given the same again.
+    A run that was interrupted continues where it was when it is given the same again.
 
     Args:
         sources: JSON lines, compressed or not, or Parquet files of this machine; patterns, or a
@@ -311,7 +311,7 @@ def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any,
 
 
 def _checked(found: Any, options: TokenizeOptions, where: str) -> np.ndarray[Any, Any]:
-    """Return what a tokenizer gave as an array, if these are tokens."""
+    """Return the output of a tokenizer as an array, if these are tokens."""
     tokens = np.asarray(found)
     if tokens.ndim == 1 and not len(tokens):
         return np.zeros(0, np.int64)

@@ -191,7 +191,7 @@ class LocalFolder:
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A folder of an object store, which is listed when somebody looks."""
+    """A folder of an object store, which is listed when someone looks."""
 
     address: EPath
 
@@ -308,7 +308,7 @@ def _absolute(address: str) -> str:
 
 
 class LazyFolder:
-    """A tree that is opened when somebody looks."""
+    """A tree that is opened when someone looks."""
 
     def __init__(self, opener: TreeOpener, address: str) -> None:
         self._opener = opener

@@ -190,7 +190,7 @@ class SqliteSamples:
         """Return the sample that has this key, or None."""
         try:
             found = self._readers.get().first(_FIND, (key,))
-        except UnicodeEncodeError:  # bytes that are no text, so the index cannot have them
+        except UnicodeEncodeError:  # bytes that are not text, so the index cannot have them
             return None
         return None if found is None else self._place(*found)
 

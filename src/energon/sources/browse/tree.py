@@ -1,6 +1,6 @@
 """Datasets as trees of folders and files, to look into them like into a file system.
 
-What a folder holds is asked for when somebody looks: nothing is listed in advance, and memory
+What a folder holds is asked for when someone looks: nothing is listed in advance, and memory
 does not grow with the number of samples.
 
 Names come from tar files that anybody may have written. Each step of a path becomes a name that
@@ -114,7 +114,7 @@ class TreeEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class BrowsedFile:
-    """A file: a range of another one, which is opened when somebody reads.
+    """A file: a range of another one, which is opened when someone reads.
 
     Args:
         find: Opens the other file.
@@ -206,7 +206,7 @@ class Contents:
         self._any = source
 
     def files(self, ordinal: int) -> dict[str, BrowsedFile]:
-        """Return the parts of a sample as files; values that are no bytes as files that hold them.
+        """Return the parts of a sample as files; values that are not bytes as files that hold them.
 
         Raises:
             IndexError: If there is no such sample.
@@ -232,7 +232,7 @@ class Contents:
 
 
 class TarContents(Contents):
-    """The samples of shards: no part is read before somebody opens it."""
+    """The samples of shards: no part is read before someone opens it."""
 
     def __init__(self, source: WebdatasetSource) -> None:
         super().__init__(source)

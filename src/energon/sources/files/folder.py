@@ -97,8 +97,8 @@ class SystemFileStore(FileStore[bytes]):
         if self.base_dir is None:
             if not os.path.isabs(name) and not is_remote(name):
                 raise NoSuchFileError(
-                    f"{name!r} is no absolute path, and this store has no folder; give it one with "
-                    "SystemFileStore(base_dir)"
+                    f"{name!r} is not an absolute path, and this store has no folder; give it one "
+                    "with SystemFileStore(base_dir)"
                 )
             return any_path(name)
         # Names come from data, and must not reach what was never meant to be read.
@@ -167,7 +167,7 @@ class FolderKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> BrowsedFolder:
-        raise ConfigError(f"{redact(address)} is a folder already; there is nothing to show")
+        raise ConfigError(f"{redact(address)} is a folder already and needs no mounting")
 
     def describe(
         self,

@@ -61,7 +61,7 @@ class KeyIndex:
         view = memoryview(data)
         count, rest = divmod(len(view) - len(MAGIC), 16)
         if view[: len(MAGIC)] != MAGIC or rest:
-            raise FormatError(f"{origin}: {len(view)} bytes are no index of keys")
+            raise FormatError(f"{origin}: {len(view)} bytes are not an index of keys")
         numbers = view[len(MAGIC) :].cast("B").cast("Q")
         index = cls.__new__(cls)
         index._hashes, index._places = numbers[:count], numbers[count:]

@@ -296,7 +296,7 @@ class MediaLookup:
         if found is None:
             raise NoSuchFileError(
                 f"{self.folder} has no media metadata of {name!r}: there is no such file, or it "
-                "was no media file, or damaged, when `energon prepare-media` looked at it"
+                "was not a media file, or was damaged, when `energon prepare-media` looked at it"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Open auxiliary data by the address that a metadataset gives."""
+"""Open auxiliary data by its address in a metadataset."""
 
 from __future__ import annotations
 

@@ -63,12 +63,12 @@ class FileStoreDecoder(Protocol):
 
 
 class FileStore(Generic[T_co]):
-    """Gives files by name. Cookers get one for each `aux` entry of a metadataset.
+    """Yields files by name. Cookers get one for each `aux` entry of a metadataset.
 
     May be used by many threads, and pickled: copies open their files again.
 
     A store of your own needs `__getitem__`, which returns the content of a file and where it came
-    from; `get_raw` gives these, too, unless it is there as well.
+    from; `get_raw` returns these, too, unless it is there as well.
 
     Example:
         image = images.get("cats/17.jpg", sample)   # notes in the sample where it came from

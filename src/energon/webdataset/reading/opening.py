@@ -79,7 +79,7 @@ class Unpacked:
         self._stream.close()
 
     def _next_stream(self) -> None:
-        """Go on with what follows the end of a compressed stream: another one, or padding."""
+        """Continue with what follows the end of a compressed stream: another one, or padding."""
         rest = self._unpack.unused_data or self._stream.read(CHUNK_BYTES) or b""
         # tar pads with zeros, and so may who stores compressed archives.
         rest = rest.lstrip(b"\0") or (self._stream.read(CHUNK_BYTES) or b"").lstrip(b"\0")

@@ -5,7 +5,7 @@ was read to its end and found to be whole. Files lie below the folder of the cac
 their servers, so no two addresses share one. What the cache itself has stored is checked against
 its checksum, and size and version of the object, where the server tells them.
 
-A file that somebody else put there overrides a shard: `DIR/shard.tar` that at the address
+A file that someone else put there overrides a shard: `DIR/shard.tar` that at the address
 `s3://bucket/train/shard.tar`, and `DIR/train/shard.tar` does so where others have the same name.
 A file that would override two shards is an error.
 
@@ -84,7 +84,7 @@ def cache_of(
             the environment comes in if this is -1.
         cache_dir: Its folder, which is made if need be; None means WDS_CACHE of the environment,
             or no cache.
-        url_to_name: Gives the path of a shard below it.
+        url_to_name: Returns the path of a shard below it.
     """
     folder = cache_dir or os.environ.get("WDS_CACHE")
     size = cache_size
@@ -118,7 +118,7 @@ class ShardCache:
     Args:
         folder: Where they are.
         max_bytes: What they may take; the least recently used go first. None means no limit.
-        url_to_name: Gives the path of a shard below the folder; None means `path_in_cache`.
+        url_to_name: Returns the path of a shard below the folder; None means `path_in_cache`.
     """
 
     folder: str
@@ -211,7 +211,9 @@ class ShardCache:
         name = (self.url_to_name or path_in_cache)(url)
         path = Path(self.folder, name)
         if not path.resolve().is_relative_to(Path(self.folder).resolve()):
-            raise ConfigError(f"url_to_name gave {name!r} for {url}, which leads out of the cache")
+            raise ConfigError(
+                f"url_to_name returned {name!r} for {url}, which leads out of the cache"
+            )
         return path
 
     def _about(self, path: Path) -> Path:
@@ -224,7 +226,7 @@ class ShardCache:
             yield from (Path(self.folder, *parts[start:]) for start in range(1, len(parts)))
 
     def _is_override(self, path: Path) -> bool:
-        """Return whether somebody else has put a file into the cache."""
+        """Return whether someone else has put a file into the cache."""
         is_ours = path.name.startswith(".") or self._about(path).exists()
         return not is_ours and _has_content(path)
 
@@ -243,7 +245,7 @@ class ShardCache:
         if about is None:
             return
         path = self._path(url)
-        # First the note: a file without one is somebody else's.
+        # First the note: a file without one is someone else's.
         text = json.dumps({"url": url, "version": _version(url), **about})
         write_atomic(self._about(path), text)
         stream.keep()
@@ -253,7 +255,7 @@ class ShardCache:
             about = parse_json(read_document(self._about(path)), origin="the note")
             found = path.stat()
         except FileNotFoundError:
-            # Somebody has put the file there: it is the shard, because they say so.
+            # Someone has put the file there: it is the shard, because they say so.
             return path.exists()
         except (OSError, ValueError):
             return False

@@ -52,9 +52,9 @@ class MSSource:
 
 
 class MultiShardSample(ShardSource):
-    """Gives the shards of a document: all of them once in a pass, or drawn at random without end.
+    """Yields the shards of a document: all of them once in a pass, or drawn at random without end.
 
-    They are drawn if the document gives weights, or if that is asked for. Samples have what the
+    They are drawn if the document has weights, or if that is asked for. Samples have what the
     document says of their source as `__options__`.
 
     Args:
@@ -102,7 +102,7 @@ class MultiShardSample(ShardSource):
         self._seed = seed
 
     def get_shards_for_epoch(self) -> list[str]:
-        """Return the shards of the next pass by itself, without counting it.
+        """Return the shards of the next pass on its own, without counting it.
 
         Raises:
             ConfigError: If they are drawn without end.
@@ -174,7 +174,7 @@ _FATES = ("unlink", "keep", "resample")
 
 
 class DirectoryShardList(TorchLookalike, Stage):
-    """Gives the files of a folder as they come, to one process each.
+    """Yields the files of a folder as they come, to one process each.
 
     A file is claimed by giving it the number of the process as a suffix, and recycled when the
     next one is asked for. Files that dead processes have claimed are recycled as well.

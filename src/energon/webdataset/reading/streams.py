@@ -22,7 +22,7 @@ from energon.io.registry import open_store
 from energon.io.threads import check_process
 
 BROKEN_PIPE = 141
-"""Exit status of a shell command that went on writing when nobody read any more."""
+"""Exit status of a shell command that continued writing when nobody read any more."""
 KILL_SECONDS = 1.0
 _CHUNK_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class Pipe:
             `subprocess.Popen` takes.
         mode: "rb" to read what it writes, "wb" to write what it reads.
         timeout: Accepted for compatibility: commands are never waited for when they are left.
-        ignore_status: Exit statuses that are no failure, beside 0.
+        ignore_status: Exit statuses that are not failures, beside 0.
         ignore_errors: Whether no status is.
         kw: Arguments of `subprocess.Popen`.
     """
@@ -150,7 +150,7 @@ class Pipe:
 
     def _end(self) -> None:
         """End a command whose output nobody wants any more."""
-        # It may be about to end by itself, now that its pipe is closed.
+        # It may be about to end on its own, now that its pipe is closed.
         try:
             self.status = self.proc.wait(timeout=0.02)
         except subprocess.TimeoutExpired:
@@ -216,11 +216,11 @@ class RemoteReader:
         return data[:size]
 
     def seekable(self) -> bool:
-        """Return whether reading may go on anywhere."""
+        """Return whether reading may continue anywhere."""
         return self._store.backend.can_range
 
     def seek(self, position: int) -> int:
-        """Go on at byte `position`."""
+        """Continue at byte `position`."""
         self.close()
         self._chunks = iter(self._stream(position))
         self._rest = next(self._chunks, b"")

@@ -78,7 +78,7 @@ class TarSamples(Stage):
             on with the next file, false ends the stage. Asked about a field that a sample has
             twice, too: true keeps the first.
         select_files: Says by name which members are wanted, after renaming; None wants all.
-        rename_files: Gives members other names; None keeps them.
+        rename_files: Renames members; None keeps their names.
         local_path: Whether samples of local files say so in `__local_path__`.
         verbose: Whether to log each file as it is opened.
         lowercase: Whether names of fields are in lower case.

@@ -44,7 +44,7 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
 
 
 def expand_source(source: str | Iterable[str], max_urls: float = 1e6) -> list[str]:
-    """Return the addresses that a pattern, or any iterable of addresses, gives."""
+    """Return the addresses that a pattern, or any iterable of addresses, stands for."""
     urls = expand_urls(source)
     if len(urls) > max_urls:
         raise ConfigError(f"{len(urls)} shards are more than max_urls={max_urls}")

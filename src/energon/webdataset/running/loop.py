@@ -123,7 +123,7 @@ class Snapshot:
         )
 
     def items_of_epoch(self, place: Place, epoch: int) -> Iterator[Any]:
-        """Return the items of loop number `epoch`, for whoever opens each loop by itself."""
+        """Return the items of loop number `epoch`, for whoever opens each loop on its own."""
         extent = self.extent
         first = epoch if extent.passes is None else epoch * extent.passes
         passes = self.passes(place, epoch=first, count=extent.passes)
@@ -257,14 +257,14 @@ class Loop(StageIterator):
         if before is not None and (before.place, before.epoch + 1) == (place, epoch):
             return before._passes
         if any(getattr(stage, "is_endless", False) for stage in snapshot.stages):
-            # Sources that draw shards at random go on as well with other draws.
+            # Sources that draw shards at random continue as well with other draws.
             return snapshot.passes(place, epoch=epoch, count=None)
         return self._advanced()
 
     def _advanced(self) -> Passes:
         """Return the endless items of a place, after those of the loops before this one.
 
-        This is for workers that start over with every epoch. They go on where those before them
+        This is for workers that start over with every epoch. They continue where those before them
         have noted that they stopped; without notes, as of stages that cannot be saved, they go
         through all again.
         """
@@ -290,8 +290,8 @@ class Loop(StageIterator):
         """Raise StateError unless `state` was saved by a pipeline like this one."""
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise StateError(
-                f"this is no state of a webdataset pipeline: {str(state)[:80]}; states of loaders "
-                "are loaded by loaders"
+                f"this is not a state of a webdataset pipeline: {str(state)[:80]}; states of "
+                "loaders are loaded by loaders"
             )
         names = ("format", "version", "seed", "stages", "epoch", "place", "given", "items")
         _, version, seed, stages, *_ = unpack(state, *names)
@@ -354,7 +354,7 @@ class Loop(StageIterator):
         yield from self._limited()
         self.is_over = True
         if self.snapshot.extent.goes_on and torch_worker_info() is not None:
-            # This process may end now, and another one go on.
+            # This process may end now, and another one continue.
             with contextlib.suppress(StateError):
                 items, stages = self._passes.state_dict(), self.snapshot.describe()
                 note = {"epoch": self.epoch + 1, "stages": stages, "items": items}

@@ -1,6 +1,6 @@
 """The contract of the stages of a pipeline.
 
-A stage says what to do: it is immutable and can be pickled. `open` gives an iterator, which is
+A stage says what to do: it is immutable and can be pickled. `open` returns an iterator, which is
 the position: it knows how far it is, as plain data that can be saved, and can go there again.
 
     stage = Shuffle(size=1000)
@@ -107,7 +107,7 @@ class StageIterator(Iterator[Any]):
 class Stage:
     """A step of a pipeline. Subclasses are frozen dataclasses that define `open`.
 
-    A stage can be called with an iterable to run it by itself: `shuffle(100)(samples)`.
+    A stage can be called with an iterable to run it on its own: `shuffle(100)(samples)`.
     """
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
@@ -115,15 +115,15 @@ class Stage:
         raise NotImplementedError
 
     def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
-        """Run by itself on any iterable."""
+        """Run on its own on any iterable."""
         return self.open(iter(source), Context(current_place()))
 
     def run(self, src: Iterable[Any] = ()) -> Iterator[Any]:
-        """Run by itself on any iterable."""
+        """Run on its own on any iterable."""
         return self(src)
 
     def invoke(self, *args: Any, **kw: Any) -> Iterator[Any]:
-        """Run by itself on any iterable."""
+        """Run on its own on any iterable."""
         return self(*args, **kw)
 
     def __str__(self) -> str:
@@ -242,7 +242,7 @@ class ReplayLog:
 
         Args:
             number: Number of the item that comes next.
-            oldest: Gives the number of the first item that may be needed again.
+            oldest: Returns the number of the first item that may be needed again.
         """
         notes = self._notes
         if self._unsavable is not None or (notes and number - notes[-1][0] < NOTE_ITEMS):

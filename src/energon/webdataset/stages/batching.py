@@ -156,7 +156,7 @@ def unlist(batch: Any) -> Iterator[Any]:
     """Yield the items of a list.
 
     Raises:
-        SampleError: If it is no list.
+        SampleError: If it is not a list.
     """
     if not isinstance(batch, list | tuple):
         raise SampleError(f"unlisted got {type(batch).__name__}, expected a list")

@@ -28,7 +28,7 @@ IMAGE_EXTENSIONS: list[str] = sorted(EXTENSIONS)
 
 @dataclass(frozen=True)
 class Continue:
-    """What a handler returns for others to go on with."""
+    """What a handler returns for others to continue with."""
 
     key: str
     data: Any
@@ -115,7 +115,7 @@ def imagehandler(imagespec: str, extensions: Collection[str] | None = None) -> I
 
 
 class _GzFilter:
-    """Unpacks fields that end in gz, for other handlers to go on with."""
+    """Unpacks fields that end in gz, for other handlers to continue with."""
 
     def claims(self, key: str) -> bool:
         """Return whether fields of that name are compressed."""

@@ -31,7 +31,7 @@ def getfirst(
     Args:
         a: The sample.
         keys: A list of names, or names with semicolons between them.
-        default: Returned if it has none, and that is no error.
+        default: Returned if it has none, and that is not an error.
         missing_is_error: Whether it is.
 
     Raises:
@@ -146,7 +146,7 @@ class MapDict:
 
 @dataclass(frozen=True)
 class Rename:
-    """Gives fields other names: new name, and the old ones of which the first is taken."""
+    """Renames fields: each new name with the old ones, of which the first one found is taken."""
 
     names: Mapping[str, tuple[str, ...]]
     keep: bool = True
@@ -161,7 +161,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class RenameKeys:
-    """Gives fields other names by patterns for the old ones; the last rule that fits wins."""
+    """Renames fields by patterns for the old names; the last matching rule wins."""
 
     rules: tuple[tuple[str, str], ...]
     keep_unselected: bool = False
@@ -243,7 +243,7 @@ class Associate:
     """Adds to each sample what is associated with its key.
 
     Args:
-        associator: A dict by key, or a function of the key, that gives dicts. Samples whose key
+        associator: A dict by key, or a function of the key, that returns dicts. Samples whose key
             is not in the dict stay as they are.
     """
 

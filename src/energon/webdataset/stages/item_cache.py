@@ -32,7 +32,7 @@ class Cached(Stage):
         return UnsavableIterator(self._kept(source, where), "mcached")
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
-        """Run by itself on any iterable."""
+        """Run on its own on any iterable."""
         return self(source)
 
     def describe(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class FileCached(Stage):
         return UnsavableIterator(self._kept(source, self._path(context.place)), "lmdb_cached")
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
-        """Run by itself on any iterable."""
+        """Run on its own on any iterable."""
         return self(source)
 
     def is_complete(self) -> bool:

@@ -78,7 +78,7 @@ class CallStage(Stage):
 
 @dataclass(frozen=True)
 class IterableStage(Stage):
-    """Gives the items of something that can be iterated over again and again."""
+    """Yields the items of something that can be iterated over again and again."""
 
     items: Any
 
@@ -138,7 +138,7 @@ def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage
         has_source: Whether there are stages before these.
 
     Raises:
-        ConfigError: If something among them is no stage.
+        ConfigError: If something among them is not a stage.
     """
     stages: list[Stage] = []
     for each in flat(listed):
@@ -171,7 +171,7 @@ def _as_stage(each: Any, *, is_source: bool) -> Stage:
     if callable(each):
         return CallStage(each, is_source)
     raise ConfigError(
-        f"{each!r} is no stage: expected stages of energon.webdataset, functions from iterator "
+        f"{each!r} is not a stage: expected stages of energon.webdataset, functions from iterator "
         "to iterator, objects with run(iterator), and an iterable or a function as the first"
     )
 

@@ -179,7 +179,7 @@ class Slice(Stage):
     """Yields the items that `itertools.islice` would: `Slice(stop)`, `Slice(start, stop, step)`.
 
     Raises:
-        ConfigError: If the numbers are no slice.
+        ConfigError: If the numbers are not a slice.
     """
 
     def __init__(self, *args: int | None) -> None:

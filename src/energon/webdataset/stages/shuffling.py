@@ -1,6 +1,6 @@
 """Shuffle a stream through a buffer of bounded length.
 
-Its random numbers, and those of other stages, go on where they were without a generator being
+Its random numbers, and those of other stages, continue where they were without a generator being
 saved.
 """
 
@@ -31,7 +31,7 @@ def default_seed(seed: int | str | None = None) -> int:
     """Return a seed as a number: `seed`, or WDS_SEED of the environment, or 0.
 
     Raises:
-        ConfigError: If it is no whole number.
+        ConfigError: If it is not a whole number.
     """
     found = os.environ.get("WDS_SEED", "0") if seed is None else seed
     try:
@@ -49,7 +49,7 @@ class Draws:
     """Numbers that are a function of a seed and of how many were drawn before.
 
     Args:
-        seed_of: Gives the seed of each block of numbers.
+        seed_of: Returns the seed of each block of numbers.
     """
 
     def __init__(self, seed_of: Callable[[int], int]) -> None:
@@ -78,7 +78,7 @@ class Draws:
         return {"drawn": self._blocks * BLOCK_DRAWS - length_hint(self._block)}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on after so many numbers."""
+        """Continue after so many numbers."""
         self._blocks, taken = divmod(state["drawn"], BLOCK_DRAWS)
         for _ in range(taken):
             self.fraction()
@@ -131,7 +131,7 @@ class Shuffle(Stage):
         bufsize: How many items the buffer holds. It fills while items are given out: two are
             read for each one.
         initial: How many are read before the first is given out.
-        rng: Generator to draw from, which goes on from epoch to epoch; None means that the order
+        rng: Generator to draw from, which continues from epoch to epoch; None means that the order
             is a function of seed, epoch and worker.
         seed: Seed of its own, in place of the pipeline's.
 
@@ -165,7 +165,7 @@ class detshuffle(Stage):
         bufsize: See `Shuffle`.
         initial: See `Shuffle`.
         seed: Seed of its own, beside the pipeline's.
-        epoch: How often it has run, from -1. A pipeline counts its epochs itself; by itself, the
+        epoch: How often it has run, from -1. A pipeline counts its epochs itself; on its own, the
             order is a function of this number.
     """
 

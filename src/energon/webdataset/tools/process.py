@@ -121,7 +121,7 @@ def load_function(name: str) -> Callable[[Any], Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"function {name!r}: {error}; expected MODULE:NAME") from error
     if not callable(function):
-        raise ConfigError(f"function {name!r} is no function")
+        raise ConfigError(f"function {name!r} is not a function")
     return function  # type: ignore[no-any-return]
 
 
@@ -130,7 +130,7 @@ def _mapped(
     samples: Iterable[StreamSample],
     threads: int,
 ) -> Iterator[tuple[StreamSample, Callable[[], list[StreamSample]]]]:
-    """Yield each sample and what gives its result, in order, some of them ahead of time."""
+    """Yield each sample and the handle of its result, in order, some of them ahead of time."""
     if threads == 1:
         for sample in samples:
             yield sample, lambda sample=sample: change(sample)  # type: ignore[misc]

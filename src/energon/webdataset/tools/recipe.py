@@ -67,8 +67,8 @@ def read_recipe(
         parts = split_name(name)
         if parts is None:
             raise FormatError(
-                f"{name!r} is no name of a sample: expected KEY.FIELD, not hidden, and not below "
-                "a folder like __this__"
+                f"{name!r} is not a name of a sample: expected KEY.FIELD, not hidden, and not "
+                "below a folder like __this__"
             )
         key, field = parts
         if sample.get("__key__") != key:

@@ -25,7 +25,7 @@ MEMORY_BYTES = 1 << 30
 
 
 def sort_value(field: str, kind: SortKind) -> Callable[[StreamSample], Any]:
-    """Return a function that gives what a sample is sorted by.
+    """Return a function that returns the sort key of a sample.
 
     Args:
         field: A field, `__key__`, or `__random__` for a random order.
@@ -47,14 +47,14 @@ def sort_value(field: str, kind: SortKind) -> Callable[[StreamSample], Any]:
             return convert[kind](sample[field])
         except ValueError as error:
             raise FieldAccessError(
-                f"sample {sample['__key__']!r}: {field} is {sample[field][:40]!r}, wanted {kind}"
+                f"sample {sample['__key__']!r}: {field} is {sample[field][:40]!r}, expected {kind}"
             ) from error
 
     return value
 
 
 def random_value(seed: int) -> Callable[[StreamSample], int]:
-    """Return a function that gives each call another random number."""
+    """Return a function that returns another random number at each call."""
     numbers = count()
     return lambda sample: derive_seed(seed, "sort", next(numbers))
 

@@ -77,7 +77,7 @@ class Output:
 
 
 class SkipDamaged:
-    """Goes on after damaged shards, up to a number of them.
+    """Continues after damaged shards, up to a number of them.
 
     Args:
         limit: How many.
@@ -88,7 +88,7 @@ class SkipDamaged:
         self.count = 0
 
     def __call__(self, exn: Exception) -> bool:
-        """Return whether to go on; raise the error if there were too many."""
+        """Return whether to continue; raise the error if there were too many."""
         self.count += 1
         if self.count > self.limit:
             raise exn

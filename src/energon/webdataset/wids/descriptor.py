@@ -31,7 +31,7 @@ def count_samples(pipeline: Any) -> int:
     """Return how many samples the shards of a pipeline have.
 
     Raises:
-        ConfigError: If its source is no list of shards, or a shard has no index.
+        ConfigError: If its source is not a list of shards, or a shard has no index.
     """
     urls = getattr(pipeline.stages[0] if pipeline.stages else None, "urls", None)
     if urls is None:
@@ -180,7 +180,7 @@ def create_descriptor(
     checksum: bool = False,
     progress: Callable[[], Any] = lambda: None,
 ) -> Descriptor:
-    """Return the list of some shards, with what can be found out about them.
+    """Return the list of some shards, with what can be detected about them.
 
     Args:
         urls: Their addresses.
@@ -262,7 +262,7 @@ def _shard(entry: Any, origin: str, start: str, name: str | None) -> ShardInfo:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(
-            f"{origin}: {entry!r:.100} is no shard: expected url and nsamples"
+            f"{origin}: {entry!r:.100} is not a shard: expected url and nsamples"
         ) from error
 
 

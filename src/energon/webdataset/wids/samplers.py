@@ -124,7 +124,7 @@ class ChunkedSampler:
 
 
 class DistributedChunkedSampler(ChunkedSampler):
-    """Gives each rank its part of the samples, all ranks the same number of them.
+    """Assigns each rank its part of the samples, all ranks the same number of them.
 
     Args:
         dataset: Anything with a length.

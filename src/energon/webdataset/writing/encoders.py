@@ -188,4 +188,4 @@ _BUILT_IN: dict[str, Callable[[Any], Any]] = {
 }
 default_handlers = dict(_BUILT_IN)
 """Functions that encode a value, by extension: what `encoder=True` does. A program may change
-them, or a copy that it gives to a writer as `encoder`."""
+them, or a copy that it passes to a writer as `encoder`."""

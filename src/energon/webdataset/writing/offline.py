@@ -24,7 +24,7 @@ def map_shards(
 ) -> list[str]:
     """Call a function with each input and its output, and return the outputs that were made.
 
-    Interrupted, by kill -9 too, it goes on with the next call where it was.
+    Interrupted, by kill -9 too, it continues with the next call where it was.
 
     Args:
         function: Reads the shard at its first argument, and writes that at its second one, like

@@ -35,7 +35,7 @@ class Sink:
     Args:
         stream: Where they go in the end.
         packer: Compresses them on their way; None does not.
-        temporary: Gives a file its name when it is complete; None for anything else.
+        temporary: Renames a file when it is complete; None for anything else.
         path: Path of an uncompressed local file.
         owns_stream: Whether to close the stream.
     """
@@ -139,7 +139,7 @@ def _compression(compress: bool | str | None, name: str) -> str | None:
 def _packer(stream: Any, kind: str | None, level: int | None) -> Any:
     """Return what compresses to `stream`, or None."""
     if kind == "gz":
-        # Neither name nor time, so that the same content gives the same bytes.
+        # Neither name nor time, so that the same content produces the same bytes.
         return gzip.GzipFile("", "wb", 9 if level is None else level, stream, mtime=0)
     if kind == "bz2":
         return bz2.BZ2File(stream, "wb", compresslevel=9 if level is None else level)

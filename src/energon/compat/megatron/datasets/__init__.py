@@ -1,1 +1,1 @@
-"""Dataset classes: datasets that a program opens by itself, and the names of sample types."""
+"""Dataset classes: datasets that a program opens on its own, and the names of sample types."""

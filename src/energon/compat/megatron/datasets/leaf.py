@@ -165,7 +165,7 @@ class LeafDataset(Sharder, DatasetClass):
     def as_file_store(self) -> FileStore[Any]:
         """Return the files of the dataset by name."""
         if self.primary is None:
-            raise TypeError(f"{self.name} gives its files by name only if it is crude")
+            raise TypeError(f"{self.name} returns its files by name only if it is crude")
         return self.primary
 
 
@@ -205,7 +205,7 @@ class SampleDataset(WrapperDataset):
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """The order of one leaf by itself, under the number that it has among all.
+    """The order of one leaf on its own, under the number that it has among all.
 
     Args:
         leaf: The leaf.

@@ -272,7 +272,7 @@ class GenericWebdatasetFactory(WebdatasetFactory):
             self._fields = _fields(self.__sample_type__, field_map, loader)
         elif loader is not None or field_map is not None:
             raise ConfigError(
-                f"{type(self).__name__} gives crude samples, which have no fields; drop "
+                f"{type(self).__name__} yields crude samples, which have no fields; drop "
                 f"{'field_map' if loader is None else 'sample_loader'}"
             )
         if chosen is None and isinstance(self._fields, FieldMap):

@@ -193,5 +193,5 @@ def make_hook(
 
 
 def describe(given: Any) -> Any:
-    """Return what a user gave as description of a function: as it is, or what it returns."""
+    """Return what a user passed to describe a function: as it is, or what it returns."""
     return given() if callable(given) else given

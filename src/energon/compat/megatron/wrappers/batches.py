@@ -59,7 +59,7 @@ class GroupBatchDataset(WrapperDataset):
 
     Args:
         dataset: The items.
-        fixed_batch_size: How many make a batch where `sample_group_key` gives no number.
+        fixed_batch_size: How many make a batch where `sample_group_key` returns no number.
         sample_group_key: Returns the group of an item (anything hashable) and how many make a
             batch of it, or None.
         batcher: Makes a batch of a list of items; may yield several.

@@ -1,4 +1,4 @@
-"""Datasets that a program writes itself: a class with `__iter__`, around others or by itself.
+"""Datasets that a program writes itself: a class with `__iter__`, around others or on its own.
 
 Each lane runs a copy of the object, whose inner datasets yield what is of that lane. What such an
 object remembers is nowhere but in itself, so its position is how many items it has given: resuming

@@ -57,7 +57,7 @@ class RepeatDataset(WrapperDataset):
     Args:
         dataset: The items.
         repeats: How often, a fraction allowed; None never ends.
-        restart: Whether to go on with the next pass where one ends. False gives one.
+        restart: Whether to continue with the next pass where one ends. False makes one pass.
         worker_config: Who loads it.
     """
 
@@ -76,7 +76,7 @@ class RepeatDataset(WrapperDataset):
 
 
 class EpochizeDataset(WrapperDataset):
-    """End the loops of a loader after a number of items; the next one goes on from there.
+    """End the loops of a loader after a number of items; the next one continues from there.
 
     Belongs around everything but what only watches.
 
@@ -349,7 +349,7 @@ class GcDataset(_WatchingDataset):
 class WatchdogDataset(_WatchingDataset):
     """Log the stacks of all threads when an item takes too long.
 
-    Loaders watch their workers by themselves, see `watchdog_timeout_seconds` there: they replace
+    Loaders watch their workers on their own, see `watchdog_timeout_seconds` there: they replace
     processes that hang.
 
     Args:

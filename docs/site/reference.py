@@ -1,4 +1,7 @@
-"""Make docs/api.md of signatures and docstrings: `python -m tests.docs.reference`, `make api`."""
+"""Generate the API reference of the site from signatures and docstrings, a page per group.
+
+`python -m docs.site.reference` (`make api`) rewrites docs/api.md, the list of all names.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ import inspect
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from tests.docs.conftest import ROOT
-
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/api.md"
 WIDTH = 90
 
 HEAD = (
     "# API reference\n\n"
-    "All public names, with their signatures and what their docstrings say. The "
-    "[cheat sheet](cheatsheet.md) has those for every day. Names are imported from `energon`, "
-    "unless the heading names another module. Commands explain themselves: "
-    "`energon COMMAND --help`.\n\n"
-    "This page is made of the code, by `make api`.\n"
+    "Every public name. Signatures, arguments, errors and examples are in the docstrings: "
+    "`help(energon.ShardWriter)` shows one in Python, and `make docs` builds a site with all of "
+    "them. Names are imported from `energon`, unless the heading names another module. The "
+    "[cheat sheet](cheatsheet.md) has what one needs every day. Commands explain themselves: "
+    "`energon COMMAND --help`.\n"
 )
 
 MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader", "BasicDataLoader"}
@@ -91,19 +94,36 @@ GROUPS: dict[str, tuple[str, str]] = {
 }
 
 STREAMS = "energon.webdataset"
+STREAMS_TITLE = f"Streams (`{STREAMS}`)"
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Example|Examples):\s*$")
 _ENTRY = re.compile(r"(\S[^:]*): (.*)")
 
 
-def page() -> str:
-    """Return the text of the page."""
+def overview() -> str:
+    """Return the text of docs/api.md: the names of each group."""
     parts = [HEAD]
-    for title, (module, names) in GROUPS.items():
-        parts.append(f"## {title}\n")
-        found = import_module(module)
-        parts += [describe(name, getattr(found, name)) for name in names.split()]
-    parts.append(_streams())
+    for title, (_, names) in GROUPS.items():
+        parts.append(f"## {title}\n\n" + ", ".join(f"`{name}`" for name in names.split()) + "\n")
+    parts.append(
+        f"## {STREAMS_TITLE}\n\nAll names of `webdataset`; [WebDataset pipelines](webdataset.md) "
+        "shows them in use.\n"
+    )
     return "\n".join(parts)
+
+
+def pages() -> dict[str, str]:
+    """Return the pages of the site by name, in the order of the groups."""
+    found = {}
+    for title, (module, names) in GROUPS.items():
+        members = import_module(module)
+        entries = [describe(name, getattr(members, name)) for name in names.split()]
+        found[_slug(title)] = "\n".join([f"# {title}\n", *entries])
+    found[_slug(STREAMS_TITLE)] = _streams()
+    return found
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"\W+", "_", title.lower()).strip("_")
 
 
 def named() -> set[str]:
@@ -113,7 +133,7 @@ def named() -> set[str]:
 
 def describe(name: str, value: Any) -> str:
     """Return the entry of a function or class."""
-    lines = [f"### {name}\n"]
+    lines = [f"## {name}\n"]
     docstring = inspect.getdoc(value) or ""
     if name in MADE_BY_GETTERS:
         docstring = docstring.partition("\nArgs:")[0]
@@ -255,8 +275,8 @@ def _streams() -> str:
         if inspect.isroutine(getattr(module, name)) or inspect.isclass(getattr(module, name))
     ]
     head = (
-        f"## Streams (`{STREAMS}`)\n\nArguments are those of webdataset; "
-        "[WebDataset pipelines](webdataset.md) shows them in use.\n\n| name | |\n|---|---|"
+        f"# {STREAMS_TITLE}\n\nArguments are those of webdataset; "
+        "[WebDataset pipelines](../webdataset.md) shows them in use.\n\n| name | |\n|---|---|"
     )
     return "\n".join([head, *rows, ""])
 
@@ -267,4 +287,4 @@ def _first(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(overview())

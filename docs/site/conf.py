@@ -1,0 +1,23 @@
+"""Settings of Sphinx for the site, see `build.py`."""
+
+from energon.version import __version__
+
+project = "energon"
+copyright = "the energon developers"
+release = version = __version__
+extensions = ["myst_parser"]
+root_doc = "index"
+nitpicky = True
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["linkify"]
+myst_linkify_fuzzy_links = False
+
+html_theme = "furo"
+html_title = f"energon {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
