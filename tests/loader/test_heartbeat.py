@@ -8,14 +8,17 @@ def test_the_other_side_sees_where_work_is():
     page = Heartbeat.create()
     worker, parent = Heartbeat(os.dup(page)), Heartbeat(page)
     assert parent.address is None
-    assert parent.beats == 0
+    assert parent.beats[0] == 0
     worker.enter(3)
     assert parent.address is None
     assert parent.where == "between samples"
     worker.row(14, several=False)
     assert parent.address == (3, 14)
     assert parent.where == "at lane 3 row 14"
-    assert parent.beats == 2
+    assert parent.beats[0] == 2
+    before = parent.beats
+    worker.next_row(15)
+    assert (parent.address, parent.beats != before) == ((3, 15), True)
     worker.row(12, several=True)
     assert parent.address is None
     assert parent.where == "in a batch or pack that begins at lane 3 row 12"

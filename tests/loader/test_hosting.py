@@ -15,6 +15,9 @@ class Recorder:
     def row(self, row, several):
         self.steps.append(("batch" if several else "row", row))
 
+    def next_row(self, row):
+        self.row(row, several=False)
+
     def leave(self):
         self.steps.append("leave")
 

@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import threading
 import time
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -114,5 +115,4 @@ def _hang_until_it_is_noticed():
     def leave():
         os._exit(3)
 
-    with Watchdog("a test", leave).watching(0.05):
-        time.sleep(30)
+    Watchdog("a test", leave).call(partial(time.sleep, 30), 0.05)

@@ -153,7 +153,7 @@ def test_rows_that_killed_workers_are_left_out():
 
 def test_progress_is_told_with_the_row_of_every_sample():
     told = []
-    lane = Lane(0, 2, progress=lambda *about: told.append(about))
+    lane = Lane(0, 2, progress=lambda row, several: told.append((row, several)))
     list(BatchDataset(mapped(numbers(6), double), 2).open(lane))
     assert told == [(0, False), (1, False), (0, True), (2, False), (2, True)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from heapq import heapify, heappop, heapreplace
 from typing import Any, NamedTuple, Protocol
@@ -85,6 +85,10 @@ class HostWatch(Protocol):
 
     def row(self, row: int, several: bool) -> None:
         """Note that user code gets the sample of this row, or several that begin with it."""
+
+    @property
+    def next_row(self) -> Callable[[int], object]:
+        """What notes a row of a single sample, and is fast."""
 
     def leave(self) -> None:
         """Note that the batch is done."""
@@ -184,6 +188,7 @@ class LaneHost:
             seed=self._pipeline.worker_config.seed_offset,
             skip_rows=frozenset(position.skip_rows),
             progress=None if self._watch is None else self._watch.row,
+            next_row=None if self._watch is None else self._watch.next_row,
             counts=Counter(position.counts),
             present=Present(batch=position.batches),
             host=self._host,

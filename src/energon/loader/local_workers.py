@@ -6,21 +6,25 @@ A watchdog notices that something takes too long in a thread that is at work on 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.loader.hosting import Event, LaneHost
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 10.0
 """At least so often the thread that watches looks whether it is still needed."""
@@ -31,7 +35,7 @@ class _HangError(BaseException):
 
 
 class Watchdog:
-    """Watches the thread that works inside of `watching`, and calls a function if it hangs.
+    """Watches a thread while it calls something, and calls a function if it hangs.
 
     Args:
         what: What takes too long, for the log.
@@ -46,6 +50,10 @@ class Watchdog:
         self._watched = 0
         self._seconds = 0.0
         self._raised: Exception | None = None
+        self._known_to: object = None
+        # Read and cleared by another thread.
+        self.deadline: float | None = None
+        self.was_used = False
 
     def __getstate__(self) -> dict[str, object]:
         return {"what": self.what, "on_timeout": self.on_timeout}
@@ -53,28 +61,33 @@ class Watchdog:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    @contextmanager
-    def watching(self, seconds: float | None) -> Iterator[None]:
-        """Watch what runs inside, which may take so many seconds; None is for ever.
+    def call(self, function: Callable[[], T], seconds: float | None) -> T:
+        """Return what a function returns, which may take so many seconds; None is for ever.
 
         Raises:
             WorkerTimeoutError: If it hung, and `on_timeout` raised.
         """
         if seconds is None:
-            yield
-            return
+            return function()
         self._watched, self._seconds = threading.get_ident(), seconds
-        self._raised = None
-        _clock.start(self, seconds)
+        self._raised, self.was_used = None, True
+        # No lock is taken, for batches that take no longer than that. First the deadline is set
+        # or cleared, then the clock is looked at, which does the same the other way round.
+        self.deadline = deadline = time.monotonic() + seconds
+        if deadline < _clock.looks_at or self._known_to is not _clock.watchdogs:
+            self._known_to = _clock.watchdogs
+            _clock.start(self, deadline)
         try:
-            yield
+            return function()
         except BaseException as error:
             if self._raised is None:
                 raise
             raise WorkerTimeoutError(str(self._raised)) from error
         finally:
-            with _clock.changed:
-                _clock.deadlines.pop(self, None)
+            self.deadline = None
+            if _clock.is_looking:
+                with _clock.changed:
+                    pass
 
     def trigger(self) -> None:
         """Log what all threads do, and call the function."""
@@ -99,41 +112,47 @@ class _Clock:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.deadlines: dict[Watchdog, float] = {}
-        self._starts = 0
+        self.watchdogs: weakref.WeakSet[Watchdog] = weakref.WeakSet()
         # When the thread looks next. It is woken only for what is due before that: to wake it for
         # each batch takes more time than some batches do.
-        self._looks_at = 0.0
+        self.looks_at = math.inf
+        self.is_looking = False
         self._thread: threading.Thread | None = None
 
-    def start(self, watchdog: Watchdog, seconds: float) -> None:
-        """Trigger a watchdog in so many seconds, unless its deadline is gone by then."""
+    def start(self, watchdog: Watchdog, deadline: float) -> None:
+        """Look whether `watchdog` has a deadline, in time for this one."""
         with self.changed:
-            deadline = self.deadlines[watchdog] = time.monotonic() + seconds
-            self._starts += 1
+            self.watchdogs.add(watchdog)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._wait, name="energon watchdog", daemon=True
                 )
                 self._thread.start()
-            if deadline < self._looks_at:
+            elif deadline < self.looks_at:
                 self.changed.notify()
 
     def _wait(self) -> None:
-        known_starts = 0
         while True:
             with self.changed:
+                # Before the deadlines are looked at: whoever sets one from now on calls `start`.
+                self.looks_at, self.is_looking = math.inf, True
                 now = time.monotonic()
-                for watchdog in [each for each, due in self.deadlines.items() if due <= now]:
-                    del self.deadlines[watchdog]
-                    watchdog.trigger()
-                if not self.deadlines and self._starts == known_starts:
+                for watchdog in list(self.watchdogs):
+                    if watchdog.deadline is not None and watchdog.deadline <= now:
+                        watchdog.deadline = None
+                        watchdog.trigger()
+                self.is_looking = False
+                deadlines = [watchdog.deadline for watchdog in self.watchdogs]
+                due = [deadline for deadline in deadlines if deadline is not None]
+                used = [watchdog for watchdog in self.watchdogs if watchdog.was_used]
+                if not due and not used:
                     # Loaders that nobody uses any more keep no thread.
                     self._thread = None
                     return
-                known_starts = self._starts
-                self._looks_at = min([*self.deadlines.values(), now + LOOK_SECONDS])
-                self.changed.wait(self._looks_at - now)
+                for watchdog in used:
+                    watchdog.was_used = False
+                self.looks_at = min([*due, now + LOOK_SECONDS])
+                self.changed.wait(self.looks_at - now)
 
 
 _clock = _Clock()
@@ -172,8 +191,7 @@ class InlineWorker:
             raise WorkerError("this loader was closed; build a new one")
         options = self._options
         seconds = options.watchdog_timeout_seconds if self._began else options.first_timeout_seconds
-        with self._watchdog.watching(seconds):
-            event = next(self._host)
+        event = self._watchdog.call(self._host.__next__, seconds)
         self._began = True
         return event
 

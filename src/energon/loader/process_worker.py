@@ -247,9 +247,9 @@ class ProcessWorker:
             elif timeout is not None and time.monotonic() - since >= timeout:
                 return self._hung(timeout)
 
-    def _timeout(self, beats: int) -> float | None:
+    def _timeout(self, beats: tuple[int, int]) -> float | None:
         """Return how long to wait for a sign of life, in seconds; None is for ever."""
-        if beats == 0:
+        if beats[0] == 0:
             return self._options.first_timeout_seconds
         return self._options.watchdog_timeout_seconds
 

@@ -51,7 +51,11 @@ class ApplyIterator(DatasetIterator[Any]):
                 self.outputs = None
                 self.given = 0
             self.before = self._position()
-            output = self._begin()
+            if self.next_batch is None:
+                self.batch = self.lane.present.batch
+                output = self._produce()
+            else:
+                output = self._begin()
             if output is not SKIPPED:
                 return output
 

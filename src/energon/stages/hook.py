@@ -122,8 +122,8 @@ class Hook:
 class HookRunner:
     """A hook in one lane: knows how often it failed in a row, and in the worker at all.
 
-    Whoever has many arguments calls `function` itself where there is one, counts in `tally` what
-    succeeds, and hands on what does not: to `settle`, `fail` and `exit`.
+    Whoever walks over many arguments calls `function` itself, says afterwards how often it did
+    `succeed`, and hands on what did not: to `settle`, `fail` and `exit`.
     """
 
     def __init__(self, hook: Hook, lane: Lane) -> None:
@@ -132,6 +132,8 @@ class HookRunner:
         self.name = hook.name
         self.function = compiled(hook.function)
         self.seeds_calls = hook.restore_seeds
+        self.returns_something = hook.title is not None
+        self.record = hook.record
         self.tally = Tally()
         # Hooks are known by identity: they hold functions of the user, equal to who knows what.
         self._tallies = lane.host.tallies[id(hook)]
@@ -144,7 +146,7 @@ class HookRunner:
             FatalSampleError: If the failure is one that ends the run.
         """
         before, active.lane = active.lane, self.lane
-        self.lane.present.call = (self.name, address)
+        self.lane.present.known_call = (self.name, address)
         try:
             output = self.call(argument, address) if self.seeds_calls else self.function(argument)
         except Exception as error:
@@ -185,10 +187,10 @@ class HookRunner:
             )
         return self._outputs(output, argument, flat(address))
 
-    def succeed(self) -> None:
-        """Account for an output. After the first one, counting it in `tally` is enough."""
-        self.tally.succeeded += 1
-        self.hook.record.succeeded = True
+    def succeed(self, count: int = 1) -> None:
+        """Account for outputs."""
+        self.tally.succeeded += count
+        self.record.succeeded = True
 
     def _nothing(self, what: str, argument: Any) -> FatalSampleError:
         return FatalSampleError(
@@ -202,7 +204,7 @@ class HookRunner:
         # run the generator up to that point, outside of the batches that have its first ones.
         for sub in count():
             before, active.lane = active.lane, self.lane
-            self.lane.present.call = (self.name, (*address, sub))
+            self.lane.present.known_call = (self.name, (*address, sub))
             try:
                 output = self._next(outputs, (*address, sub))
             except Exception as error:

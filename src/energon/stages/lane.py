@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from operator import length_hint
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -39,6 +40,12 @@ class LaneReading:
 
 
 Find = Callable[[int, int, int], int | None]
+
+
+class TellsRows(Protocol):
+    """Is told what user code works on."""
+
+    def __call__(self, row: int, several: bool) -> object: ...
 
 
 @dataclass(eq=False)
@@ -91,6 +98,44 @@ class Host:
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
 
 
+class Walk:
+    """A flat loop of a lane that hands the samples of consecutive rows to user code.
+
+    How many it has taken tells which one user code works on, so the loop itself notes nothing.
+
+    Attributes:
+        rest: Yields the samples that are not taken yet.
+        keys: The restore key of each sample; None where there is none.
+        start: The row of the first.
+        name: The hook that runs; "" outside of the loop.
+        told: What was told last.
+    """
+
+    __slots__ = ("keys", "lane", "name", "rest", "start", "told")
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.rest: Iterator[Any] = iter(())
+        self.keys: list[RestoreKey | None] = []
+        self.start = 0
+        self.name = ""
+        self.told: tuple[Any, ...] = ()
+
+    def tell(self, present: Present) -> None:
+        """Note in `present` what user code works on, unless it is known there."""
+        taken = len(self.keys) - length_hint(self.rest)
+        row = self.start + taken - 1
+        told = row, self.name
+        if told == self.told or not taken:
+            return
+        self.told = told
+        lane = self.lane
+        present.known_row = row * lane.stride + lane.offset
+        key = present.known_address = self.keys[taken - 1] or ("lane", lane.number, row)
+        if self.name:
+            present.known_call = self.name, key
+
+
 @dataclass(eq=False)
 class Present:
     """What a lane works on now; all stages see the same.
@@ -98,9 +143,11 @@ class Present:
     Args:
         batch: Number of the batch of the lane; None if that is not known, because a sample is
             made again apart from its batch.
-        row: Number of the sample that user code got last, within its lane; None before the first.
-        address: The address of that sample, or the key that makes it; () of several.
-        call: The hook that runs, and the address or key of its argument.
+        walk: The loop that user code is called from, or was called from last; None if it got
+            something else since.
+        known_row: What is known of it, see `row`,
+        known_address: `address`,
+        known_call: and `call`.
         generator: What `active_generator` made, and for which call.
         finders: Each tells the number of a sample by leaf, epoch and ordinal, if it is one of
             those that some stage reads.
@@ -109,12 +156,34 @@ class Present:
     """
 
     batch: int | None = 0
-    row: int | None = None
-    address: RestoreKey = ()
-    call: tuple[str, RestoreKey] = ("", ())
+    walk: Walk | None = None
+    known_row: int | None = None
+    known_address: RestoreKey = ()
+    known_call: tuple[str, RestoreKey] = ("", ())
     generator: tuple[object, np.random.Generator] | None = None
     finders: dict[Hashable, Find] = field(default_factory=dict)
     batch_rows: int | None = None
+
+    @property
+    def row(self) -> int | None:
+        """Number of the sample that user code got last, in its lane; None before the first."""
+        if self.walk is not None:
+            self.walk.tell(self)
+        return self.known_row
+
+    @property
+    def address(self) -> RestoreKey:
+        """The address of that sample, or the key that makes it; () of several."""
+        if self.walk is not None:
+            self.walk.tell(self)
+        return self.known_address
+
+    @property
+    def call(self) -> tuple[str, RestoreKey]:
+        """The hook that runs, and the address or key of its argument."""
+        if self.walk is not None and self.walk.name:
+            self.walk.tell(self)
+        return self.known_call
 
     def count_batch(self) -> None:
         """Note that the lane has yielded a batch."""
@@ -144,6 +213,7 @@ class Lane:
         progress: Called with the row of every sample before user code works on it, or that of
             the first of several, and whether these are several; tells the loader that the
             worker lives, and where it was if it dies. None means nobody asks.
+        next_row: Called instead with the row of a single sample, for its speed.
         counts: Statistics of the lane: samples, skipped, failed, by name.
         present: What it works on.
         pass_number: How often finite data have been read before, for stages that repeat them.
@@ -158,7 +228,8 @@ class Lane:
     lanes: int
     seed: int = 0
     skip_rows: frozenset[int] = frozenset()
-    progress: Callable[[int, bool], None] | None = None
+    progress: TellsRows | None = None
+    next_row: Callable[[int], object] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     present: Present = field(default_factory=Present)
     pass_number: int = 0
@@ -181,7 +252,8 @@ class Lane:
     def enter_known(self, row: int, address: RestoreKey, *, several: bool = False) -> None:
         """Do the same for a row by the number by which it is known outside."""
         present = self.present
-        present.row, present.address = row, address
+        present.walk = None
+        present.known_row, present.known_address = row, address
         if self.progress is not None:
             self.progress(row, several)
 

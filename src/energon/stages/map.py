@@ -7,9 +7,11 @@ from the number of a row (addresses, positions, places) is made when someone ask
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import length_hint
+from functools import partial
+from itertools import count, repeat
 from types import GeneratorType
 from typing import Any
 
@@ -18,7 +20,7 @@ from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
 from energon.stages.hook import SKIPPED, Hook, HookRunner
-from energon.stages.lane import Lane, active
+from energon.stages.lane import Lane, Walk, active
 
 logger = logging.getLogger("energon")
 
@@ -93,6 +95,9 @@ class _MapIterator(ApplyIterator):
         super().__init__(inner, lane)
         self.runners = _Runners(stage.hooks, lane)
         self.is_by_leaf = len(stage.hooks) > 1
+        self.walk = Walk(lane)
+        # How many of the items are done that were peeked at last.
+        self.taken = 0
 
     def __next__(self) -> Any:
         items: list[Any] = []
@@ -103,8 +108,13 @@ class _MapIterator(ApplyIterator):
 
     def take(self, count: int) -> list[Any]:
         items: list[Any] = []
-        while len(items) < count and self._take_some(items, count - len(items)):
-            pass
+        going = True
+        while going and len(items) < count:
+            if self.outputs is None and self.next_batch is None:
+                self.batch = self.lane.present.batch
+                going = self._draw(items, count - len(items))
+            else:
+                going = self._take_some(items, count - len(items))
         return items
 
     def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
@@ -124,7 +134,7 @@ class _MapIterator(ApplyIterator):
         self.outputs = None
         with self.lane.present.working_for(batch):
             outputs: list[Any] = []
-            self._run(iter((item,)), row_of(inner), outputs)
+            self._run_most([item], row_of(inner), outputs, None)
             if self.outputs is None or sub == 0:
                 return outputs[0] if outputs else SKIPPED
             for _ in again(self.outputs, sub - 1):
@@ -178,27 +188,38 @@ class _MapIterator(ApplyIterator):
             item = next(inner, SKIPPED)
             if item is SKIPPED:
                 return False
-            self._run(iter((item,)), row, outputs)
+            self._run_most([item], row, outputs, None)
             if places is not None and outputs:
                 places.append(self.place)
             return True
-        rest = iter(items)
+        self.taken = 0
+        run = self._run_most if self.lane.skip_rows else self._run
         try:
-            self._run(rest, row, outputs, places)
+            run(items, row, outputs, places)
         finally:
-            done = len(items) - length_hint(rest)
+            done = self.taken
             if self.outputs is not None:
                 inner.advance(done - 1)
                 self.before, done = self._position(), 1
             inner.advance(done)
         return True
 
+    def _run_most(
+        self, items: list[Any], start: int, outputs: list[Any], places: list[ItemPlace] | None
+    ) -> None:
+        """Do what `_run` does, but leave out rows that have killed workers."""
+        lane = self.lane
+        for row, item in enumerate(items, start):
+            if row in lane.skip_rows:
+                self.taken += 1
+                self._leave_out(row, key_of(item) or ("lane", lane.number, row))
+            else:
+                self._run([item], row, outputs, places)
+            if self.outputs is not None:
+                return
+
     def _run(
-        self,
-        items: Iterator[Any],
-        start: int,
-        outputs: list[Any],
-        places: list[ItemPlace] | None = None,
+        self, items: list[Any], start: int, outputs: list[Any], places: list[ItemPlace] | None
     ) -> None:
         """Append the outputs for items of consecutive rows, up to the first that has several.
 
@@ -208,56 +229,108 @@ class _MapIterator(ApplyIterator):
             outputs: Takes the outputs.
             places: Takes their places, unless it is None.
         """
-        lane, batch, all_runners, is_by_leaf = self.lane, self.batch, self.runners, self.is_by_leaf
-        present, progress, skip_rows = lane.present, lane.progress, lane.skip_rows
-        number = start * lane.stride + lane.offset
-        seeds = lane.host.seeds_calls
+        lane, batch, walk, by_leaf = self.lane, self.batch, self.walk, self.runners
+        present, progress, next_row = lane.present, lane.progress, lane.next_row
+        if next_row is None and progress is not None:
+            next_row = partial(progress, several=False)
+        stride, offset, seeds = lane.stride, lane.offset, lane.host.seeds_calls
+        keys: list[Any] = [
+            item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
+        ]
+        walk.keys, walk.start, walk.rest, walk.told = keys, start, iter(items), ()
+        only = None if self.is_by_leaf else by_leaf[0]
+        chains = [by_leaf[key[0]] for key in keys] if only is None else repeat(only)
+        steps = zip(walk.rest, chains, count(start), strict=False)
+        passed = 0
+        around, present.walk = present.walk, walk
         caller, active.lane = active.lane, lane
         try:
-            for row, item in enumerate(items, start):
-                key: Any = item["__restore_key__"] if type(item) is CrudeSample else key_of(item)
-                address = key or ("lane", lane.number, row)
-                present.row, present.address = number, address
-                if progress is not None:
-                    progress(number, False)
-                number += lane.stride
-                if skip_rows and row in skip_rows:
-                    self._leave_out(row, address)
-                    continue
-                output = item
-                runners = all_runners[key[0] if is_by_leaf else 0]
-                for runner in runners:
-                    present.call = (runner.name, address)
-                    argument = output
-                    try:
-                        if seeds and runner.seeds_calls:
-                            output = runner.call(argument, address)
+            while True:
+                try:
+                    for output, runners, row in steps:
+                        if next_row is not None:
+                            next_row(row * stride + offset)
+                        for runner in runners:
+                            walk.name = runner.name
+                            argument = output
+                            if seeds and runner.seeds_calls:
+                                output = runner.call(argument, present.address)
+                            else:
+                                output = runner.function(argument)
+                            if output is None:
+                                if runner.returns_something:
+                                    break
+                            elif type(output) is GeneratorType:
+                                break
                         else:
-                            output = runner.function(argument)
-                    except Exception as error:
-                        output, seeds = runner.fail(error, argument), lane.host.seeds_calls
+                            outputs.append(output)
+                            if places is not None:
+                                places.append([row, 0, batch])
+                            continue
                         break
-                    except BaseException as error:
-                        runner.exit(error, argument)
-                        raise
-                    if output is None or type(output) is GeneratorType:
-                        output = runner.settle(output, argument, address)
-                        if output is not None:
-                            following = runners[runners.index(runner) + 1 :]
-                            output = self._begin_outputs(output, following, flat(address), key)
-                            break
-                    elif runner.tally.succeeded:
-                        runner.tally.succeeded += 1
                     else:
-                        runner.succeed()
-                if output is not SKIPPED:
-                    outputs.append(output)
-                    if places is not None:
-                        places.append([row, 0, batch])
-                if self.outputs is not None:
-                    return
+                        if only is None or passed:
+                            self._succeed(keys[passed:])
+                        else:  # as that does, without a call
+                            for runner in only:
+                                runner.tally.succeeded += len(keys)
+                                runner.record.succeeded = True
+                        passed = len(keys)
+                        break
+                except Exception as error:
+                    passed = self._stop(row - start, passed, runners, runner)
+                    runner.fail(error, argument)
+                    seeds = lane.host.seeds_calls
+                except BaseException as error:
+                    passed = self._stop(row - start, passed, runners, runner)
+                    runner.exit(error, argument)
+                    raise
+                else:
+                    passed = self._stop(row - start, passed, runners, runner)
+                    address = present.address
+                    several = runner.settle(output, argument, address)
+                    following = runners[runners.index(runner) + 1 :]
+                    output = self._begin_outputs(
+                        several, following, flat(address), keys[passed - 1]
+                    )
+                    if output is not SKIPPED:
+                        outputs.append(output)
+                        if places is not None:
+                            places.append([row, 0, batch])
+                    break
         finally:
+            self.taken += passed
+            del keys[passed:]
+            walk.name, walk.rest = "", iter(())
+            if around is not None and around.name:
+                present.walk = around
             active.lane = caller
+
+    def _stop(
+        self, number: int, passed: int, runners: tuple[HookRunner, ...], last: HookRunner
+    ) -> int:
+        """Count what hooks have returned in a walk up to one that has not.
+
+        Args:
+            number: Its item.
+            passed: How many items are counted.
+            runners: The hooks of the item.
+            last: The one that has not.
+
+        Returns:
+            How many items are counted now.
+        """
+        self._succeed(self.walk.keys[passed:number])
+        for runner in runners[: runners.index(last)]:
+            runner.succeed()
+        return number + 1
+
+    def _succeed(self, keys: list[Any]) -> None:
+        """Count that all hooks of some items of a walk have returned something."""
+        leaves = Counter(key[0] if self.is_by_leaf else 0 for key in keys)
+        for leaf, number in leaves.items():
+            for runner in self.runners[leaf]:
+                runner.succeed(number)
 
     def _leave_out(self, row: int, address: RestoreKey) -> None:
         self.lane.counts["skipped after killing workers"] += 1

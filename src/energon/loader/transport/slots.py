@@ -10,6 +10,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 
@@ -246,8 +247,10 @@ class SlotPool:
 
 
 NOWHERE = -1
+SEVERAL = -2
+"""Less the row, where several samples begin."""
 
-_BEATS, _LANE, _ROW, _SEVERAL = range(4)
+_BEATS, _LANE, _ROW = range(3)
 _TRACE_OFFSET = mmap.PAGESIZE
 _TRACE_SIZE = 1 << 16
 
@@ -260,7 +263,8 @@ class Heartbeat:
 
     def __init__(self, descriptor: int) -> None:
         self._mapping = map_shared(descriptor)
-        self._cells = memoryview(self._mapping)[: 4 * 8].cast("q")
+        self._cells = memoryview(self._mapping)[: 3 * 8].cast("q")
+        self.next_row = partial(self._cells.__setitem__, _ROW)
 
     @staticmethod
     def create() -> int:
@@ -276,8 +280,7 @@ class Heartbeat:
 
     def row(self, row: int, several: bool) -> None:
         """Note that user code gets the sample of this row, or several that begin with it."""
-        self._cells[_SEVERAL] = several
-        self._cells[_ROW] = row
+        self._cells[_ROW] = SEVERAL - row if several else row
         self._cells[_BEATS] += 1
 
     def leave(self) -> None:
@@ -285,23 +288,25 @@ class Heartbeat:
         self._cells[_ROW] = NOWHERE
 
     @property
-    def beats(self) -> int:
-        """How many steps the worker has made."""
-        return self._cells[_BEATS]
+    def beats(self) -> tuple[int, int]:
+        """What changes with every step of the worker; (0, ...) before the first."""
+        return self._cells[_BEATS], self._cells[_ROW]
 
     @property
     def address(self) -> tuple[int, int] | None:
         """The lane and row of the one sample that user code works on, or None."""
         lane, row = self._cells[_LANE], self._cells[_ROW]
-        return None if row == NOWHERE or self._cells[_SEVERAL] else (lane, row)
+        return (lane, row) if row >= 0 else None
 
     @property
     def where(self) -> str:
         """What the worker works on, in words."""
-        if self._cells[_ROW] == NOWHERE:
+        lane, row = self._cells[_LANE], self._cells[_ROW]
+        if row == NOWHERE:
             return "between samples"
-        what = "in a batch or pack that begins at" if self._cells[_SEVERAL] else "at"
-        return f"{what} lane {self._cells[_LANE]} row {self._cells[_ROW]}"
+        if row < 0:
+            return f"in a batch or pack that begins at lane {lane} row {SEVERAL - row}"
+        return f"at lane {lane} row {row}"
 
     def traceback(self) -> str:
         """Return what the fault handler of the worker has written, or ""."""

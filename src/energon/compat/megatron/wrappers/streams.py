@@ -383,5 +383,4 @@ class WatchdogDataset(_WatchingDataset):
         timeout = self.timeout_seconds
         if not lane.present.batch and self.initial_timeout_seconds is not None:
             timeout = self.initial_timeout_seconds
-        with self._watchdog.watching(timeout):
-            return next(inner)
+        return self._watchdog.call(inner.__next__, timeout)
