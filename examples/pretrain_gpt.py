@@ -122,14 +122,12 @@ class Model(nn.Module):
 def loss_of(model: Model, batch: TokensSample) -> torch.Tensor:
     """Return the loss of a batch; the first token of a document is not predicted by another one."""
     tokens = torch.as_tensor(batch.tokens)
-    begins = torch.zeros(tokens.shape, dtype=torch.bool)
-    for own, edges in zip(begins, batch.cu_seqlens, strict=True):
-        own[torch.as_tensor(edges[:-1], dtype=torch.int64)] = True
+    places = torch.as_tensor(batch.positions)
+    begins = places == 0
     document = begins.cumsum(1)[:, :-1]
     order = torch.arange(CONTEXT)
     mask = (document[:, :, None] == document[:, None, :]) & (order[:, None] >= order)
-    first = torch.where(begins[:, :-1], order, 0).cummax(1).values
-    scores = model(tokens[:, :-1], order - first, mask)
+    scores = model(tokens[:, :-1], places[:, :-1], mask)
     labels = tokens[:, 1:].masked_fill(begins[:, 1:], -100)
     return functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)
 

@@ -227,6 +227,16 @@ def test_positions_begin_anew_with_each_document():
     assert sample.positions.tolist() == [0, 1, 0, 1, 2, 3]
 
 
+def test_positions_of_a_batch_have_the_shape_of_its_tokens(path):
+    samples = get_train_dataset(path, worker_config=config(), batch_size=4, shuffle_buffer_size=8)
+    batch = next(iter(samples))
+    lengths = [int(edges[-1]) for edges in batch.cu_seqlens]
+    assert len(set(lengths)) > 1
+    assert batch.positions.shape == tuple(batch.tokens.shape)
+    for row, length in zip(batch.positions, lengths, strict=True):
+        assert row.tolist()[:length] == list(range(length))
+
+
 class Encoder(DefaultTaskEncoder):
     """Makes samples of both kinds dicts, so that they share batches."""
 

@@ -109,10 +109,15 @@ class TokensSample(Sample):
     """(length,): the mode of each token, of multimodal files."""
 
     @property
-    def positions(self) -> NDArray[np.int64]:
-        """The place of each token in its sequence or document, as far as that is in the sample."""
-        starts = np.asarray(self.cu_seqlens, np.int64)
-        return np.arange(len(self.tokens)) - np.repeat(starts[:-1], np.diff(starts))
+    def positions(self) -> Any:
+        """The place of each token in its sequence or document, as far as that is in the sample.
+
+        Of a batch, the same shape as `tokens`, with zeros where these are padded.
+        """
+        edges: Any = self.cu_seqlens
+        if isinstance(edges, list):
+            return generic_batch([_positions(each) for each in edges])
+        return _positions(edges)
 
     @classmethod
     def from_samples(cls, samples: Sequence[Self]) -> Self:
@@ -128,6 +133,11 @@ class TokensSample(Sample):
             tokens=generic_batch([sample.tokens for sample in samples]),
             modes=None if modes[0] is None else generic_batch(modes),
         )
+
+
+def _positions(edges: NDArray[np.int32]) -> NDArray[np.int64]:
+    starts = np.asarray(edges, np.int64)
+    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
 
 
 @edataclass
