@@ -89,9 +89,9 @@ def command(
     as an option, unless told not to.
 
     If PATH is a metadataset (.yaml), the indexes of its joins are built. If it is a .jsonl file,
-    its lines are indexed, dealt to splits if --split-ratio is given, and left out if
-    --exclude-from lists them. Of token files, the whole index is checked; of Parquet files,
-    the footers are noted. Options that mean nothing there are refused.
+    plain, .gz or .zst, its lines are indexed, dealt to splits if --split-ratio is given, and
+    left out if --exclude-from lists them. Of token files, the whole index is checked; of Parquet
+    files, the footers are noted. Options that mean nothing there are refused.
 
     \b
     Example:

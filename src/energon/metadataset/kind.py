@@ -67,7 +67,7 @@ KINDS = (
     KindEntry(
         "jsonl",
         "energon.sources.jsonl:KIND",
-        suffixes=(".jsonl",),
+        suffixes=(".jsonl", ".jsonl.gz", ".jsonl.zst"),
         upkeep="energon.prepare.jsonl:UPKEEP",
     ),
     KindEntry(
@@ -110,7 +110,7 @@ TABLES = (
 
 _READABLE = (
     "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml), a "
-    ".jsonl file, token files (.idx, .bin) or .parquet files"
+    ".jsonl, .jsonl.gz or .jsonl.zst file, token files (.idx, .bin) or .parquet files"
 )
 
 CONVERTED = "@refs/convert/parquet"
@@ -132,9 +132,9 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
     """
     path = os.fspath(path)
     for entries in _known():
-        suffix = os.path.splitext(address_name(path))[1]
+        name = address_name(path)
         for entry in entries:
-            if suffix in entry.suffixes and is_file(path):
+            if name[1:].endswith(entry.suffixes) and is_file(path):
                 return entry.name
             if entry.below and path.endswith(entry.below) and ("*" in path or "[" in path):
                 return entry.name

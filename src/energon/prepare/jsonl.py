@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +25,17 @@ from energon.errors import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.jsonl import (
-    COMPRESSED,
     JsonlSplit,
     describe_unmatched_lines,
+    is_packed,
     jsonl_index_path,
+    jsonl_points_path,
     jsonl_split_path,
     load_jsonl_index,
     parse_jsonl_split,
     scan_jsonl,
 )
+from energon.formats.seek_points import PointFinder, SeekPoints
 from energon.io.address import (
     address_name,
     is_remote,
@@ -50,7 +53,8 @@ from energon.prepare.upkeep import LOST, Repair, Report, check_depth
 from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
 
-_ADVICE = {".gz": "gunzip -k", ".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k"}
+_ADVICE = {".bz2": "bunzip2 -k", ".xz": "unxz -k"}
+"""How files are unpacked whose lines cannot be read one by one."""
 
 
 def prepare_jsonl(
@@ -75,11 +79,12 @@ def prepare_jsonl(
 
     Raises:
         DatasetNotFoundError: If there is no such file.
-        ConfigError: If it is compressed, or what is excluded is not there.
-        FormatError: If a line is not a JSON object.
+        ConfigError: If it is compressed so that lines cannot be read one by one, or what is
+            excluded is not there.
+        FormatError: If a line is not a JSON object, or it is damaged.
     """
     file = Path(local_path(path))
-    if file.name.endswith(COMPRESSED):
+    if file.suffix in _ADVICE:
         raise ConfigError(
             f"{file}: lines of a compressed file cannot be read one by one; unpack it first with "
             f"`{_ADVICE[file.suffix]} {file}`"
@@ -90,12 +95,7 @@ def prepare_jsonl(
         for where in exclude_from
         for source in quarantine_files(where, name)
     }
-    index = Path(jsonl_index_path(file))
-    numbers = 0
-    with reporting(file), atomic_path(index) as temporary, open(temporary, "wb") as out:
-        for offsets in scan_jsonl(file):
-            out.write(offsets.astype("<u8").tobytes())
-            numbers += len(offsets)
+    numbers = _index_lines(file)
     split = _present_split(file)
     for origin, keys in {split.origin: split.exclude, **listed}.items():
         unmatched = describe_unmatched_lines(keys, file.name, numbers - 1)
@@ -108,6 +108,23 @@ def prepare_jsonl(
         with reporting(split.origin):
             write_atomic(Path(split.origin), JsonlSplit(parts, exclude).to_yaml())
     return numbers - 1
+
+
+def _index_lines(file: Path) -> int:
+    """Write the index of a file; return how many numbers are in it."""
+    numbers = 0
+    with ExitStack() as stack:
+        stack.enter_context(reporting(file))
+        index = stack.enter_context(atomic_path(jsonl_index_path(file)))
+        finder = None
+        if is_packed(file):
+            table = stack.enter_context(atomic_path(jsonl_points_path(file)))
+            finder = PointFinder(stack.enter_context(open(table, "wb")), origin=str(file))
+        out = stack.enter_context(open(index, "wb"))
+        for offsets in scan_jsonl(file, finder):
+            out.write(offsets.astype("<u8").tobytes())
+            numbers += len(offsets)
+    return numbers
 
 
 def _present_split(file: Path) -> JsonlSplit:
@@ -173,13 +190,22 @@ class JsonlCopy:
         return Path(jsonl_split_path(self.path))
 
     @property
-    def index(self) -> Path:
+    def indexes(self) -> list[Path]:
         """Where the index is, if `fetch_index` was called or it was made."""
-        return Path(jsonl_index_path(self.path))
+        made = [jsonl_index_path(self.path)]
+        if is_packed(self.path):
+            made.append(jsonl_points_path(self.path))
+        return [Path(path) for path in made]
 
     def fetch_index(self) -> None:
         """Copy the index, if there is one."""
-        self.fetch(self.beside(self.index), self.index)
+        for path in self.indexes:
+            self.fetch(self.beside(path), path)
+
+    def write_index(self) -> None:
+        """Put the index beside the remote file."""
+        for path in self.indexes:
+            write_bytes(self.beside(path), path)
 
     def beside(self, copy: Path) -> str:
         """Return the remote address of the file whose copy is or will be beside this one."""
@@ -220,7 +246,7 @@ def prepare_remote_jsonl(
         )
         if copy.splits.exists() and copy.splits.read_bytes() != before:
             write_bytes(copy.beside(copy.splits), copy.splits)
-        write_bytes(copy.beside(copy.index), copy.index)
+        copy.write_index()
     return num_samples
 
 
@@ -273,7 +299,7 @@ class JsonlUpkeep:
             if not _can_be_repaired(before):
                 return Repair(before, before, [], [])
             prepare_jsonl(copy.path)
-            write_bytes(copy.beside(copy.index), copy.index)
+            copy.write_index()
             return Repair(before, _copy_report(copy, depth), [copy.path.name], [])
 
 
@@ -325,6 +351,11 @@ def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
 def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64] | None:
     index = Path(jsonl_index_path(path))
     try:
+        if is_packed(path):
+            index = Path(jsonl_points_path(path))
+            with reporting(index):
+                points = SeekPoints.parse(index.read_bytes(), size=size, origin=str(path))
+            index, size = Path(jsonl_index_path(path)), points.unpacked_size
         with reporting(index):
             return load_jsonl_index(index.read_bytes(), size=size, origin=str(path))
     except DatasetNotFoundError:
@@ -352,9 +383,11 @@ def _check_lines(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Probl
 def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:
     damaged = 0
     with reporting(path), open(path, "rb") as file:
-        for number, (start, stop) in enumerate(pairwise(offsets.tolist())):
+        bounds = list(pairwise(offsets.tolist()))
+        for number, line in enumerate(_lines(file, path, [stop - start for start, stop in bounds])):
+            start = bounds[number][0]
             try:
-                parse_json(file.read(stop - start), origin="JSON")
+                parse_json(line, origin="JSON")
             except FormatError as error:
                 damaged += 1
                 if damaged <= MAX_NAMED:
@@ -365,6 +398,19 @@ def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem
     if damaged > MAX_NAMED:
         message = f"{path}: {damaged} samples are not JSON"
         yield Problem("content-damaged", path.name, message, False, path.name)
+
+
+def _lines(file: BinaryIO, path: Path, sizes: Sequence[int]) -> Iterator[bytes]:
+    """Yield lines of these sizes, unpacked."""
+    if not is_packed(path):
+        yield from map(file.read, sizes)
+        return
+    blocks, held, at = PointFinder(None, origin=str(path)).blocks(file), b"", 0
+    for size in sizes:
+        while len(held) - at < size:
+            held, at = held[at:] + next(blocks), 0
+        yield held[at : at + size]
+        at += size
 
 
 def _check_splits(path: Path, count: int) -> Iterator[Problem]:

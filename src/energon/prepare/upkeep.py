@@ -122,12 +122,12 @@ def upkeep_of(address: str | os.PathLike[str], *, compressed: bool = False) -> U
         address: Where it is; its name alone decides.
         compressed: Whether the name may have the suffix of a compressed file, too.
     """
-    name = address_name(os.fspath(address))
-    stem, suffix = os.path.splitext(name)
+    names = [address_name(os.fspath(address))]
+    stem, suffix = os.path.splitext(names[0])
     if compressed and suffix in COMPRESSED:
-        suffix = os.path.splitext(stem)[1]
+        names.append(stem)
     for entry in KINDS:
-        if entry.upkeep and suffix in entry.suffixes:
+        if entry.upkeep and any(name.endswith(entry.suffixes) for name in names):
             module, _, attribute = entry.upkeep.partition(":")
             upkeep: Upkeep = getattr(import_module(module), attribute)
             return upkeep

@@ -24,11 +24,14 @@ from energon.formats.meta.jsonl import (
     PART,
     JsonlSplit,
     describe_unmatched_lines,
+    is_packed,
     jsonl_index_path,
+    jsonl_points_path,
     jsonl_split_path,
     load_jsonl_index,
     parse_jsonl_split,
 )
+from energon.formats.seek_points import SeekPoints
 from energon.io.address import address_name
 from energon.io.disk_cache import map_file
 from energon.io.epath import AnyPath, EPath, any_path
@@ -47,6 +50,7 @@ from energon.sources.kinds import DatasetKind, Location, Source
 from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
+from energon.sources.unpacked_file import MAX_SLICES, UnpackedFile
 from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
@@ -65,7 +69,11 @@ class JsonlFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = any_path(path)
         index = any_path(jsonl_index_path(os.fspath(self.path)))
-        for file, found in ((self.path, "does not exist"), (index, "is missing")):
+        self._points = any_path(jsonl_points_path(os.fspath(self.path)))
+        needed = [(self.path, "does not exist"), (index, "is missing")]
+        if is_packed(self.path):
+            needed.append((self._points, "is missing"))
+        for file, found in needed:
             if not file.is_file():
                 raise DatasetNotFoundError(f"{file} {found}; run `energon prepare {self.path}`")
         self._index = index
@@ -74,18 +82,30 @@ class JsonlFile:
         return JsonlFile, (self.path,)
 
     @cached_property
+    def size(self) -> int:
+        """Bytes of the file."""
+        about: Any = self.path.stat()
+        return int(about.size if isinstance(self.path, EPath) else about.st_size)
+
+    @cached_property
     def file(self) -> RangeFile:
-        """The file, open."""
+        """The file, open; if it is compressed, its content."""
         address = os.fspath(self.path)
-        return RemoteFile(address) if isinstance(self.path, EPath) else OpenFile(address)
+        file = RemoteFile(address) if isinstance(self.path, EPath) else OpenFile(address)
+        return file if self.points is None else UnpackedFile(file, self.points)
+
+    @cached_property
+    def points(self) -> SeekPoints | None:
+        """Where a compressed file can be entered; None for others."""
+        if not is_packed(self.path):
+            return None
+        return SeekPoints.parse(_content(self._points), size=self.size, origin=str(self.path))
 
     @cached_property
     def offsets(self) -> NDArray[np.uint64]:
-        """Where each sample begins, and the size of the file."""
-        size = self.path.stat().size if isinstance(self.path, EPath) else self.path.stat().st_size
-        copy = local_copy(self._index)
-        data = copy if isinstance(copy, bytes) else map_file(copy)
-        return load_jsonl_index(data, size=size, origin=str(self.path))
+        """Where each sample begins, and the size of the file or of what is in it."""
+        size = self.size if self.points is None else self.points.unpacked_size
+        return load_jsonl_index(_content(self._index), size=size, origin=str(self.path))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -114,6 +134,12 @@ class JsonlFile:
     def extents(self, numbers: Ints) -> tuple[Ints, Ints]:
         """Return where lines begin and end."""
         return self.offsets[numbers].astype(np.int64), self.offsets[numbers + 1].astype(np.int64)
+
+
+def _content(path: AnyPath) -> Any:
+    """Return the bytes of an index, mapped into memory if they are on this machine."""
+    copy = local_copy(path)
+    return copy if isinstance(copy, bytes) else map_file(copy)
 
 
 log = logging.getLogger("energon")
@@ -184,6 +210,14 @@ class JsonlSource:
         """Bytes of a line, on average."""
         return float(self.lines.offsets[-1]) / len(self.lines)
 
+    @property
+    def preferred_slices(self) -> tuple[int | None, int]:
+        """Lines that are best read together, and how many such slices may be open at a time."""
+        if not isinstance(self.lines.file, UnpackedFile):
+            return None, MAX_SLICES
+        content, slices = self.lines.file.preferred_slices
+        return max(1, int(content / self.mean_sample_bytes)), slices
+
     def fingerprint(self) -> dict[str, Any]:
         """Return what a saved state must find unchanged: the samples and their order."""
         content = {
@@ -223,7 +257,12 @@ class JsonlSource:
         """Yield where the samples lie."""
         numbers = self._numbers(ordinals)
         order = np.argsort(numbers, kind="stable")
-        yield Extents(self.lines.file, order, *self.lines.extents(numbers[order]))
+        file = self.lines.file
+        low, high = self.lines.extents(numbers[order])
+        if isinstance(file, UnpackedFile):
+            yield Extents(file.packed, order, *file.packed_extents(low, high))
+        else:
+            yield Extents(file, order, low, high)
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies."""
@@ -430,7 +469,7 @@ class JsonlKind(DatasetKind):
             "sample_type": "CrudeSample",
             "samples": len(lines),
             "shards": 1,
-            "bytes": int(lines.offsets[-1]),
+            "bytes": lines.size,
             "missing_shards": [],
             "energon_version": None,
             "splits": splits,

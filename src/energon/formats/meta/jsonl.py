@@ -6,6 +6,9 @@
 | `x.jsonl.idx` | N + 1 little-endian 64-bit numbers: where each sample begins, and the end |
 | `x.jsonl.split.yaml` | optional: which samples make up train, val and test |
 
+`x.jsonl.gz` and `x.jsonl.zst` are the same, packed: the numbers in `x.jsonl.gz.idx` count bytes
+of the content, and `x.jsonl.gz.points` says where it can be entered, see `formats/seek_points.py`.
+
 The key of a sample is its number, and its only part is `json`. Without a file of splits, each
 split is the whole file. With one:
 
@@ -19,10 +22,10 @@ Without `split_parts`, each split is the whole file but for what is excluded.
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,11 +35,13 @@ from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split
+from energon.formats.seek_points import PointFinder
 from energon.messages import nearest
 
-COMPRESSED = (".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz")
+PACKED = (".gz", ".zst")
+"""Endings of compressed files whose lines can be read one by one."""
 PART = "json"
-WINDOW_BYTES = 64 << 20
+BLOCK_BYTES = 16 << 20
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 LineBound = int | str
@@ -52,24 +57,43 @@ def jsonl_split_path(path: str | os.PathLike[str]) -> str:
     return f"{os.fspath(path)}.split.yaml"
 
 
-def scan_jsonl(path: str | os.PathLike[str]) -> Iterator[NDArray[np.uint64]]:
+def jsonl_points_path(path: str | os.PathLike[str]) -> str:
+    """Return where the table of points of a compressed JSONL file is: beside it."""
+    return f"{os.fspath(path)}.points"
+
+
+def is_packed(path: str | os.PathLike[str]) -> bool:
+    """Return whether a JSONL file is compressed, by its name."""
+    return os.fspath(path).endswith(PACKED)
+
+
+def scan_jsonl(
+    path: str | os.PathLike[str], finder: PointFinder | None = None
+) -> Iterator[NDArray[np.uint64]]:
     """Yield the content of the index of a JSONL file, in runs of numbers.
+
+    Args:
+        path: The file.
+        finder: Unpacks it, if it is compressed, and writes the table of its points.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        FormatError: If a line is not a JSON object, or there are none.
+        FormatError: If a line is not a JSON object, or there are none, or it cannot be unpacked.
     """
+    origin = os.fspath(path)
+    if finder is None and is_packed(path):
+        finder = PointFinder(None, origin=origin)
+    first, size = True, 0
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    first = True
-    for starts in _samples(data, os.fspath(path)):
-        if first and len(starts):
-            starts[0] = 0  # blank lines at the beginning belong to the first sample
-            first = False
-        yield starts.astype(np.uint64)
+        plain = iter(partial(file.read, BLOCK_BYTES), b"")
+        for starts, stop in _samples(finder.blocks(file) if finder else plain, origin):
+            if first and len(starts):
+                starts[0] = 0  # blank lines at the beginning belong to the first sample
+                first = False
+            size = stop
+            yield starts.astype(np.uint64)
     if first:
-        raise FormatError(f"{os.fspath(path)}: has no samples; expected a JSON object in each line")
+        raise FormatError(f"{origin}: has no samples; expected a JSON object in each line")
     yield np.array([size], np.uint64)
 
 
@@ -78,7 +102,7 @@ def load_jsonl_index(data: Any, *, size: int, origin: str) -> NDArray[np.uint64]
 
     Args:
         data: Its content.
-        size: Bytes of the JSONL file now.
+        size: Bytes of the JSONL file now, or of what is in it.
         origin: The JSONL file, for messages.
 
     Raises:
@@ -179,23 +203,29 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
     return JsonlSplit(named, [str(key) for key in exclude], origin)
 
 
-def _samples(data: Any, origin: str) -> Iterator[Ints]:
-    """Yield where samples begin, checking that each is an object."""
-    view = np.frombuffer(data, np.uint8)
+def _samples(blocks: Iterable[bytes], origin: str) -> Iterator[tuple[Ints, int]]:
+    """Yield where samples begin, checking that each is an object, and how far that was looked."""
+    held: list[bytes] = []
     start = line = 0
-    for low in range(0, len(view), WINDOW_BYTES):
-        ends = np.flatnonzero(view[low : low + WINDOW_BYTES] == _NEWLINE) + low
-        if len(ends):
-            starts = np.concatenate(([start], ends[:-1] + 1))
-            yield _checked(data, view, starts, ends, line, origin)
-            start, line = int(ends[-1]) + 1, line + len(ends)
-    if start < len(view):
-        rest = np.array([start]), np.array([len(view)])
-        yield _checked(data, view, *rest, line, origin)
+    for block in blocks:
+        cut = block.rfind(b"\n") + 1
+        held.append(block[:cut] if cut else block)
+        if cut:
+            data = b"".join(held)
+            held = [block[cut:]]
+            view = np.frombuffer(data, np.uint8)
+            ends = np.flatnonzero(view == _NEWLINE)
+            begins = np.concatenate(([0], ends[:-1] + 1))
+            yield _checked(data, view, begins, ends, line, origin) + start, start + len(data)
+            start, line = start + len(data), line + len(ends)
+    if data := b"".join(held):
+        rest = np.array([0]), np.array([len(data)])
+        view = np.frombuffer(data, np.uint8)
+        yield _checked(data, view, *rest, line, origin) + start, start + len(data)
 
 
 def _checked(
-    data: Any, view: NDArray[np.uint8], starts: Ints, ends: Ints, line: int, origin: str
+    data: bytes, view: NDArray[np.uint8], starts: Ints, ends: Ints, line: int, origin: str
 ) -> Ints:
     """Return the beginnings of those lines that are not blank."""
     plain = (view[starts] == _OPEN) & (view[np.maximum(ends, 1) - 1] == _CLOSE) & (ends > starts)
@@ -203,7 +233,7 @@ def _checked(
         return starts
     kept: NDArray[np.bool_] = plain.copy()
     for number in np.flatnonzero(~plain).tolist():
-        text = bytes(data[starts[number] : ends[number]]).strip()
+        text = data[starts[number] : ends[number]].strip()
         if text and not (text.startswith(b"{") and text.endswith(b"}")):
             raise FormatError(
                 f"{origin}:{line + number + 1}: expected a JSON object in one line, found "

@@ -1,0 +1,490 @@
+"""Points in a compressed file from which it can be unpacked without what comes before.
+
+A gzip file is one stream from end to end: what a byte means depends on the 32 KiB before it, and
+its blocks begin at any bit. A point is therefore the beginning of a block, in bits, together with
+those 32 KiB. zlib unpacks from there if these are its dictionary, and if the bits in front of the
+block are taken by blocks of ours that stand for nothing. Files of zstd can be entered where a
+frame begins, and nowhere else.
+
+| bytes of `x.gz.points` | content |
+|---|---|
+| 8 | `ENSEEK01` |
+| … | the 32 KiB before each point, packed by zlib; nothing where a stream begins |
+| 8 N | the bit of the file at which each point is, little-endian like all numbers |
+| 8 N | the byte of the content that comes there |
+| 8 (N + 1) | where in this file the 32 KiB of each point begin, and the end |
+| 32 | 1 for gzip or 2 for zstd, bytes of the file, bytes of its content, N |
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.arrays import Ints
+from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
+from energon.extra import needs_extra
+
+SPACING_BYTES = 4 << 20
+"""Content between two points, if there is a block or frame to enter."""
+MAX_GAP_BYTES = 64 << 20
+"""Most content between two points; files with larger gaps are refused."""
+WINDOW_BYTES = 32 << 10
+"""How far deflate refers back."""
+PIECE_BYTES = 64 << 10
+SEARCHED_BYTES = 8 << 10
+"""Compressed bytes that are searched for blocks at a time."""
+_MAGIC = b"ENSEEK01"
+_END = struct.Struct("<4Q")
+_GZIP, _ZSTD = 1, 2
+_GZIP_MAGIC, _ZSTD_MAGIC, _SKIPPED_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+
+
+@dataclass(frozen=True)
+class SeekPoints:
+    """The points of a file.
+
+    Args:
+        format: 1 for gzip, 2 for zstd.
+        packed_size: Bytes of the file.
+        unpacked_size: Bytes of its content.
+        bits: The bit of the file at which each point is, shape (N,).
+        starts: The byte of the content that comes there, shape (N,).
+        data: What the table was read from.
+        edges: Where in it the bytes before each point are, shape (N + 1,).
+        origin: The compressed file, for messages.
+    """
+
+    format: int
+    packed_size: int
+    unpacked_size: int
+    bits: Ints
+    starts: Ints
+    data: Any
+    edges: Ints
+    origin: str
+
+    @classmethod
+    def parse(cls, data: Any, *, size: int, origin: str) -> SeekPoints:
+        """Return the points in a table.
+
+        Args:
+            data: The table.
+            size: Bytes of the compressed file now.
+            origin: The compressed file, for messages.
+
+        Raises:
+            FormatError: If it is no such table, or damaged.
+            ShardChangedError: If it is of another version of the file.
+        """
+        again = f"run `energon prepare {origin}` again"
+        if len(data) < len(_MAGIC) + _END.size or bytes(data[:8]) != _MAGIC:
+            raise FormatError(f"{origin}.points: is no table of points; {again}")
+        kind, packed_size, unpacked_size, count = _END.unpack(data[-_END.size :])
+        table = 8 * (3 * count + 1) + _END.size
+        if kind not in (_GZIP, _ZSTD) or not count or len(data) < len(_MAGIC) + table:
+            raise TruncatedError(f"{origin}.points: has {len(data)} bytes, no whole table; {again}")
+        if packed_size != size:
+            raise ShardChangedError(
+                f"{origin}: has {size} bytes, had {packed_size} when it was indexed; {again}"
+            )
+        numbers = np.frombuffer(data, "<i8", 3 * count + 1, len(data) - table)
+        bits, starts, edges = np.split(numbers, [count, 2 * count])
+        whole = edges[0] == len(_MAGIC) and edges[-1] == len(data) - table
+        rises = [(np.diff(each) >= 0).all() for each in (bits, starts, edges)]
+        inside = 0 <= bits[0] <= bits[-1] < 8 * size and 0 == starts[0] <= starts[-1]
+        if not (whole and inside and all(rises) and starts[-1] <= unpacked_size):
+            raise FormatError(f"{origin}.points: its numbers make no sense; {again}")
+        return cls(kind, packed_size, unpacked_size, bits, starts, data, edges, origin)
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def holding(self, offsets: Ints) -> Ints:
+        """Return the numbers of the points behind which bytes of the content lie."""
+        return np.searchsorted(self.starts, offsets, side="right") - 1
+
+    def packed_range(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return the bytes of the file from some points to the next ones."""
+        stops = np.append(-(-self.bits[1:] // 8), self.packed_size)
+        return self.bits[numbers] // 8, stops[numbers]
+
+    def content_range(self, number: int) -> tuple[int, int]:
+        """Return the bytes of the content from a point to the next one."""
+        ends = self.starts[number + 1 : number + 2].tolist() or [self.unpacked_size]
+        return int(self.starts[number]), ends[0]
+
+    def unpack(self, number: int, data: bytes) -> bytes:
+        """Return the content from a point to the next one.
+
+        Args:
+            number: The point.
+            data: The bytes of the file there, see `packed_range`.
+
+        Raises:
+            FormatError: If they are damaged.
+        """
+        start, stop = self.content_range(number)
+        packed = bytes(self.data[self.edges[number] : self.edges[number + 1]])
+        place = f"from byte {self.bits[number] // 8} on"
+        try:
+            window = zlib.decompressobj().decompress(packed, WINDOW_BYTES)
+            if self.format == _GZIP:
+                bit = int(self.bits[number]) % 8
+                found = _inflate(data, bit, window, stop - start)
+            else:
+                found = b"".join(_unpacked_frames(data, stop - start))
+        except (zlib.error, EOFError, _zstd_error()) as error:
+            raise FormatError(
+                f"{self.origin}: cannot be unpacked {place}: {error}; the file is damaged or "
+                "changed, restore it or run `energon prepare` again"
+            ) from error
+        if len(found) != stop - start:
+            raise FormatError(
+                f"{self.origin}: holds {len(found)} bytes {place}, held {stop - start} when it was "
+                "indexed; restore it or run `energon prepare` again"
+            )
+        return found
+
+
+class PointFinder:
+    """Unpacks a file once from beginning to end, and writes its table of points.
+
+    At each point unpacking starts afresh, so that the checksums of the file prove the points too.
+
+    Args:
+        out: Where to write the table; None writes none.
+        origin: The compressed file, for messages.
+    """
+
+    def __init__(self, out: BinaryIO | None, *, origin: str) -> None:
+        self._out = out
+        self._origin = origin
+        self._bits: list[int] = []
+        self._starts: list[int] = []
+        self._edges = [len(_MAGIC)]
+        self._unpacked = 0
+        self._tail = b""
+
+    def blocks(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the content of a file, and write the table behind the last of it.
+
+        Raises:
+            FormatError: If it is neither a gzip nor a zstd file, or damaged.
+            ConfigError: If it cannot be entered often enough.
+        """
+        head = file.read(PIECE_BYTES)
+        self._write(_MAGIC)
+        if head.startswith(_GZIP_MAGIC):
+            kind, blocks = _GZIP, self._gzip(head, file)
+        elif head.startswith(_ZSTD_MAGIC) or head[1:4] == _SKIPPED_MAGIC:
+            kind, blocks = _ZSTD, self._zstd(head, file)
+        else:
+            raise FormatError(
+                f"{self._origin}: begins with {head[:4]!r}; expected a gzip or zstd file"
+            )
+        try:
+            for block in blocks:
+                self._unpacked += len(block)
+                self._tail = (self._tail + block[-WINDOW_BYTES:])[-WINDOW_BYTES:]
+                yield block
+                if self._unpacked - self._starts[-1] > MAX_GAP_BYTES:
+                    raise ConfigError(self._no_entry(kind))
+        except (zlib.error, _zstd_error()) as error:
+            raise FormatError(
+                f"{self._origin}: is damaged before byte {file.tell()}: {error}; restore it"
+            ) from error
+        except EOFError:
+            raise TruncatedError(
+                f"{self._origin}: ends within its content at byte {file.tell()}; the file is cut "
+                "off, restore it"
+            ) from None
+        self._write(np.array([*self._bits, *self._starts, *self._edges], "<u8").tobytes())
+        self._write(_END.pack(kind, file.tell(), self._unpacked, len(self._bits)))
+
+    def _no_entry(self, kind: int) -> str:
+        """Return why a file is refused, and what to do."""
+        size = f"more than {MAX_GAP_BYTES >> 20} MiB"
+        if kind == _GZIP:
+            return f"{self._origin}: no block can be found in {size} of its content; unpack it"
+        return (
+            f"{self._origin}: a frame holds {size}, all of which one line would need; write it in "
+            f"smaller frames: `zstd -dc {self._origin} | split -C 8M --filter='zstd -qc' > "
+            "NEW.zst`, in its place"
+        )
+
+    def _write(self, data: bytes) -> None:
+        if self._out is not None:
+            self._out.write(data)
+
+    @property
+    def _is_due(self) -> bool:
+        return not self._starts or self._unpacked - self._starts[-1] >= SPACING_BYTES
+
+    def _note(self, bit: int, start: int, window: bytes) -> None:
+        """Note a point; `window` is what comes before it."""
+        packed = zlib.compress(window) if window else b""
+        self._bits.append(bit)
+        self._starts.append(start)
+        self._edges.append(self._edges[-1] + len(packed))
+        self._write(packed)
+
+    def _gzip(self, data: bytes, file: BinaryIO) -> Iterator[bytes]:
+        while data or (data := file.read(PIECE_BYTES)):
+            while (header := _gzip_header(data)) is None:
+                data += _more(file)
+            data = data[header:]
+            if self._is_due:
+                self._note(8 * (file.tell() - len(data)), self._unpacked, b"")
+            decoder: Any = zlib.decompressobj(-15)
+            checksum = size = 0
+            while not decoder.eof:
+                data = data or _more(file)
+                if self._is_due:
+                    block, decoder, data = self._enter(decoder, data, file.tell() - len(data))
+                else:
+                    block, data = decoder.decompress(data), b""
+                checksum, size = zlib.crc32(block, checksum), size + len(block)
+                yield block
+            data = decoder.unused_data + data
+            while len(data) < 8:
+                data += _more(file)
+            if struct.unpack("<2I", data[:8]) != (checksum, size % 2**32):
+                raise zlib.error("its checksum differs")
+            data = data[8:]
+            while not data.strip(b"\0") and (more := file.read(PIECE_BYTES)):
+                data = more  # zeros that fill up a tape
+            data = data.lstrip(b"\0")
+
+    def _enter(self, decoder: Any, data: bytes, at: int) -> tuple[bytes, Any, bytes]:
+        """Unpack up to the first block that begins in `data`, and note a point there.
+
+        Args:
+            decoder: What unpacks the file.
+            data: What comes next of it,
+            at: from this byte on.
+
+        Returns:
+            What was unpacked, what unpacks the rest, and the rest.
+        """
+        blocks, fed = [], 0
+        for byte, bit in _candidates(data):
+            blocks.append(decoder.decompress(data[fed:byte]))
+            fed = byte
+            if decoder.eof:
+                break
+            last = _end_of_block(decoder, data[byte], bit)
+            if last is None:
+                continue
+            block = b"".join([*blocks, last])
+            window = (self._tail + block[-WINDOW_BYTES:])[-WINDOW_BYTES:]
+            self._note(8 * (at + byte) + bit, self._unpacked + len(block), window)
+            decoder = _entered(window)
+            return (
+                block + decoder.decompress(_aligned(bit, data[byte])),
+                decoder,
+                data[byte + 1 :],
+            )
+        if not decoder.eof:
+            blocks.append(decoder.decompress(data[fed:]))
+            fed = len(data)
+        return b"".join(blocks), decoder, data[fed:]
+
+    def _zstd(self, data: bytes, file: BinaryIO) -> Iterator[bytes]:
+        while data or (data := file.read(PIECE_BYTES)):
+            while len(data) < 8:
+                data += _more(file)
+            if data[1:4] == _SKIPPED_MAGIC:
+                length = 8 + int.from_bytes(data[4:8], "little")
+                while len(data) < length:
+                    length -= len(data)
+                    data = _more(file)
+                data = data[length:]
+                continue
+            if self._is_due:
+                self._note(8 * (file.tell() - len(data)), self._unpacked, b"")
+            decoder = _zstd_decoder()
+            while not decoder.eof:
+                piece, data = data[:_FED_BYTES], data[_FED_BYTES:]
+                yield decoder.decompress(piece or _more(file))
+            data = decoder.unused_data + data
+
+
+_FED_BYTES = 8 << 10
+"""A few bytes of zstd can stand for 128 KiB, so that much is unpacked at a time."""
+
+
+def _more(file: BinaryIO) -> bytes:
+    data = file.read(PIECE_BYTES)
+    if not data:
+        raise EOFError("it is cut off")
+    return data
+
+
+def _gzip_header(data: bytes) -> int | None:
+    """Return the length of the header that `data` begins with; None if it goes on behind that."""
+    if len(data) < 10:
+        return None
+    if data[:3] != _GZIP_MAGIC + b"\x08":
+        raise zlib.error(f"expected a gzip header, found {data[:4]!r}")
+    flags, at = data[3], 10
+    if flags & 4:
+        at += 2 + int.from_bytes(data[at : at + 2], "little")
+    for flag in (8, 16):
+        if flags & flag:
+            at = data.find(b"\0", at) + 1
+            if not at:
+                return None
+    at += flags & 2
+    return at if at <= len(data) else None
+
+
+def _candidates(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the bytes and bits at which blocks may begin, ascending: few that do not."""
+    for low in range(0, len(data) - _HEADER_BYTES, SEARCHED_BYTES):
+        piece = np.frombuffer(data, np.uint8)[low : low + SEARCHED_BYTES + _HEADER_BYTES]
+        found = np.concatenate((_dynamic_blocks(piece), _stored_blocks(piece)))
+        for at in np.unique(found[found < 8 * SEARCHED_BYTES]).tolist():
+            yield low + at // 8, at % 8
+
+
+_HEADER_BYTES = 12
+"""What a block of Huffman codes says before the lengths of its codes, rounded up."""
+
+
+def _dynamic_blocks(piece: NDArray[np.uint8]) -> Ints:
+    """Return the bits at which the header of a block with codes of its own makes sense."""
+    bits = np.unpackbits(piece, bitorder="little")
+    triple = bits[:-2] | bits[1:-1] << 1 | bits[2:] << 2
+    at = np.flatnonzero(triple[: -8 * _HEADER_BYTES] == 0b100)  # not the last block
+    five = triple[:-2] | (triple[2:] & 6) << 2
+    at = at[(five[at + 3] < 30) & (five[at + 8] < 30)]
+    count = 4 + (five[at + 13] & 15).astype(np.int64)
+    # The codes for lengths of codes have to fill their tree.
+    share = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.uint8)[triple]
+    total = np.zeros(len(at), np.int64)
+    for number in range(19):
+        total += np.where(number < count, share[at + 17 + 3 * number], 0)
+    return np.asarray(at[total == 128])
+
+
+def _stored_blocks(piece: NDArray[np.uint8]) -> Ints:
+    """Return the bits at which a block that is not compressed may begin."""
+    words = piece[:-1].astype(np.uint16) | piece[1:].astype(np.uint16) << 8
+    length = np.flatnonzero(words[1:-2] ^ words[3:] == 0xFFFF) + 1
+    begins = (8 * length[:, None] - np.arange(3, 11)).ravel()
+    return np.asarray(begins[begins >= 0])
+
+
+def _end_of_block(decoder: Any, byte: int, bit: int) -> bytes | None:
+    """Return what comes before the block at some bit of the next byte; None if there is none.
+
+    If a block begins there, another one can take its place: the last, with a content of ours.
+    """
+    head = (byte & ((1 << bit) - 1)) | 1 << bit
+    length = struct.pack("<2H", len(_MARK), len(_MARK) ^ 0xFFFF)
+    probe = decoder.copy()
+    try:
+        found: bytes = probe.decompress(head.to_bytes((bit + 10) // 8, "little") + length + _MARK)
+    except zlib.error:
+        return None
+    return found.removesuffix(_MARK) if probe.eof and found.endswith(_MARK) else None
+
+
+_MARK = bytes.fromhex("5f1c9ae03b7742d8")
+
+
+def _entered(window: bytes) -> Any:
+    """Return what unpacks deflated bytes that follow `window`."""
+    return zlib.decompressobj(-15, zdict=window) if window else zlib.decompressobj(-15)
+
+
+def _aligned(bit: int, byte: int) -> bytes:
+    """Return the byte in which a block begins at some bit, behind blocks that stand for nothing.
+
+    These have 10 bits each; if the bit is odd, the first has 95.
+    """
+    value, count = (_EMPTY_BLOCK, 95) if bit % 2 else (0, 0)
+    while count % 8 != bit:
+        value |= 0b010 << count
+        count += 10
+    value |= byte >> bit << count
+    return value.to_bytes((count + 8 - bit) // 8, "little")
+
+
+def _empty_block() -> int:
+    """Return the 95 bits of a block with codes of its own, in which nothing but its end comes."""
+    fields = [(0b100, 3), (0, 5), (0, 5), (15, 4)]
+    # Lengths of the codes for 18 (many zeros), 0 and 1, in the order in which these are listed.
+    lengths = {18: 1, 0: 2, 1: 2}
+    order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
+    fields += [(lengths.get(symbol, 0), 3) for symbol in order]
+    # 138 and 118 zeros, a code of one bit for the end, none for distances, and the end.
+    fields += [(0, 1), (127, 7), (0, 1), (107, 7), (0b11, 2), (0b01, 2), (0, 1)]
+    value = count = 0
+    for number, width in fields:
+        value |= number << count
+        count += width
+    return value
+
+
+_EMPTY_BLOCK = _empty_block()
+
+
+def _inflate(data: bytes, bit: int, window: bytes, size: int) -> bytes:
+    """Return `size` bytes of what is in members of gzip, from a block of the first on."""
+    decoder = _entered(window)
+    blocks = [decoder.decompress(_aligned(bit, data[0])) if data else b""]
+    rest, missing = data[1:], size - len(blocks[0])
+    while missing > 0:
+        blocks.append(decoder.decompress(rest, missing))
+        missing -= len(blocks[-1])
+        if missing and decoder.eof:
+            rest = decoder.unused_data[8:].lstrip(b"\0")
+            header = _gzip_header(rest)
+            if header is None:
+                break
+            rest, decoder = rest[header:], zlib.decompressobj(-15)
+        elif missing and not decoder.unconsumed_tail:
+            break
+        else:
+            rest = decoder.unconsumed_tail
+    return b"".join(blocks)
+
+
+def _unpacked_frames(data: bytes, size: int) -> Iterator[bytes]:
+    """Yield what is in frames of zstd, up to `size` bytes."""
+    while size > 0 and data:
+        if data[1:4] == _SKIPPED_MAGIC:
+            data = data[8 + int.from_bytes(data[4:8], "little") :]
+            continue
+        decoder = _zstd_decoder()
+        while not decoder.eof and data and size >= 0:
+            piece, data = data[:_FED_BYTES], data[_FED_BYTES:]
+            block = decoder.decompress(piece)
+            size -= len(block)
+            yield block
+        data = decoder.unused_data + data
+
+
+def _zstd_decoder() -> Any:
+    """Return what unpacks one frame."""
+    with needs_extra("formats", "files of zstd need zstandard"):
+        import zstandard
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+def _zstd_error() -> type[Exception]:
+    """Return what zstandard raises; without it, nothing is unpacked that could."""
+    try:
+        import zstandard
+    except ImportError:
+        return EOFError
+    error: type[Exception] = zstandard.ZstdError
+    return error

@@ -1,0 +1,129 @@
+"""JSONL files that are compressed, read line by line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zlib
+
+import numpy as np
+import pytest
+import zstandard
+
+from energon import DatasetNotFoundError
+from energon.errors import FormatError, ShardChangedError
+from energon.formats import seek_points
+from energon.metadataset.kind import dataset_kind
+from energon.prepare.jsonl import prepare_jsonl
+from energon.sources import unpacked_file
+from energon.sources.files.open import open_file_store
+from energon.sources.jsonl import JsonlSource
+from tests.commands import run
+from tests.servers.places import open_place
+from tests.sources.distant import train, upload
+
+N = 2000
+
+
+def small_blocks(content):
+    packer = zlib.compressobj(6, zlib.DEFLATED, 31, 1)
+    return packer.compress(content) + packer.flush()
+
+
+def zstd_frames(content):
+    step = 20_000
+    pieces = [content[low : low + step] for low in range(0, len(content), step)]
+    return b"".join(zstandard.ZstdCompressor().compress(piece) for piece in pieces)
+
+
+@pytest.fixture(params=["gz", "zst"])
+def path(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(seek_points, "SPACING_BYTES", 32 << 10)
+    generator = np.random.default_rng(0)
+    lines = [
+        json.dumps({"n": n, "numbers": generator.integers(0, 999, n % 50).tolist()})
+        for n in range(N)
+    ]
+    content = ("\n" + "\n".join(lines)).encode()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "x.jsonl").write_bytes(content)
+    prepare_jsonl(folder / "x.jsonl")
+    path = folder / f"x.jsonl.{request.param}"
+    path.write_bytes(small_blocks(content) if request.param == "gz" else zstd_frames(content))
+    assert prepare_jsonl(path) == N
+    return path
+
+
+def test_lines_are_those_of_the_file_that_is_not_compressed(path):
+    assert dataset_kind(path) == "jsonl"
+    source = pickle.loads(pickle.dumps(JsonlSource(path)))
+    plain = JsonlSource(path.with_suffix(""))
+    assert len(source.lines.points) > 1
+    ordinals = np.random.default_rng(1).integers(0, N, 500)
+    assert [s["json"] for s in source.read(ordinals)] == [s["json"] for s in plain.read(ordinals)]
+    assert source.locate(7).offset == plain.locate(7).offset
+    store = open_file_store(path)
+    assert [json.loads(line)["n"] for line in store.get_many(["1999.json", "0.json"])] == [1999, 0]
+    rows, slices = source.preferred_slices
+    assert 0 < rows < N
+    assert slices == unpacked_file.MAX_SLICES
+
+
+def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):
+    monkeypatch.setattr(unpacked_file, "HELD_BYTES", 100_000)
+    source = JsonlSource(path)
+    unpacked = []
+    original = seek_points.SeekPoints.unpack
+    monkeypatch.setattr(
+        seek_points.SeekPoints,
+        "unpack",
+        lambda points, number, data: unpacked.append(number) or original(points, number, data),
+    )
+    for low in range(0, N, 100):
+        source.read(np.arange(low, low + 100))
+        held = source.lines.file._held.values()
+        assert sum(map(len, held)) <= 100_000 or len(held) <= 2
+    assert unpacked == list(range(len(source.lines.points)))
+
+
+@pytest.fixture
+def bucket(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield from open_place("moto", request)
+
+
+def test_training_from_a_store_fetches_what_lies_between_points(path, bucket):
+    address = upload(path.parent, bucket.address)
+    local = train(path, batches=20)
+    assert train(f"{address}/{path.name}", batches=20)[0] == local[0]
+
+
+def test_commands_take_compressed_files(path):
+    about = json.loads(run("info", path, "--json").output)
+    assert (about["kind"], about["samples"], about["bytes"]) == ("jsonl", N, path.stat().st_size)
+    assert run("verify", path, "--content").exit_code == 0
+    assert run("lint", path).exit_code == 0
+    points = path.with_name(f"{path.name}.points")
+    points.unlink()
+    with pytest.raises(DatasetNotFoundError, match=r"points is missing; run `energon prepare"):
+        JsonlSource(path)
+    done = run("verify", path)
+    assert done.exit_code == 1
+    assert f"{points.name}: no such file" in done.output.replace("\n", "")
+    assert run("repair", path).exit_code == 0
+    assert len(JsonlSource(path)) == N
+
+
+def test_a_file_that_was_changed_or_damaged_is_an_error(path):
+    data = path.read_bytes()
+    path.write_bytes(data + data)
+    with pytest.raises(ShardChangedError, match="run `energon prepare"):
+        JsonlSource(path)
+    path.write_bytes(data[:1000] + bytes(len(data) - 1000))
+    with pytest.raises(FormatError, match=rf"{path.name}: (cannot be unpacked|holds)"):
+        JsonlSource(path).read(np.array([N - 1]))
+    assert "shard-damaged" in run("verify", path).output
+    path.write_bytes(data[:-100])
+    assert "ends within its content" in run("prepare", path).output.replace("\n", " ")
+    assert run("prepare", path).exit_code == 1
