@@ -110,7 +110,7 @@ def test_shows_the_samples_of_a_step(tmp_path):
         batches = iter(loader)
         expected = [next(batches).__key__ for _ in range(3)][2]
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    options = ("--state", tmp_path / "state.json", "--world-size", 1)
+    options = ("--state", tmp_path / "state.json")
     done = invoke("preview", root, *options, "--step", 2, "--json")
     assert [each["key"] for each in json.loads(done.output)] == list(expected)
     assert invoke("preview", root, *options).exit_code == 2

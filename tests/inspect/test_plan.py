@@ -18,6 +18,7 @@ from energon import (
 )
 from energon.inspect.plan_report import describe_run, shared_samples
 from energon.inspect.planned_run import find_key, list_step, open_run
+from energon.loader.state_files import read_states
 from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.train_plan import TrainSettings
 from tests.commands import run
@@ -210,13 +211,54 @@ def saved(path, tmp_path_factory):
     return folder, [one + other for one, other in zip(*steps, strict=True)]
 
 
-def test_a_state_knows_all_settings_of_its_run(path, saved):
+def test_a_state_knows_all_of_its_run(path, saved, tmp_path, monkeypatch):
     folder, steps = saved
+    monkeypatch.chdir(tmp_path)
     for step in (0, 6, 7, 11):
-        done = run("plan", path, "--state", folder, "--world-size", 2, "--step", step, "--json")
+        done = run("plan", "--state", folder, "--step", step, "--json")
         assert done.exit_code == 0, done.output
         assert [row["key"] for row in json.loads(done.stdout)] == steps[step]
     assert "saved before step 7" in done.stderr
+
+
+def test_a_state_that_says_less_needs_the_path_and_the_number_of_ranks(path, saved, tmp_path):
+    folder, steps = saved
+    state = read_states([folder])
+    del state["fingerprint"]["run"]
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(state))
+    assert "give the PATH" in run("plan", "--state", older, "--step", 3).output
+    assert "--world-size" in run("plan", path, "--state", older, "--step", 3).output
+    done = run("plan", path, "--state", older, "--step", 3, "--world-size", 2, "--json")
+    assert [row["key"] for row in json.loads(done.stdout)] == steps[3]
+    done = run("plan", path, "--state", older, "--world-size", 3, "--step", 3)
+    assert "14 batches" in done.output
+    done = run("plan", path, "--state", older, "--world-size", 5, "--step", 3)
+    assert "cannot be dealt" in done.output
+
+
+def test_a_state_says_what_the_run_left_out(tmp_path):
+    root = make_crude(tmp_path / "a", [30, 20])
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"shard": "000.tar", "key": "s3"}\n')
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_train_dataset(
+        root, worker_config=config, batch_size=4, task_encoder=Keys(), exclude_from=bad
+    )
+    with get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        given = [next(batches) for _ in range(9)]
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    steps = [
+        [row["key"] for row in json.loads(run(*arguments).stdout)]
+        for arguments in (
+            ("plan", "--state", tmp_path / "state.json", "--step", n, "--json") for n in range(9)
+        )
+    ]
+    assert steps == given
+    assert "s3" not in sum(given, []) and "s2" in sum(given, [])
+    shown = run("preview", "--state", tmp_path / "state.json", "--step", 5, "--json")
+    assert [sample["key"] for sample in json.loads(shown.stdout)] == given[5]
 
 
 def test_one_state_of_a_rank_says_how_many_ranks_there_were(path, saved):
@@ -230,9 +272,7 @@ def test_one_state_of_a_rank_says_how_many_ranks_there_were(path, saved):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "--world-size"),
-        (["--world-size", "5"], "cannot be dealt"),
-        (["--world-size", "3"], "14 batches"),
+        (["--world-size", "3"], "had 2 ranks, as the state says, not 3"),
         (["--world-size", "2", "--batch-size", "8"], "--batch-size"),
         (["--world-size", "2", "--seed", "3"], "--seed"),
         (["--world-size", "2", "--lanes", "24"], "--lanes"),

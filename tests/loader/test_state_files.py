@@ -124,6 +124,7 @@ def test_states_are_found_in_checkpoints_of_trainers(root, states, tmp_path):
     with loader(root) as whole:
         list(islice(whole, 12))
         flat = whole.state_dict()
+        flat["header"][0]["fingerprint"]["run"]["world_size"] = 2  # as the others were saved
     merged = read_states([_saved(states[0], tmp_path / "global.json")])
     lightning = {"epoch": 1, "loops": {"combined_loader": [{}]}, "Data": {"train": merged}}
     assert read_states([_saved(lightning, tmp_path / "lightning.json")]) == merged

@@ -59,6 +59,37 @@ def fresh_warnings(monkeypatch):
     monkeypatch.setattr(once, "_given", {})
 
 
+class Packs(Keys):
+    def select_samples_to_pack(self, samples):
+        return [samples[at : at + 2] for at in range(0, len(samples), 2)]
+
+    def pack_selected_samples(self, samples):
+        return samples
+
+
+def strings_in(value):
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from strings_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from strings_in(each)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("encoder", [Keys, Skips, Groups, Yields, Packs])
+def test_states_hold_no_documents_in_strings(root, encoder):
+    packing = {"packing_buffer_size": 6} if encoder is Packs else {}
+    first, second = open_ranks(root, 2, encoder, **packing)
+    for loader in (first, second):
+        list(islice(loader, 5))
+    for state in (first.state_dict(), first.save_state_rank(), second.state_dict()):
+        for text in strings_in(json.loads(json.dumps(state))):
+            assert not text.lstrip().startswith(("{", "[")), text
+
+
 def open_ranks(root, world_size, encoder=Keys, *, state=None, **settings):
     loaders = []
     for rank in range(world_size):

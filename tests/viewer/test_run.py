@@ -17,7 +17,7 @@ from energon import (
     get_train_dataset,
     stateless,
 )
-from energon.inspect.planned_run import open_saved_run
+from energon.inspect.planned_run import ReadFrom, open_saved_run
 from energon.loader.state import merge_states
 from energon.viewer.run import show_saved_run
 from tests.datasets import make_captions, make_crude
@@ -99,8 +99,8 @@ def test_a_state_brings_the_settings_and_the_position(blend):
                 pass
             states.append(json.loads(json.dumps(batches.state_dict())))
             expected += next(iter(batches))
-    saved = open_saved_run(blend, merge_states(states), world_size=2)
-    client = browse(blend, saved=show_saved_run(str(blend), "train", 1, saved))
+    saved = open_saved_run(ReadFrom(blend), merge_states(states), world_size=2)
+    client = browse(blend, saved=show_saved_run(1, saved))
     text = client.get("/run?step=5").text
     assert keys(text) == expected
     assert 'saved before step <a href="/run?step=5">5</a>' in text
@@ -148,8 +148,8 @@ def test_batches_are_those_that_the_trainer_gets_after_its_hooks(tmp_path):
             first = [next(given) for _ in range(3)]
             states.append(json.loads(json.dumps(batches.state_dict())))
             expected.append([*first, *(next(given) for _ in range(3))])
-    saved = open_saved_run(root, merge_states(states), world_size=2)
-    run = show_saved_run(str(root), "train", 0, saved)
+    saved = open_saved_run(ReadFrom(root), merge_states(states), world_size=2)
+    run = show_saved_run(0, saved)
     client = browse(root, saved=run, encoder=Flips)
     assert 'href="/run/batch?step=4&amp;rank=1"' in client.get("/run?step=4").text
     for step, rank in [(0, 0), (1, 1), (4, 1), (5, 0)]:

@@ -21,12 +21,12 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command("plan")
-@click.argument("path")
+@click.argument("path", required=False)
 @click.option(
     *("--split", "--split-part", "split_part"),
-    default="train",
     metavar="NAME",
     help="Split to read.",
+    show_default="train",
 )
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
@@ -60,13 +60,13 @@ _BARS = " ▁▂▃▄▅▆▇█"
     metavar="FILE",
     multiple=True,
     type=ADDRESS,
-    help="A state or checkpoint of the run, from which everything is taken but PATH; may be "
-    "repeated for files of ranks.",
+    help="A state or checkpoint of the run, from which everything is taken; may be repeated for "
+    "files of ranks.",
 )
 @click.option(
     "--exclude-from",
     metavar="FILE",
-    help="With --state: the quarantine files that the run was given as exclude_from.",
+    help="With --state: where the quarantine files of the run are now.",
 )
 @click.option("--plot", metavar="FILE", help="Plot the result into a .png, .svg or .pdf file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -74,8 +74,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.pass_context
 def command(
     context: click.Context,
-    path: str,
-    split_part: str,
+    path: str | None,
+    split_part: str | None,
     batch_size: int,
     world_size: int,
     num_workers: int,
@@ -96,8 +96,9 @@ def command(
     """Show what a training run over the dataset or metadataset at PATH will read.
 
     Opens indexes, but reads no sample: the order is computed. Options are the arguments of
-    get_train_dataset and WorkerConfig; a state of the run, --state, stands for all of them. Samples
-    that hooks skip are not known, and with packing batches hold more samples than here.
+    get_train_dataset and WorkerConfig; a state of the run, --state, stands for all of them, and for
+    PATH unless the data have moved. Samples that hooks skip are not known, and with packing batches
+    hold more samples than here.
 
     \b
     Example:
@@ -105,7 +106,7 @@ def command(
       energon plan blend.yaml --batch-size 32 --world-size 8 --plot plan.png
       energon plan blend.yaml --batch-size 32 --world-size 8 --where images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
-      energon plan blend.yaml --state checkpoints/data --world-size 8 --step 5000
+      energon plan --state checkpoints/data --step 5000
     """
     if key is not None and step is not None:
         raise click.UsageError("--where finds steps and --step lists one; give one of them")
@@ -119,6 +120,8 @@ def command(
         return
     if exclude_from is not None:
         raise click.UsageError("--exclude-from goes with --state")
+    if path is None:
+        raise click.UsageError("give the PATH of a dataset or metadataset, or the --state of a run")
     settings = TrainSettings(
         batch_size=batch_size,
         max_samples_per_sequence=max_samples_per_sequence,
@@ -129,7 +132,7 @@ def command(
     workers = WorkerConfig(
         rank=0, world_size=world_size, num_workers=num_workers, lanes=lanes, seed_offset=seed
     )
-    run = open_run(path, settings, workers, split_part=split_part)
+    run = open_run(path, settings, workers, split_part=split_part or "train")
     _show(run, key, step, batches, plot, as_json)
 
 
@@ -142,20 +145,22 @@ _OF_ANY_RUN = frozenset(
 """Parameters that a state does not decide."""
 
 
-def _saved_run(context: click.Context, path: str, states: Sequence[AnyPath]) -> PlannedRun:
+def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPath]) -> PlannedRun:
     """Return the run of a state, and say what its plan does not know."""
-    from energon.inspect.planned_run import open_saved_run
+    from energon.inspect.planned_run import ReadFrom, open_saved_run
     from energon.loader.state_files import read_states
 
     given = context.params
     refuse_options(context, "--state knows the settings of its run", _OF_ANY_RUN)
     source = context.get_parameter_source("world_size")
+    state = read_states(states)
+    read_from = ReadFrom.of(
+        state, path=path, split_part=given["split_part"], exclude_from=given["exclude_from"]
+    )
     saved = open_saved_run(
-        path,
-        read_states(states),
+        read_from,
+        state,
         world_size=None if source is ParameterSource.DEFAULT else given["world_size"],
-        split_part=given["split_part"],
-        exclude_from=given["exclude_from"],
     )
     echo(f"The state was saved before step {saved.step}.", err=True)
     if saved.shifted:

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice
 from math import isfinite
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from energon.inspect.planned_run import ReadFrom
     from energon.io.epath import AnyPath
+    from energon.stages.base import State
+    from energon.task_encoder.dataset import SavableDataset
 
 DRAWN_COLUMNS = 48
 DRAWN_PIXELS = 320
@@ -38,14 +41,18 @@ KITTY_PIECE = 4096
 
 
 @click.command("preview")
-@click.argument("path")
+@click.argument("path", required=False)
 @click.option(
     *("--split", "--split-part", "split_part"),
-    default="train",
     metavar="NAME",
     help="Split to read.",
+    show_default="train",
 )
-@click.option("--split-parts", hidden=True, help="Another --split: as it once was.")
+@click.option(
+    "--split-parts",
+    metavar="NAME,…",
+    help="Go through the samples of these splits, one after the other, until you say no.",
+)
 @click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
 @click.option(
     "--count", type=click.IntRange(1), default=3, show_default=True, help="Number of samples."
@@ -84,8 +91,8 @@ KITTY_PIECE = 4096
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @partial(allow_option, expose_value=True)
 def command(
-    path: str,
-    split_part: str,
+    path: str | None,
+    split_part: str | None,
     split_parts: str | None,
     dataset_config: str | None,
     count: int,
@@ -109,32 +116,30 @@ def command(
     Example:
       energon preview ./my_dataset --split val --count 5
       energon preview ./my_dataset --where 'json.width>=1024 lacks:txt' --html wide.html
-      energon preview blend.yaml --state checkpoints/data --world-size 8 --step 41200
+      energon preview --state checkpoints/data --step 41200
     """
-    from energon.decode.sample_decoder import SampleDecoder
-    from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
-    from energon.task_encoder.getters import get_val_dataset
-    from energon.worker import WorkerConfig
-
-    if split_parts is not None:
-        if "," in split_parts:
-            raise click.UsageError(f"--split-parts {split_parts}: name one split")
-        split_part = split_parts
     if sum([bool(keys), where is not None, step is not None]) > 1:
         raise click.UsageError("give one of --key, --where and --step")
     if bool(states) != (step is not None):
         raise click.UsageError("--state and --step go together")
-    encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
-    encoder.decoder = SampleDecoder(image_decode="rgb8", allow=allow)
-    dataset = get_val_dataset(
-        path,
-        split_part=split_part,
-        dataset_config=dataset_config,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=None,
-        task_encoder=encoder,
-        allow=allow,
-    )
+    state: State | None = None
+    if states:
+        from energon.inspect.planned_run import ReadFrom
+        from energon.loader.state_files import read_states
+
+        state = read_states(states)
+        read_from = ReadFrom.of(state, path=path, split_part=split_part)
+        path, split_part = os.fspath(read_from.path), read_from.split_part
+        dataset_config = dataset_config or read_from.dataset_config
+    if path is None:
+        raise click.UsageError("give the PATH of a dataset or metadataset, or the --state of a run")
+    if split_parts is not None:
+        for name in split_parts.split(","):
+            if not _go_through(_open(path, name, dataset_config, allow)):
+                return
+        return
+    split_part = split_part or "train"
+    dataset = _open(path, split_part, dataset_config, allow)
     if keys or where is not None or step is not None:
         shown = _Chosen(path, split_part, allow)
         if keys:
@@ -142,7 +147,7 @@ def command(
         elif where is not None:
             places = list(islice(shown.where(where, start), count))
         else:
-            places = shown.of_step(states, step or 0, world_size)
+            places = shown.of_step(state or {}, read_from, step or 0, world_size)
         samples = [dataset.restore_sample((leaf, 0, ordinal)) for leaf, ordinal in places]
     else:
         samples = list(islice(dataset, start, start + count))
@@ -164,6 +169,43 @@ def command(
         draw = image_protocol(os.environ) if on_terminal else half_blocks
         for sample in samples:
             _show(sample, draw if drawn else None)
+
+
+def _open(
+    path: str, split_part: str, dataset_config: str | None, allow: tuple[str, ...]
+) -> SavableDataset:
+    """Return the samples of a split in order, one by one, decoded."""
+    from energon.decode.sample_decoder import SampleDecoder
+    from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
+    from energon.task_encoder.getters import get_val_dataset
+    from energon.worker import WorkerConfig
+
+    encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+    encoder.decoder = SampleDecoder(image_decode="rgb8", allow=allow)
+    return get_val_dataset(
+        path,
+        split_part=split_part,
+        dataset_config=dataset_config,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=None,
+        task_encoder=encoder,
+        allow=allow,
+    )
+
+
+def _go_through(samples: Iterable[Any]) -> bool:
+    """Show samples until somebody does not want to continue; return whether they came to an end."""
+    for number, sample in enumerate(samples):
+        lines = [f"Sample {number}"]
+        for name, value in _all_fields(sample).items():
+            lines.append(f" - {name} ({type(value).__name__}): {_short(value)}")
+        echo_lines(lines)
+        try:
+            if not click.confirm("Continue?", default=True):
+                return False
+        except click.Abort:  # also where there is nobody to ask
+            return False
+    return True
 
 
 class _Chosen:
@@ -206,19 +248,14 @@ class _Chosen:
                     yield number, ordinal
 
     def of_step(
-        self, states: Sequence[AnyPath], step: int, world_size: int | None
+        self, state: State, read_from: ReadFrom, step: int, world_size: int | None
     ) -> list[tuple[int, int]]:
         """Return the samples of a step of a saved run."""
         from energon.inspect.planned_run import open_saved_run
-        from energon.loader.state_files import read_states
         from energon.viewer.run import show_saved_run
 
-        path, split_part = self.shown.path, self.shown.splits[self.split].name
-        saved = open_saved_run(
-            path, read_states(states), world_size=world_size, split_part=split_part
-        )
-        run = show_saved_run(path, split_part, self.split, saved)
-        ((_, seen),) = run.samples(step, 1)
+        saved = open_saved_run(read_from, state, world_size=world_size)
+        ((_, seen),) = show_saved_run(self.split, saved).samples(step, 1)
         return [(leaf, each.ordinal) for each, leaf in seen]
 
 

@@ -19,13 +19,15 @@ from energon.cli.options import ADDRESS, allow_option, logging_to_terminal
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon.inspect.planned_run import ReadFrom
     from energon.io.epath import AnyPath
+    from energon.stages.base import State
     from energon.viewer.run import ShownRun
     from energon.viewer.shown import Shown
 
 
 @click.command("view")
-@click.argument("path")
+@click.argument("path", required=False)
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
@@ -58,9 +60,9 @@ if TYPE_CHECKING:
 @click.option("--world-size", type=click.IntRange(1), help="With --state: how many ranks it had.")
 @click.option(
     *("--split", "--split-part", "split_part"),
-    default="train",
     metavar="NAME",
     help="With --state: which split it reads.",
+    show_default="that of the run",
 )
 @click.option(
     "--task-encoder",
@@ -75,20 +77,22 @@ if TYPE_CHECKING:
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @partial(allow_option, expose_value=True)
 def command(
-    path: str,
+    path: str | None,
     host: str,
     port: int,
     server_names: tuple[str, ...],
     quarantine: str | None,
     states: tuple[AnyPath, ...],
     world_size: int | None,
-    split_part: str,
+    split_part: str | None,
     task_encoder: str | None,
     tokenizer: str | None,
     open_browser: bool,
     allow: tuple[str, ...],
 ) -> None:
     """Browse the dataset or metadataset at PATH: a gallery, and every part of every sample.
+
+    With --state, PATH is where the data are now; without it, where the run has read them.
 
     Prints the address of the page, and serves it until Ctrl-C. Other machines can connect only
     if --host says so; browsers then need the token that is part of the printed address.
@@ -97,7 +101,7 @@ def command(
     Example:
       energon view ./coco
       energon view s3://bucket/blend.yaml --open
-      energon view blend.yaml --state checkpoints/data --world-size 8 --quarantine bad
+      energon view --state checkpoints/data --quarantine bad
       ssh -L 8710:localhost:8710 machine energon view /data/coco
     """
     from energon.viewer.app import make_app
@@ -109,8 +113,9 @@ def command(
     with logging_to_terminal():
         token = None if is_loopback(host) else secrets.token_urlsafe(16)
         names = names_of(host, server_names)
-        shown = Shown(path, allow=allow)
-        saved = _saved_run(shown, states, world_size, split_part) if states else None
+        state, read_from = _state(path, states, split_part)
+        shown = Shown(read_from.path, allow=allow)
+        saved = None if state is None else _saved_run(shown, state, read_from, world_size)
         app = make_app(
             shown,
             server_names=names,
@@ -123,25 +128,35 @@ def command(
         )
         with _listen(host, port) as listening:
             address = _address(host, listening.getsockname()[1], token)
-            echo(f"{address} shows {path}; Ctrl-C ends it")
+            echo(f"{address} shows {shown.path}; Ctrl-C ends it")
             if open_browser:
                 webbrowser.open(address)
             _serve(app, listening)
 
 
-def _saved_run(
-    shown: Shown, states: Sequence[AnyPath], world_size: int | None, split_part: str
-) -> ShownRun:
+def _state(
+    path: str | None, states: Sequence[AnyPath], split_part: str | None
+) -> tuple[State | None, ReadFrom]:
+    """Return the state of the run to show, if there is one, and what is read."""
+    from energon.inspect.planned_run import ReadFrom
+
+    if states:
+        from energon.loader.state_files import read_states
+
+        state = read_states(states)
+        return state, ReadFrom.of(state, path=path, split_part=split_part)
+    if path is None:
+        raise click.UsageError("give the PATH of a dataset or metadataset, or the --state of a run")
+    return None, ReadFrom(path)
+
+
+def _saved_run(shown: Shown, state: State, read_from: ReadFrom, world_size: int | None) -> ShownRun:
     from energon.inspect.planned_run import open_saved_run
-    from energon.loader.state_files import read_states
     from energon.viewer.run import show_saved_run
 
-    state = read_states(states)
-    saved = open_saved_run(
-        shown.path, state, world_size=world_size, split_part=split_part, may_pack=True
-    )
+    saved = open_saved_run(read_from, state, world_size=world_size, may_pack=True)
     names = [split.name for split in shown.splits]
-    return show_saved_run(shown.path, split_part, names.index(split_part), saved, state)
+    return show_saved_run(names.index(read_from.split_part), saved, state)
 
 
 def _encoder(given: str | None) -> type[Any] | None:

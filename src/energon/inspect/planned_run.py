@@ -11,7 +11,8 @@ from typing import NamedTuple
 from energon.errors import ConfigError, StateError
 from energon.io.address import redact
 from energon.loader.relane import rows_read
-from energon.loader.state import check_steps, covered_by, read_positions
+from energon.loader.state import RUN, check_steps, covered_by, read_positions
+from energon.messages import counted
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.blend import BlendPlan
 from energon.plan.line import LinePlan
@@ -220,6 +221,7 @@ class SavedRun:
     """A run as a state knows it.
 
     Args:
+        read_from: What it reads.
         run: Its order, before and after it was saved.
         step: How many batches each rank had received.
         shifted: By how many samples lanes had come further than batches of the full size take
@@ -227,28 +229,82 @@ class SavedRun:
             know when.
     """
 
+    read_from: ReadFrom
     run: PlannedRun
     step: int
     shifted: int
 
 
+class ReadFrom(NamedTuple):
+    """What a saved run reads."""
+
+    path: str | os.PathLike[str]
+    split_part: str = "train"
+    exclude_from: str | os.PathLike[str] | None = None
+    dataset_config: str | None = None
+    split_config: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        state: State,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        split_part: str | None = None,
+        exclude_from: str | os.PathLike[str] | None = None,
+    ) -> ReadFrom:
+        """Return what the run of a state reads, as the state says.
+
+        Args:
+            state: As `read_states` returns it.
+            path: Where the data are now; None for where they were.
+            split_part: Which split; None for that of the run.
+            exclude_from: The quarantine files; None for those that the run was given.
+
+        Raises:
+            ConfigError: If the state does not say where the data are, and `path` does not either.
+        """
+        run = state["fingerprint"].get(RUN, {})
+        saved = run if isinstance(run, Mapping) else {}
+        found = saved.get("path") if path is None else path
+        if found is None:
+            raise ConfigError(
+                "the state does not say which dataset its run reads, because it is an older state "
+                "or its metadataset is no file; give the PATH of the dataset or metadataset"
+            )
+        return cls(
+            found,
+            split_part or saved.get("split", "train"),
+            exclude_from or saved.get("exclude_from"),
+            saved.get("dataset_config"),
+            saved.get("split_config"),
+        )
+
+    def open_leaves(self) -> list[OpenedLeaf]:
+        """Return the datasets, opened."""
+        resolved = resolve(
+            self.path,
+            split_part=self.split_part,
+            training=True,
+            dataset_config=self.dataset_config,
+            split_config=self.split_config,
+        )
+        return open_leaves(resolved.leaves, None, self.exclude_from)
+
+
 def open_saved_run(
-    path: DatasetPath,
+    read_from: ReadFrom,
     state: State,
     *,
     world_size: int | None = None,
-    split_part: str = "train",
-    exclude_from: str | os.PathLike[str] | None = None,
     may_pack: bool = False,
 ) -> SavedRun:
     """Return the run that a state was saved by: all that decides its order is in the state.
 
     Args:
-        path: The dataset or metadataset that it reads.
+        read_from: What it reads.
         state: As `read_states` returns it.
         world_size: How many ranks it had, where the state does not say.
-        split_part: Which split it reads.
-        exclude_from: The quarantine files that it has left out samples of.
         may_pack: Whether it may be a run that packs, the samples of whose steps nobody knows
             before its batches are made.
 
@@ -264,7 +320,7 @@ def open_saved_run(
             "the run packs samples, so how many each of its steps took cannot be told from the "
             "order; restore_sample of the loader makes a batch again by its __restore_key__"
         )
-    ranks = _ranks(state, world_size)
+    ranks = num_ranks(state, world_size)
     positions = read_positions(state, (int(lane) for lane in state["positions"]))
     check_steps(state, state)
     batch_size = about["batch_size"] or 1
@@ -281,7 +337,7 @@ def open_saved_run(
     done = sum(position.batches for position in positions.values())
     run = PlannedRun(
         recipe,
-        tuple(_saved_leaves(path, about["leaves"], split_part, exclude_from)),
+        tuple(_saved_leaves(read_from, about["leaves"])),
         lanes,
         batch_size,
         WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=recipe.seed),
@@ -290,45 +346,55 @@ def open_saved_run(
     )
     own = len(positions) * ranks // lanes
     shifted = 0 if packs else sum(max(0, shift + first_turn * batch_size) for shift in shifts)
-    return SavedRun(run, done // max(1, own), shifted)
+    return SavedRun(read_from, run, done // max(1, own), shifted)
 
 
-def _ranks(state: State, given: int | None) -> int:
-    """Return how many ranks a run had."""
+def num_ranks(state: State, given: int | None) -> int:
+    """Return how many ranks the run of a state had.
+
+    Args:
+        state: As `read_states` returns it.
+        given: How many it had, where the state does not say; None for what it says.
+
+    Raises:
+        ConfigError: If that is not known, or cannot be right.
+    """
     whose = covered_by(state)
-    if whose is not None:
-        if given not in (None, whose[1]):
-            raise ConfigError(f"the run had {whose[1]} ranks, as the state says, not {given}")
-        return whose[1]
-    if given is None:
+    saved: int | None = None if whose is None else whose[1]
+    match state["fingerprint"].get(RUN):
+        case {"world_size": int(world_size)} if saved is None and world_size > 0:
+            saved = world_size
+    if given is not None and saved is not None and saved != given:
+        raise ConfigError(f"the run had {counted(saved, 'rank')}, as the state says, not {given}")
+    ranks = saved or given
+    if ranks is None:
         raise ConfigError(
-            "a state of all ranks does not say how many there were, and a step is a batch of "
+            "this state of all ranks does not say how many there were, and a step is a batch of "
             "each; give their number, --world-size"
         )
-    check_lanes(state["lanes"], given)
+    check_lanes(state["lanes"], ranks)
+    if whose is not None:
+        return ranks
     done = sum(position["batches"] for position in state["positions"].values())
-    if done % given and not any(each.get("ended") for each in state["positions"].values()):
+    if done % ranks and not any(each.get("ended") for each in state["positions"].values()):
         raise ConfigError(
-            f"the run has delivered {done} batches, so it cannot have had {given} ranks with "
-            f"equally many; give the number of ranks of the run, --world-size"
+            f"the run has delivered {done} batches, so it cannot have had {ranks} ranks with "
+            "equally many; give the number of ranks of the run, --world-size"
         )
-    return given
+    return ranks
 
 
 def _saved_leaves(
-    path: DatasetPath,
-    saved: Mapping[str, Mapping[str, object]],
-    split_part: str,
-    exclude_from: str | os.PathLike[str] | None,
+    read_from: ReadFrom, saved: Mapping[str, Mapping[str, object]]
 ) -> list[OpenedLeaf]:
     """Return the datasets of a run in its order, which have to be those that it has read."""
-    resolved = resolve(path, split_part=split_part, training=True)
-    known = {leaf.plan_leaf.uid: leaf for leaf in open_leaves(resolved.leaves, None, exclude_from)}
+    known = {leaf.plan_leaf.uid: leaf for leaf in read_from.open_leaves()}
     missing = [uid for uid in saved if uid not in known]
     if missing:
         raise StateError(
-            f"the run has read {missing[0]!r}, which is not in split {split_part!r} of "
-            f"{redact(path)}: it has {', '.join(known)}; give the path and the split of the run"
+            f"the run has read {missing[0]!r}, which is not in split {read_from.split_part!r} of "
+            f"{redact(read_from.path)}: it has {', '.join(known)}; give the path and the split of "
+            "the run"
         )
     for uid, about in saved.items():
         for name, now in known[uid].source.fingerprint().items():

@@ -164,6 +164,17 @@ def redact(address: object) -> str:
     return _SECRET_QUERY.sub("***", _USER_INFO.sub("***@", str(address)))
 
 
+def shown_address(address: str | os.PathLike[str]) -> str:
+    """Return an address that means the same from any folder, without passwords.
+
+    Example:
+        >>> shown_address("s3://bucket/x"), shown_address("/data/../x")
+        ('s3://bucket/x', '/x')
+    """
+    text = os.fspath(address)
+    return redact(text) if scheme_of(text) else os.path.abspath(text)
+
+
 def _dss_path(address: str) -> str:
     dataset, _, rest = address[len("dss://") :].partition("/")
     name, at, version = dataset.partition("@")

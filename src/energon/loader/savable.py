@@ -227,7 +227,7 @@ class SavableDataLoader(BasicDataLoader):
         self.restore_state_global(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the content of `save_state_rank` as a flat dict of strings.
+        """Return the content of `save_state_rank` as a flat dict of plain data.
 
         The keys name the lanes, so torch.distributed.checkpoint can store the states of all
         ranks side by side and load them on other ranks. That of one rank is enough only where

@@ -36,6 +36,8 @@ COVERS = "covers"
 """Part of a rank state that tells whose lanes are in it."""
 PAST = ("mix_before", "eras")
 """Parts of a fingerprint that tell how data were mixed and dealt to lanes earlier in the run."""
+RUN = "run"
+"""Part of a fingerprint that tells what was read, and by how many ranks. It need not agree."""
 _FLAT_LANE = "lane_"
 _MAX_ADDRESS = (1 << 53) - 1
 """Far beyond any row, and far from where the plan would have to count in more than 64 bits."""
@@ -307,22 +309,23 @@ def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str
     That is what went before, and how lanes share the rows of streams.
     """
     shared = "streams" in saved or "stripe" not in saved or "stripe" not in current
-    return {*PAST, "streams", *(["stripe"] if shared else [])}
+    return {*PAST, RUN, "streams", *(["stripe"] if shared else [])}
 
 
 def _without(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in fingerprint.items() if name not in names}
 
 
-def flatten(state: State) -> dict[str, str]:
-    """Return `state` as a flat dict of strings, one for each lane.
+def flatten(state: State) -> dict[str, tuple[State]]:
+    """Return `state` as a flat dict of plain data, with an entry for each lane.
 
     The keys depend on nothing but the lanes, so torch.distributed.checkpoint, which loads what
-    the keys of the receiving state ask for, can store it and load it on other ranks.
+    the keys of the receiving state ask for, can store it and load it on other ranks. Each value is
+    in a tuple of its own, since that library takes nested dicts apart, but no tuples.
     """
     header = {name: state[name] for name in (*HEADER, COVERS) if name in state}
-    lanes = {f"{_FLAT_LANE}{lane}": json.dumps(p) for lane, p in state["positions"].items()}
-    return {"header": json.dumps(header), **lanes}
+    lanes = {f"{_FLAT_LANE}{lane}": (position,) for lane, position in state["positions"].items()}
+    return {"header": (header,), **lanes}
 
 
 def unflatten(state: State) -> State:
@@ -330,17 +333,30 @@ def unflatten(state: State) -> State:
     if not isinstance(state, Mapping) or "header" not in state:
         return state
     start = len(_FLAT_LANE)
-    try:
-        lanes = {
-            name[start:]: parse_json(text, origin=name)
-            for name, text in state.items()
-            if name.startswith(_FLAT_LANE)
-        }
-        return {**parse_json(state["header"], origin="header"), "positions": lanes}
-    except (TypeError, ValueError, AttributeError) as error:
-        raise StateError(
-            f"the state is damaged or was edited: its values have to be JSON ({error})"
-        ) from error
+    lanes = {
+        name[start:]: _flat_value(value, name)
+        for name, value in state.items()
+        if isinstance(name, str) and name.startswith(_FLAT_LANE)
+    }
+    return {**_flat_value(state["header"], "header"), "positions": lanes}
+
+
+def _flat_value(value: Any, name: str) -> dict[str, Any]:
+    """Return what `flatten` stored under a name; it used to be JSON in a string."""
+    match value:
+        case [dict(content)]:
+            return content
+        case str():
+            try:
+                content = parse_json(value, origin=name)
+            except ValueError as error:
+                raise StateError(f"the state is damaged or was edited: {error}") from error
+            if isinstance(content, dict):
+                return content
+    raise StateError(
+        f"the state is damaged or was edited: expected {name} to be a list of one dict, found "
+        f"{_shown(value)}"
+    )
 
 
 def _is_made_of_addresses(value: Any, depth: int = 0) -> bool:
@@ -397,9 +413,12 @@ def _is_lane(name: Any, lanes: int) -> bool:
 
 
 def _check_same_run(first: State, other: State, number: int) -> None:
+    about = [
+        {**state, "fingerprint": _without(state["fingerprint"], [RUN])} for state in (first, other)
+    ]
     for name in ("lanes", "fingerprint"):
-        if first[name] != other[name]:
-            pairs = differences({name: first[name]}, {name: other[name]})
+        if about[0][name] != about[1][name]:
+            pairs = differences({name: about[0][name]}, {name: about[1][name]})
             raise StateError(
                 f"states 0 and {number} are of different runs: "
                 + "; ".join(text for _, text in pairs)

@@ -15,7 +15,7 @@ from energon.extra import needs_extra
 from energon.formats.json_text import parse_json
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.loader.state import FORMAT, check_steps, merge_states
+from energon.loader.state import FORMAT, RUN, check_steps, merge_states
 from energon.stages.base import State
 from energon.worker import COMMON_LANES, check_lanes
 
@@ -47,7 +47,7 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
 def _states_in(content: Any) -> Iterator[State]:
     """Yield the states in what a trainer has saved, as Lightning and Megatron have them inside."""
     if isinstance(content, Mapping):
-        if content.get("format") == FORMAT or isinstance(content.get("header"), str):
+        if content.get("format") == FORMAT or _is_flat(content):
             yield dict(content)
         else:
             for value in content.values():
@@ -55,6 +55,15 @@ def _states_in(content: Any) -> Iterator[State]:
     elif isinstance(content, list | tuple):
         for value in content:
             yield from _states_in(value)
+
+
+def _is_flat(content: Mapping[str, Any]) -> bool:
+    """Return whether a loader's `state_dict` returned this, in its former form of strings too."""
+    match content.get("header"):
+        case [{"format": str(name)}]:
+            return name == FORMAT
+        case header:
+            return isinstance(header, str)
 
 
 def redistribute(state: State, world_size: int) -> list[State]:
@@ -69,9 +78,12 @@ def redistribute(state: State, world_size: int) -> list[State]:
     hint = f"or give the run other lanes, for instance --lanes {other}, and keep the position"
     check_lanes(lanes, world_size, hint=hint)
     check_steps(state, state)
+    run = state["fingerprint"].get(RUN)
+    about = {**state["fingerprint"], RUN: {**run, "world_size": world_size}} if run else None
     return [
         {
             **state,
+            "fingerprint": about or state["fingerprint"],
             "positions": {
                 lane: state["positions"][lane]
                 for lane in map(str, range(rank, lanes, world_size))

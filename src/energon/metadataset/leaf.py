@@ -119,6 +119,8 @@ class LeafList:
         sources: What is drawn from: for each source the numbers of its leaves.
         mix: Shares of the sources.
         unit: Whether samples or whole batches are drawn; None for what the call says.
+        read_from: The arguments of `resolve`, for those who resolve it again: `path` (without
+            passwords), `split`, and what else was given. Empty for a document that is no file.
     """
 
     leaves: tuple[Leaf, ...]
@@ -126,6 +128,7 @@ class LeafList:
     sources: tuple[tuple[int, ...], ...] = ()
     mix: Mix | None = None
     unit: Literal["sample", "batch"] | None = None
+    read_from: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

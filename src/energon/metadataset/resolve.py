@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.meta.split import find_split
 from energon.formats.meta.yaml import plain
+from energon.io.address import shown_address
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.messages import nearest
 from energon.metadataset.collected import Problems
@@ -139,7 +140,17 @@ def resolve(
     try:
         branch = walk.collecting(lambda: walk.start(path, context))
         walk.problems.raise_all()
-        return leaf_list(branch.tree, training=training)
+        leaves = leaf_list(branch.tree, training=training)
+        if isinstance(path, Mapping):
+            return leaves
+        read_from = {
+            "path": shown_address(path),
+            "split": split_part,
+            "dataset_config": dataset_config,
+            "split_config": split_config,
+        }
+        given = {name: value for name, value in read_from.items() if value is not None}
+        return replace(leaves, read_from=given)
     except _TooMuchError as exc:
         raise ConfigError(str(exc)) from exc
     except RecursionError as exc:

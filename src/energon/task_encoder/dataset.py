@@ -121,6 +121,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         batch_drop_last: Whether a batch that is not full does not count in the length.
         batch_rows: How many rows every batch takes, unless hooks skip some; None if that differs.
         grouping: Whether samples wait for others of their group.
+        read_from: What a training run reads, for commands that open its states: `path`, `split`,
+            and `dataset_config`, `split_config` and `exclude_from` if they were given.
     """
 
     stage: Dataset[Any]
@@ -135,6 +137,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     batch_drop_last: bool = False
     batch_rows: int | None = None
     grouping: bool = False
+    read_from: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
@@ -345,11 +348,19 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return restored
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
-        """Return all that decides the order, as JSON: a state fits only where it is equal."""
+        """Return all that decides the order, as JSON: a state fits only where it is equal.
+
+        But for `run`, which is for those who look at a state.
+        """
+        run = {**self.read_from, "world_size": self.worker_config.world_size}
+        return {**self.config(lanes), **({"run": run} if self.read_from else {})}
+
+    def config(self, lanes: int | None = None) -> dict[str, Any]:
+        """Return a description of the pipeline as plain data."""
         plan = self.plan
         return {
             **plan.to_json(),
-            "lanes": lanes,
+            "lanes": self.default_lanes if lanes is None else lanes,
             "batch_size": self.batch_size,
             "packing_buffer_size": self.packing_buffer_size,
             "leaves": {
@@ -413,10 +424,6 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             uids = before.keys() & now.keys() if self.plan.kind == "blend" else {*before, *now}
             found += [f"leaves.{uid}" for uid in sorted(uids) if before.get(uid) != now.get(uid)]
         return found
-
-    def config(self) -> dict[str, Any]:
-        """Return a description of the pipeline as plain data."""
-        return self.fingerprint(self.default_lanes)
 
 
 def _at_row(state: State, row: int) -> State:

@@ -89,6 +89,7 @@ def get_train_dataset(
         parallel_shard_iters=parallel_shard_iters,
         blend_unit=blend_unit,
         repeat=repeat,
+        exclude_from=exclude_from,
     )
     resolved = resolve(
         path,

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.io.address import shown_address
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
 from energon.sources.ahead import window_rows
@@ -199,6 +200,7 @@ class Recipe:
             restart=not self.training,
             batch_drop_last=settings.batch_drop_last,
             grouping=self._groups,
+            read_from=self._read_from,
         )
 
     @cached_property
@@ -206,6 +208,16 @@ class Recipe:
         """Reads the samples of all leaves."""
         rows = window_rows(self.plan.leaves, shuffle_window=self.plan.shuffle_window)
         return make_reader(self.opened, rows)
+
+    @property
+    def _read_from(self) -> dict[str, str]:
+        """What a state of the run tells commands about its data, unless they are no files."""
+        settings, resolved = self.settings, self.resolved
+        if not isinstance(settings, TrainSettings) or resolved is None or not resolved.read_from:
+            return {}
+        excluded = settings.exclude_from
+        more = {} if excluded is None else {"exclude_from": shown_address(excluded)}
+        return {**resolved.read_from, **more}
 
     @property
     def _epoch_length(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -47,6 +48,7 @@ class TrainSettings(BatchSettings):
     parallel_shard_iters: int | None = None
     blend_unit: Literal["sample", "batch"] | None = None
     repeat: bool = True
+    exclude_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

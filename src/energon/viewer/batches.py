@@ -124,6 +124,7 @@ class EncodedRun:
         dataset = get_train_dataset(
             self.path,
             split_part=self.split_part,
+            exclude_from=None if self.run.read_from is None else self.run.read_from.exclude_from,
             worker_config=workers,
             batch_size=run.batch_size,
             packing_buffer_size=self.run.packing_buffer_size,

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from energon.errors import ConfigError
 from energon.inspect.plan_report import describe_run
-from energon.inspect.planned_run import PlannedRun, SavedRun, Sighting, list_step, open_run
+from energon.inspect.planned_run import (
+    PlannedRun,
+    ReadFrom,
+    SavedRun,
+    Sighting,
+    list_step,
+    open_run,
+)
 from energon.inspect.saved_state import describe_position
 from energon.loader.state import read_positions
-from energon.metadataset.resolve import resolve
+from energon.sources.kinds import Source
 from energon.stages.base import State
-from energon.task_encoder.leaves import open_leaves
 from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
 
@@ -64,6 +70,9 @@ class ShownRun:
         packing_buffer_size: Of a run that packs; None if it does not.
         lane_states: Of a saved run, by lane, how many batches it had given, and its state.
         position: Where in each dataset the run was when it was saved, in words.
+        read_from: What a saved run reads; None if there is no state.
+        all_samples: For each dataset of a run that leaves out samples, all of them, which are
+            what is shown; empty if it leaves out none.
     """
 
     run: PlannedRun
@@ -74,6 +83,8 @@ class ShownRun:
     packing_buffer_size: int | None = None
     lane_states: Mapping[int, tuple[int, State | None]] = field(default_factory=dict)
     position: Sequence[str] = ()
+    read_from: ReadFrom | None = None
+    all_samples: Mapping[str, Source] = field(default_factory=dict)
 
     def samples(self, first: int, count: int) -> list[tuple[int, list[tuple[Sighting, int]]]]:
         """Return steps, each with its samples and the numbers of their datasets in the split.
@@ -83,13 +94,21 @@ class ShownRun:
         """
         numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
         return [
-            (step, [(each, numbers[each.leaf]) for each in self._step(step)])
+            (step, [(self._among_all(each), numbers[each.leaf]) for each in self._step(step)])
             for step in range(first, first + count)
         ]
 
     def _step(self, step: int) -> list[Sighting]:
         """Return the samples of a step; of a run that packs, none: only its batches tell."""
         return [] if self.packing_buffer_size else list_step(self.run, step)
+
+    def _among_all(self, seen: Sighting) -> Sighting:
+        """Return a sample with its number among all, where the run counts only some."""
+        source = self.all_samples.get(seen.leaf)
+        if source is None:
+            return seen
+        places = [n for n in source.find(seen.key) if source.locate(n).shard == seen.shard]
+        return seen._replace(ordinal=places[0]) if places else seen
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -118,23 +137,33 @@ def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> S
     return ShownRun(run, split, range(len(run.leaves)), packing_buffer_size=packing)
 
 
-def show_saved_run(
-    path: str, split_part: str, split: int, saved: SavedRun, state: State | None = None
-) -> ShownRun:
-    """Return a run that was saved; with its state, also batches that depend on those before."""
-    leaves = open_leaves(resolve(path, split_part=split_part, training=True).leaves, None)
+def show_saved_run(split: int, saved: SavedRun, state: State | None = None) -> ShownRun:
+    """Return a run that was saved; with its state, also batches that depend on those before.
+
+    Args:
+        split: The number of the split that it reads.
+        saved: The run.
+        state: Its state.
+    """
+    leaves = saved.read_from._replace(exclude_from=None).open_leaves()
     numbers = {leaf.plan_leaf.uid: number for number, leaf in enumerate(leaves)}
-    order = [numbers[name] for name in saved.run.names]
-    if state is None:
-        return ShownRun(saved.run, split, order, saved.step, saved.shifted)
-    positions = read_positions(state, map(int, state["positions"]))
-    return ShownRun(
+    shown = ShownRun(
         saved.run,
         split,
-        order,
+        [numbers[name] for name in saved.run.names],
         saved.step,
         saved.shifted,
-        state["fingerprint"].get("packing_buffer_size"),
-        {lane: (each.batches, each.saved_state()) for lane, each in positions.items()},
-        list(describe_position(state)),
+        read_from=saved.read_from,
+        all_samples={leaf.plan_leaf.uid: leaf.source for leaf in leaves}
+        if saved.read_from.exclude_from is not None
+        else {},
+    )
+    if state is None:
+        return shown
+    positions = read_positions(state, map(int, state["positions"]))
+    return replace(
+        shown,
+        packing_buffer_size=state["fingerprint"].get("packing_buffer_size"),
+        lane_states={lane: (each.batches, each.saved_state()) for lane, each in positions.items()},
+        position=list(describe_position(state)),
     )
