@@ -34,7 +34,7 @@ from energon import (
     stateless,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.types import TextSample
+from energon.samples.sample import TextSample
 from energon.sources.webdataset import WebdatasetSource
 
 BATCH_SIZE = 32

@@ -186,6 +186,7 @@ REASONS = {
         "import_module(module)": COMMAND_LINE,
     },
     "energon/samples/collate.py": {
+        "getattr(item, name, None)": FIELDS,
         "getattr(each, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
@@ -202,12 +203,6 @@ REASONS = {
         "getattr(sample, name)": FIELDS,
         "getattr(self, name)": FIELDS,
         "getattr(value, name)": FIELDS,
-    },
-    "energon/samples/tensors.py": {
-        "getattr(item, name, None)": FIELDS,
-    },
-    "energon/samples/types.py": {
-        "getattr(sample, name)": FIELDS,
     },
     "energon/sources/kinds.py": {
         "getattr(import_module(module), attribute)": TABLE,

@@ -5,8 +5,8 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.loader.memory import pin_batches, to_device
+from energon.samples.collate import map_tensors
 from energon.samples.crude import sources_of
-from energon.samples.tensors import map_tensors
 
 torch = pytest.importorskip("torch")
 

@@ -22,7 +22,7 @@ from energon.prepare.assistant.fields import (
     show_sample,
     suggest,
 )
-from energon.samples.types import CaptioningSample, OCRSample, VQASample
+from energon.samples.sample import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard
 
 ABOUT = {"caption": "a cat", "label": 3, "boxes": [[1, 2]], "deep": {"er": {"est": {"x": 1}}}}

@@ -4,7 +4,7 @@ import pytest
 
 from energon.errors import ConfigError, FieldAccessError
 from energon.samples.field_map import FieldMap
-from energon.samples.types import CaptioningSample, VQASample
+from energon.samples.sample import CaptioningSample, VQASample
 
 
 def test_values_are_found_in_parts_and_below_them():

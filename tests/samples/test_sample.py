@@ -16,8 +16,7 @@ from energon.samples.crude import (
     get_source_info,
     sources_of,
 )
-from energon.samples.sample import Batch, Sample, edataclass
-from energon.samples.types import CaptioningSample, TextSample
+from energon.samples.sample import Batch, CaptioningSample, Sample, TextSample, edataclass
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="a.tar", file_names=("k.txt",))
 META = {

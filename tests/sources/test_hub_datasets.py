@@ -11,7 +11,7 @@ import pytest
 
 from energon import ConfigError, DatasetNotFoundError, get_train_dataset
 from energon.errors import FormatError
-from energon.formats.dataset_card import parse_card
+from energon.formats.parquet import parse_card
 from energon.io.registry import forget_stores
 from energon.metadataset.kind import dataset_kind
 from energon.sources.parquet import ParquetOptions, ParquetSource

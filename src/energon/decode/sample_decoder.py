@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
-from energon.decode.av_parts import EXTENSIONS as AV_EXTENSIONS
-from energon.decode.av_parts import check_av_spec, decode_av
+from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
+from energon.decode.av_container import check_av_spec, decode_av
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.decode.tenbin import decode_tenbin
 from energon.errors import (

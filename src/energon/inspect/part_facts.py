@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from energon.decode.av_parts import EXTENSIONS as AV_EXTENSIONS
+from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.errors import DecodeError
 from energon.formats.signature import SIGNATURE_BYTES, guess_extension

@@ -16,7 +16,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.extra import needs_extra
-from energon.samples.tensors import map_tensors
+from energon.samples.collate import map_tensors
 
 
 def pin_batches(wanted: bool | None) -> Callable[[Any], Any] | None:

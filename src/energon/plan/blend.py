@@ -29,8 +29,7 @@ from energon.arrays import Ints
 from energon.errors import StateError
 from energon.plan.blend_stages import BlendStages
 from energon.plan.curve import Clock
-from energon.plan.find import find_draw
-from energon.plan.leaf import Era, LeafOrder, PlanLeaf
+from energon.plan.leaf import Era, LeafOrder, PlanLeaf, find_draw
 from energon.plan.line import Line
 from energon.plan.mix import Mix
 from energon.plan.rows import Rows

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.find import find_draw
-from energon.plan.leaf import Era, LeafOrder, PlanLeaf
+from energon.plan.leaf import Era, LeafOrder, PlanLeaf, find_draw
 from energon.plan.rows import Rows
 from energon.plan.seeds import combine, derive_seed
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.find import unpermuted
+from energon.plan.leaf import unpermuted
 from energon.plan.permutation import permute
 from energon.plan.rows import Rows, StreamPlan
 from energon.plan.seeds import U64, combine, derive_seed

@@ -17,8 +17,7 @@ from energon.io.epath import AnyPath
 from energon.plan.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents
-from energon.sources.fingerprint import content_fingerprint
-from energon.sources.kinds import Location, Source
+from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.webdataset import WebdatasetSource
 
 

@@ -45,8 +45,7 @@ from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents, Tr
 from energon.sources.extents import Extents, read_spans
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore
-from energon.sources.fingerprint import content_fingerprint
-from energon.sources.kinds import DatasetKind, Location, Source
+from energon.sources.kinds import DatasetKind, Location, Source, content_fingerprint
 from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool

@@ -8,6 +8,8 @@ dataset is of: it asks the kind what it can do.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -252,3 +254,9 @@ def kind_named(name: str, address: str = "") -> DatasetKind:
     module, _, attribute = home.partition(":")
     kind: DatasetKind = getattr(import_module(module), attribute)
     return kind
+
+
+def content_fingerprint(num_samples: int, content: Any) -> dict[str, Any]:
+    """Return the number of samples, and a digest of what decides which they are, as JSON."""
+    digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+    return {"samples": num_samples, "index": digest}

@@ -10,16 +10,18 @@ from fnmatch import fnmatchcase
 from glob import glob, has_magic
 
 from energon.errors import DatasetNotFoundError, FormatError
-from energon.formats.dataset_card import CARD, CardConfig, parse_card
 from energon.formats.meta.info import META
 from energon.formats.parquet import (
+    CARD,
     FOOTERS,
     TAIL_BYTES,
+    CardConfig,
     ParquetFooter,
     dump_footers,
     footer_bytes,
     group_rows,
     load_footers,
+    parse_card,
     parse_footer,
 )
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact

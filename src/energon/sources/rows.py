@@ -28,8 +28,7 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.sources.extents import Extents
-from energon.sources.fingerprint import content_fingerprint
-from energon.sources.kinds import Location, Source
+from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import included
 

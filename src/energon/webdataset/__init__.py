@@ -46,7 +46,17 @@ _NAMES = {
         "cached_tarfile_to_samples",
         "pipe_cleaner",
     ],
-    "compat": ["FluidInterface", "FluidWrapper", "WebDataset"],
+    "compat": [
+        "FakeLength",
+        "FluidInterface",
+        "FluidWrapper",
+        "Processor",
+        "PytorchShardList",
+        "ResizedDataset",
+        "ShardList",
+        "WebDataset",
+        "ddp_equalize",
+    ],
     "dataset_spec": ["DatasetSpec", "load_spec"],
     "extradatasets": ["MockDataset", "with_epoch", "with_length"],
     "filters": [
@@ -86,14 +96,6 @@ _NAMES = {
         "reraise_exception",
         "warn_and_continue",
         "warn_and_stop",
-    ],
-    "legacy": [
-        "FakeLength",
-        "Processor",
-        "PytorchShardList",
-        "ResizedDataset",
-        "ShardList",
-        "ddp_equalize",
     ],
     "mix": ["RandomMix", "RoundRobin", "mixture"],
     "pipeline": ["DataPipeline"],
@@ -157,7 +159,7 @@ def __dir__() -> list[str]:
 
 
 def _unknown(name: str) -> str:
-    from energon.webdataset.legacy import HINTS
+    from energon.webdataset.compat import HINTS
 
     hint = f"; {HINTS[name]}" if name in HINTS else ""
     return f"module {__name__!r} has no attribute {name!r}{hint}"

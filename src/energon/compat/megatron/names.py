@@ -75,7 +75,7 @@ HOMES: dict[str, str] = {
         LimitDataset LogSampleDataset MapDataset RepeatDataset ShuffleBufferDataset WatchdogDataset
     """,
     "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
-    "decode.av_parts": "AVDecoderType AVWebdatasetDecoder ImageDecoderType",
+    "decode.av_container": "AVDecoderType AVWebdatasetDecoder ImageDecoderType",
     "decode.sample_decoder": "SampleDecoder",
     "errors": """
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
@@ -92,11 +92,10 @@ HOMES: dict[str, str] = {
         homogeneous_concat_mix
     """,
     "samples.crude": "CrudeSample SourceInfo add_source_info basic_sample_keys get_source_info",
-    "samples.sample": "Batch PinMemoryMixin Sample edataclass",
-    "samples.types": """
-        CaptioningSample ImageClassificationSample ImageSample InterleavedSample
-        MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VQAOCRSample VQASample
-        VidQASample
+    "samples.sample": """
+        Batch CaptioningSample ImageClassificationSample ImageSample InterleavedSample
+        MultiChoiceVQASample OCRSample PinMemoryMixin Sample SimilarityInterleavedSample TextSample
+        VQAOCRSample VQASample VidQASample edataclass
     """,
     "sources.files.folder": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",

@@ -18,7 +18,7 @@ from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.jsonl import prepare_jsonl
-from energon.samples import types
+from energon.samples import sample
 from energon.sources.jsonl import JsonlFileStore, JsonlSource
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenJoin, OpenLeaf
@@ -226,64 +226,64 @@ class FlavorWebdataset(StandardWebdatasetFactory):
 class CaptioningWebdataset(FlavorWebdataset):
     """Images and what they show."""
 
-    __sample_type__ = types.CaptioningSample
+    __sample_type__ = sample.CaptioningSample
 
 
 class ImageWebdataset(FlavorWebdataset):
     """Images."""
 
-    __sample_type__ = types.ImageSample
+    __sample_type__ = sample.ImageSample
 
 
 class ImageClassificationWebdataset(FlavorWebdataset):
     """Images and their classes."""
 
-    __sample_type__ = types.ImageClassificationSample
+    __sample_type__ = sample.ImageClassificationSample
 
 
 class InterleavedWebdataset(FlavorWebdataset):
     """Images and texts in the order of reading."""
 
-    __sample_type__ = types.InterleavedSample
+    __sample_type__ = sample.InterleavedSample
 
 
 class MultiChoiceVQAWebdataset(FlavorWebdataset):
     """Images and questions with answers to choose from."""
 
-    __sample_type__ = types.MultiChoiceVQASample
+    __sample_type__ = sample.MultiChoiceVQASample
 
 
 class OCRWebdataset(FlavorWebdataset):
     """Images of text, and the text in them."""
 
-    __sample_type__ = types.OCRSample
+    __sample_type__ = sample.OCRSample
 
 
 class SimilarityInterleavedWebdataset(FlavorWebdataset):
     """Images and texts, and how well they go together."""
 
-    __sample_type__ = types.SimilarityInterleavedSample
+    __sample_type__ = sample.SimilarityInterleavedSample
 
 
 class TextWebdataset(FlavorWebdataset):
     """Texts."""
 
-    __sample_type__ = types.TextSample
+    __sample_type__ = sample.TextSample
 
 
 class VidQAWebdataset(FlavorWebdataset):
     """Videos and questions about them."""
 
-    __sample_type__ = types.VidQASample
+    __sample_type__ = sample.VidQASample
 
 
 class VQAOCRWebdataset(FlavorWebdataset):
     """Images with text in them and questions about them."""
 
-    __sample_type__ = types.VQAOCRSample
+    __sample_type__ = sample.VQAOCRSample
 
 
 class VQAWebdataset(FlavorWebdataset):
     """Images and questions about them."""
 
-    __sample_type__ = types.VQASample
+    __sample_type__ = sample.VQASample
