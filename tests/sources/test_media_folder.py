@@ -21,7 +21,7 @@ from energon.errors import FormatError, ShardChangedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
-from energon.sources import media_folder
+from energon.sources import ahead, media_folder
 from energon.sources.browse.open import TreeOpener
 from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
 from tests.commands import run
@@ -260,17 +260,31 @@ def test_links_that_lead_back_end(folder):
     assert len(MediaFiles(str(folder)).keys) == N
 
 
-def test_folders_in_stores_are_read_file_by_file(folder, s3):
+@pytest.fixture
+def distant(folder, s3):
+    """The folder in a bucket."""
     for path in folder.rglob("*.jpg"):
         name = f"data/{path.relative_to(folder)}"
         write_bytes(join_address(s3.address, name), path.read_bytes())
-    address = join_address(s3.address, "data")
-    assert dataset_kind(address) == "folder"
+    return join_address(s3.address, "data")
+
+
+def test_folders_in_stores_are_read_file_by_file(folder, distant):
+    assert dataset_kind(distant) == "folder"
     batches = []
-    for place in (folder, address):
+    for place in (folder, distant):
         dataset = get_train_dataset(place, worker_config=config(), batch_size=4)
         found = iter(dataset)
         batches.append([next(found)["jpg"].numpy().tobytes() for _ in range(20)])
     assert batches[0] == batches[1]
-    assert run("prepare", address).output == "Done. Found 60 samples.\n"
-    assert len(MediaFolderSource(address)) == N
+    assert run("prepare", distant).output == "Done. Found 60 samples.\n"
+    assert len(MediaFolderSource(distant)) == N
+
+
+def test_small_files_are_not_requested_long_before_they_are_read(distant, s3, monkeypatch):
+    monkeypatch.setattr(ahead, "MAX_SPANS_AHEAD", 8)
+    found = iter(get_train_dataset(distant, worker_config=config(), batch_size=4))
+    before = len(s3.proxy.requests)
+    for _ in range(5):
+        next(found)
+    assert len(s3.proxy.requests) - before <= 3 * (5 * 4 + 8)

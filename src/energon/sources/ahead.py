@@ -35,6 +35,8 @@ MAX_STEP_ROWS = 2048
 """Rows planned at a time, beyond the window: few at first, so that the first batch comes soon."""
 MAX_ROWS_AHEAD = 32_768
 MAX_WINDOW_ROWS = 16_384
+MAX_SPANS_AHEAD = 1024
+"""Fetched or on their way: enough for any latency, where samples are small files of their own."""
 
 Bools = NDArray[np.bool_]
 
@@ -180,6 +182,8 @@ class LookAhead:
             places: Their places in `number`,
             number: which gets the number of the span that each lies in.
         """
+        if not due.any():
+            return
         merged = merge_ranges(low, high)
         begun = np.zeros(len(merged.start), np.bool_)
         begun[merged.owner[due]] = True
@@ -204,14 +208,16 @@ class LookAhead:
             needed = self._spans.get(number)
             if needed is not None:
                 size = sum(piece.size for piece in needed.pieces)
-                if self._held and self._held_bytes + size > share:
+                if self._held and (
+                    self._held_bytes + size > share or len(self._held) >= MAX_SPANS_AHEAD
+                ):
                     return False
                 for piece in needed.pieces:
                     self._buffer.fetch(piece)
                 self._held[number] = needed.pieces
                 self._held_bytes += size
             self._queue.popleft()
-        return self._held_bytes < share
+        return self._held_bytes < share and len(self._held) < MAX_SPANS_AHEAD
 
     def _release(self, numbers: Ints) -> None:
         """Note that a row was read of the span of each number; drop spans that are used up."""
