@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 # Tests start hundreds of processes: what the first one compiles the others import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api clean
+.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api docs clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -27,15 +27,15 @@ drills: $(STAMP)  ## inject faults, try random pipelines and hostile files: SECO
 lowest:  ## run tests with the oldest versions of other packages that pyproject.toml admits
 	.ci/lowest
 
-check: lint types layers doctests test slow lowest  ## what CI runs
+check: lint types layers doctests docs test slow lowest  ## what CI runs
 
 fmt: $(STAMP)
-	$(BIN)/ruff format src tests benchmarks examples
-	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples docs
+	$(BIN)/ruff check --fix src tests benchmarks examples docs
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples docs
+	$(BIN)/ruff check src tests benchmarks examples docs
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -68,6 +68,9 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 
 bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
 	$(BIN)/python benchmarks/run.py
+
+docs: $(STAMP)  ## build the site of the documentation, and check its links
+	$(BIN)/python -m docs.site.build
 
 api: $(STAMP)  ## regenerate docs/api.md, the list of public names
 	$(BIN)/python -m docs.site.reference

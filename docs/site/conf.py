@@ -10,8 +10,6 @@ root_doc = "index"
 nitpicky = True
 
 myst_heading_anchors = 4
-myst_enable_extensions = ["linkify"]
-myst_linkify_fuzzy_links = False
 
 html_theme = "furo"
 html_title = f"energon {__version__}"

@@ -1,0 +1,120 @@
+"""Build the site of the documentation: `make docs`, offline; a warning is an error.
+
+Pages in docs/ are plain Markdown that reads as well on a forge. Here they are copied into a
+folder of sources, to which come the API reference, the gallery of examples, the changes, and the
+navigation: each heading of docs/index.md that lists pages becomes a part of the side bar.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from sphinx.cmd.build import main as sphinx
+
+from docs.site import reference
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build/site"
+SOURCES = BUILD / "sources"
+_LINK = re.compile(r"^- .*?\]\((\w+)\.md", re.MULTILINE)
+_OTHER_LINKS = re.compile(r"\]\((\w+)\.md[)#]")
+
+
+def build() -> int:
+    """Write the site to build/site/html; return the exit code of Sphinx."""
+    shutil.rmtree(BUILD, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", SOURCES, ignore=shutil.ignore_patterns("site", "*.py"))
+    _adopt("CHANGELOG.md", "changes.md")
+    _adopt("CONTRIBUTING.md", "contributing.md")
+    _write_reference()
+    _write_gallery()
+    _write_navigation()
+    arguments = [
+        "-q",
+        "-W",
+        "--keep-going",
+        "-j",
+        "2",
+        "-b",
+        "html",
+        "-c",
+        str(Path(__file__).parent),
+    ]
+    return sphinx([*arguments, "-d", str(BUILD / "doctrees"), str(SOURCES), str(BUILD / "html")])
+
+
+def _adopt(path: str, name: str) -> None:
+    """Take a page in from the root of the repository, and turn links to and from it."""
+    text = (ROOT / path).read_text()
+    (SOURCES / name).write_text(
+        re.sub(r"\]\(docs/", "](", text).replace("(CHANGELOG.md", "(changes.md")
+    )
+    for page in SOURCES.glob("*.md"):
+        page.write_text(page.read_text().replace(f"](../{path}", f"]({name}"))
+
+
+def _write_reference() -> None:
+    """Write the pages of the API, and make docs/api.md lead to them."""
+    folder = SOURCES / "api"
+    folder.mkdir()
+    names = []
+    for name, text in reference.pages().items():
+        (folder / f"{name}.md").write_text(text)
+        names.append(f"api/{name}")
+    page = SOURCES / "api.md"
+    page.write_text(page.read_text() + _toctree("", names))
+
+
+def _write_gallery() -> None:
+    """Write a page of the programs in examples/, each with its text and its source."""
+    text = ["# Examples\n", "Complete programs, each run by the tests.\n"]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        source = path.read_text()
+        title, _, about = (ast.get_docstring(ast.parse(source)) or path.name).partition("\n")
+        text.append(f"## {title.rstrip('.')}\n\n`examples/{path.name}`\n{_as_prose(about)}")
+        text.append(f"```python\n{source}```\n")
+    (SOURCES / "examples.md").write_text("\n".join(text))
+
+
+def _as_prose(docstring: str) -> str:
+    """Return a docstring as Markdown: what is indented is code."""
+    parts = re.split(r"\n\s*\n", docstring)
+    return "\n\n".join(
+        f"```\n{part}\n```" if part.startswith("    ") else part.strip() for part in parts
+    )
+
+
+def _write_navigation() -> None:
+    """Append to the first page what Sphinx makes the side bar of: the lists of its sections."""
+    index = SOURCES / "index.md"
+    text = index.read_text()
+    sections = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
+    trees, listed = [], {"index"}
+    for title, section in zip(sections[1::2], sections[2::2], strict=True):
+        pages = [page for page in _LINK.findall(section) if page not in listed]
+        for line in section.splitlines():
+            if line.startswith("- "):
+                pages += [
+                    page for page in _OTHER_LINKS.findall(line) if page not in [*pages, *listed]
+                ]
+        if pages:
+            listed.update(pages)
+            trees.append(_toctree(title, pages))
+    more = [name for name in ("examples", "changes", "contributing") if name not in listed]
+    index.write_text(text + "".join(trees) + _toctree("Project", more))
+
+
+def _toctree(caption: str, pages: list[str]) -> str:
+    lines = [f":caption: {caption}"] if caption else []
+    return "\n".join(["", "```{toctree}", ":hidden:", *lines, "", *pages, "```", ""])
+
+
+if __name__ == "__main__":
+    code = build()
+    if code == 0:
+        print(f"the documentation is built: open {BUILD / 'html/index.html'}")
+    sys.exit(code)
