@@ -136,7 +136,12 @@ REASONS = {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
     },
     "energon/loader/transport/outbox.py": {
+        "attrgetter('_known')": TORCH,
+        "attrgetter(slot)": FIELDS,
         "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
+        "exec(source, scope)": "names of attributes that are identifiers",
+        "getattr(kind, name, None)": FIELDS,
+        "hasattr(kind, name)": TORCH,
     },
     "energon/loader/transport/pickling.py": {
         "getattr(found, name)": PROCESSES,

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.loader.transport.outbox import OUT_OF_BAND_BYTES, Columns, by_column
-from energon.samples.crude import CrudeSample, sources_of
+from energon.samples.crude import CrudeSample, basic_sample_keys, sources_of
+from energon.samples.types import TextSample
 
 values = st.one_of(
     st.binary(max_size=20),
@@ -83,6 +89,90 @@ def test_large_parts_are_not_in_the_pickle():
     batch = [CrudeSample({"__key__": str(n), "jpg": bytes(100_000)}) for n in range(8)]
     assert len(pickle.dumps(by_column(batch), protocol=5, buffer_callback=lambda _: False)) < 2000
     assert all(type(sample["jpg"]) is bytes for sample in send(batch))
+
+
+class Note:
+    pass
+
+
+@dataclass
+class Plain:
+    text: Any
+    extra: int = 0
+
+
+@dataclass(frozen=True)
+class Fixed:
+    text: Any
+
+
+@dataclass(slots=True)
+class Slotted:
+    text: Any
+
+
+def typed(count):
+    return [TextSample(**basic_sample_keys(raw), text=raw["txt"].decode()) for raw in cooked(count)]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        typed(3),
+        typed(1),
+        [Plain(1), Plain(2, 3)],
+        [Fixed("a"), Fixed("b")],
+        [Slotted("a"), Slotted(1)],
+        [Plain(b"large" * OUT_OF_BAND_BYTES)] * 2,
+    ],
+)
+def test_objects_arrive_as_they_were(batch):
+    assert isinstance(by_column(batch), Columns)
+    found = send(batch)
+    assert found == batch
+    assert {type(sample) for sample in found} == {type(batch[0])}
+    assert [vars(sample) for sample in found if hasattr(sample, "__dict__")] == [
+        vars(sample) for sample in batch if hasattr(sample, "__dict__")
+    ]
+
+
+def test_attributes_beside_the_fields_arrive():
+    batch = typed(2)
+    for number, sample in enumerate(batch):
+        sample.number = number
+    assert isinstance(by_column(batch), Columns)
+    assert [sample.number for sample in send(batch)] == [0, 1]
+
+
+def unfilled():
+    sample = object.__new__(Slotted)
+    return [sample, sample]
+
+
+def circle():
+    first, second = Plain(None), Plain(None)
+    first.text, second.text = second, first
+    return [first, second]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [Note()],
+        [Plain(Note())],
+        [Plain([1])],
+        [Plain(np.array([[], None], dtype=object))],
+        unfilled(),
+        circle(),
+        [SimpleNamespace(a=1)],
+        [Fraction(1, 2)],
+        [{1}],
+        [len],
+        [Plain],
+    ],
+)
+def test_objects_that_may_hold_others_are_left_alone(batch):
+    assert by_column(batch) is batch
 
 
 @pytest.mark.parametrize(

@@ -180,19 +180,6 @@ class SampleSource(SourceInfo):
     def __reduce__(self) -> tuple[Callable[..., SampleSource], tuple[Any, ...]]:
         return known_source, self._known
 
-    def follows_from(self, sample: dict[str, Any]) -> tuple[str, tuple[str, ...]] | None:
-        """Return what it tells that `sample` does not: the dataset, and the names of its parts.
-
-        None if it tells other things than the sample does.
-        """
-        path, key, restore_key, shard, names = self._known
-        get = dict.get  # of a plain dict: a crude sample would look for other cases of a name
-        if key is None or key is not get(sample, "__key__"):
-            return None
-        if shard is not get(sample, "__shard__"):
-            return None
-        return (path, names) if restore_key is get(sample, "__restore_key__") else None
-
 
 _new = SampleSource.__new__
 _know = SampleSource._known.__set__  # type: ignore[attr-defined]
@@ -205,20 +192,16 @@ def known_source(*known: Any) -> SampleSource:
     return source
 
 
-def known_sources(
-    dataset_path: str,
-    columns: Sequence[Iterable[Any]],
-    names: tuple[str, ...],
-) -> list[tuple[SampleSource]]:
-    """Return the sources of samples of one dataset that have the same parts, each in a tuple.
+def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[tuple[SampleSource]]:
+    """Return the sources of samples, each in a tuple.
 
     Args:
-        dataset_path: The dataset.
-        columns: The keys, restore keys and shards of the samples.
-        names: The names of their parts.
+        columns: What `known_source` takes, a column for each; of one value, if it is the same
+            for all samples.
+        count: How many samples there are.
     """
-    known = [(dataset_path, *row, names) for row in zip(*columns, strict=True)]
-    sources = list(map(_new, repeat(SampleSource, len(known))))
+    known = zip(*[c if len(c) == count else repeat(c[0]) for c in columns], strict=False)
+    sources = list(map(_new, repeat(SampleSource, count)))
     deque(map(_know, sources, known), maxlen=0)
     return list(zip(sources))
 

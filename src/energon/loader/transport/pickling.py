@@ -266,10 +266,11 @@ def _lost_slots(kind: type) -> bool:
     """
     own: tuple[Any, ...] = (kind.__getstate__, kind.__reduce_ex__)
     plain = own == (object.__getstate__, object.__reduce_ex__)
-    return plain and "__slots__" in vars(kind) and _is_copy(kind)
+    return plain and "__slots__" in vars(kind) and is_copy(kind)
 
 
-def _is_copy(kind: type) -> bool:
+def is_copy(kind: type) -> bool:
+    """Return whether the class is a copy that cloudpickle made."""
     return kind in tracking._DYNAMIC_CLASS_TRACKER_BY_CLASS
 
 
