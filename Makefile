@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 # Tests start hundreds of processes: what the first one compiles the others import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api docs clean
+.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api diagrams docs clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -71,6 +71,9 @@ bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the install
 
 docs: $(STAMP)  ## build the site of the documentation, and check its links
 	$(BIN)/python -m docs.site.build
+
+diagrams: $(STAMP)  ## draw docs/images/*.svg
+	$(BIN)/python -m docs.site.diagrams
 
 api: $(STAMP)  ## regenerate docs/api.md, the list of public names
 	$(BIN)/python -m docs.site.reference

@@ -10,7 +10,7 @@ import pytest
 import energon
 import energon.packing
 import energon.transforms
-from docs.site import reference
+from docs.site import diagrams, reference
 from tests.docs.conftest import ROOT
 from tests.docs.markdown import anchors, links
 
@@ -100,3 +100,15 @@ def test_names_that_are_said_to_be_missing_are_missing():
     ]
     assert names
     assert not [name for name in names if name in energon.__all__]
+
+
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_diagrams_are_what_the_code_says(name):
+    drawn = (ROOT / f"docs/images/{name}.svg").read_text()
+    assert drawn == diagrams.draw(name), "run `make diagrams`"
+
+
+def test_every_image_is_shown_and_every_shown_image_is_there():
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    shown = set(re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)", pages))
+    assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}

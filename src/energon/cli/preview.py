@@ -194,7 +194,7 @@ def _open(
 
 
 def _go_through(samples: Iterable[Any]) -> bool:
-    """Show samples until somebody does not want to continue; return whether they came to an end."""
+    """Show samples until someone does not want to continue; return whether they came to an end."""
     for number, sample in enumerate(samples):
         lines = [f"Sample {number}"]
         for name, value in _all_fields(sample).items():

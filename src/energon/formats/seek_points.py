@@ -85,7 +85,7 @@ class SeekPoints:
         """
         again = f"run `energon prepare {origin}` again"
         if len(data) < len(_MAGIC) + _END.size or bytes(data[:8]) != _MAGIC:
-            raise FormatError(f"{origin}.points: is no table of points; {again}")
+            raise FormatError(f"{origin}.points: is not a table of points; {again}")
         kind, packed_size, unpacked_size, count = _END.unpack(data[-_END.size :])
         table = 8 * (3 * count + 1) + _END.size
         if kind not in (_GZIP, _ZSTD) or not count or len(data) < len(_MAGIC) + table:
@@ -328,7 +328,7 @@ def _more(file: BinaryIO) -> bytes:
 
 
 def _gzip_header(data: bytes) -> int | None:
-    """Return the length of the header that `data` begins with; None if it goes on behind that."""
+    """Return the length of the header that `data` begins with; None if it continues after that."""
     if len(data) < 10:
         return None
     if data[:3] != _GZIP_MAGIC + b"\x08":

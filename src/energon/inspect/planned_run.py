@@ -270,7 +270,7 @@ class ReadFrom(NamedTuple):
         if found is None:
             raise ConfigError(
                 "the state does not say which dataset its run reads, because it is an older state "
-                "or its metadataset is no file; give the PATH of the dataset or metadataset"
+                "or its metadataset is not a file; give the PATH of the dataset or metadataset"
             )
         return cls(
             found,

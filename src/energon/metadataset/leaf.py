@@ -120,7 +120,7 @@ class LeafList:
         mix: Shares of the sources.
         unit: Whether samples or whole batches are drawn; None for what the call says.
         read_from: The arguments of `resolve`, for those who resolve it again: `path` (without
-            passwords), `split`, and what else was given. Empty for a document that is no file.
+            passwords), `split`, and what else was given. Empty for a document that is not a file.
     """
 
     leaves: tuple[Leaf, ...]

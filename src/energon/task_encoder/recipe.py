@@ -211,7 +211,7 @@ class Recipe:
 
     @property
     def _read_from(self) -> dict[str, str]:
-        """What a state of the run tells commands about its data, unless they are no files."""
+        """What a state of the run tells commands about its data, unless they are not files."""
         settings, resolved = self.settings, self.resolved
         if not isinstance(settings, TrainSettings) or resolved is None or not resolved.read_from:
             return {}
