@@ -107,6 +107,7 @@ REASONS = {
     },
     "energon/decode/sample_decoder.py": {
         "find_spec('torch')": TORCH,
+        "methodcaller('decode', 'utf-8')": TORCH,
         "pickle.loads(data)": ALLOWED,
     },
     "energon/inspect/lint_batch.py": {
@@ -191,12 +192,13 @@ REASONS = {
         "import_module(module)": COMMAND_LINE,
     },
     "energon/samples/collate.py": {
+        "attrgetter('shape')": TORCH,
         "getattr(item, name, None)": FIELDS,
         "getattr(each, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
     "energon/samples/field_map.py": {
-        "eval(source, {})": "names of parts are literals in it, fields are identifiers",
+        "exec(source, namespace)": "names of parts are literals in it, fields are identifiers",
     },
     "energon/samples/registry.py": {
         "getattr(found, step)": ALLOWED,
@@ -226,6 +228,7 @@ REASONS = {
         "getattr(self, name)": FIELDS,
     },
     "energon/task_encoder/encoder.py": {
+        "attrgetter('name')": FIELDS,
         "getattr(DefaultTaskEncoder, hook, None)": HOOKS,
         "getattr(TaskEncoder, hook)": HOOKS,
         "getattr(encoder, settings[hook], None)": HOOKS,

@@ -82,6 +82,10 @@ class Limit:
         """The end of a message that says how to go beyond."""
         return f"if the data are to be trusted, set {self.variable} to a larger number"
 
+    def exceeded(self, what: str) -> DecodeError:
+        """Return the error for more than that; `what` says how much there is of what."""
+        return DecodeError(f"{what}; expected at most {self.value} {self.meaning}; {self.hint}")
+
 
 DOCUMENT_BYTES = Limit("DOCUMENT_BYTES", 256 << 20, "bytes of a YAML or JSON document")
 DOCUMENT_DEPTH = Limit("DOCUMENT_DEPTH", 100, "levels of nesting in a YAML or JSON document")
@@ -180,7 +184,7 @@ def check_limit(found: int, limit: Limit, what: str) -> None:
         what: The beginning of the message: what there is so much of.
     """
     if found > limit.value:
-        raise DecodeError(f"{what}; expected at most {limit.value} {limit.meaning}; {limit.hint}")
+        raise limit.exceeded(what)
 
 
 def check_depth(value: Any) -> None:

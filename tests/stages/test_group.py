@@ -109,7 +109,7 @@ def test_the_state_has_only_the_places_of_what_waits():
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (3, "gave 3; expected a group and a batch size or None"),
+        (3, "returned 3; expected a group and a batch size or None"),
         (([], None), r"the group \[\], which is not hashable"),
         (("a", 0), "batch size 0 for group 'a'"),
         (("a", None), "batch size None for group 'a'; give a positive number here"),

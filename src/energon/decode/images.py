@@ -106,26 +106,41 @@ def decode_image(
         DecodeError: If the data are damaged, cut off or no image.
         MissingExtraError: If tensors are wanted and torch is not installed.
     """
-    if spec.library == "torch":
-        _check_torch()
     is_jpeg = data[:2] == _JPEG_START
     if is_jpeg:
         _check_scans(data)
+    max_pixels = IMAGE_PIXELS.value
 
     def box(width: int, height: int) -> Box:
         whole = Box(0, 0, width, height)
         return whole if resize is None else resize.box(width, height, seed, name)
 
     if is_jpeg and spec.library != "pil":
-        pixels = _jpeg_pixels(data, spec, resize, box)
+        pixels = _jpeg_pixels(data, spec, resize, box, max_pixels=max_pixels)
         if pixels is not None:
             return _converted(pixels, spec)
-    image = _open(data, spec.mode, resize, box, is_jpeg=is_jpeg)
+    image = _open(data, spec.mode, resize, box, is_jpeg=is_jpeg, max_pixels=max_pixels)
     return image if spec.library == "pil" else _converted(np.asarray(image), spec)
 
 
-def _converted(pixels: NDArray[np.uint8], spec: ImageSpec) -> Any:
-    return _to_tensor(pixels, spec.floats) if spec.library == "torch" else _to_array(pixels, spec)
+def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
+    """Return pixels as the array or tensor that is asked for."""
+    is_tensor = spec.library == "torch"
+    if is_tensor:
+        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels)
+    if spec.floats:
+        # In one pass, and not by torch: its threads would spin while the next image is decoded.
+        pixels = np.divide(pixels, np.float32(255), dtype=np.float32)
+    if not is_tensor:
+        return pixels
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "images as tensors need torch; install energon-loader[torch], or choose arrays with "
+            'SampleDecoder(image_decode="rgb8")'
+        ) from error
+    return torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
 
 
 def _open(
@@ -135,6 +150,7 @@ def _open(
     find_box: Callable[[int, int], Box],
     *,
     is_jpeg: bool,
+    max_pixels: int,
 ) -> Image:
     from PIL import Image
 
@@ -142,7 +158,8 @@ def _open(
         # Reads the header only, as far as memory is concerned.
         image = Image.open(io.BytesIO(data))
         width, height = image.size
-        _check_pixels(width, height)
+        if width * height > max_pixels:
+            raise _too_large(width, height)
         box = find_box(width, height)
         factor = 1 if resize is None else resize.factor(box)
         if is_jpeg and factor > 1:
@@ -176,6 +193,8 @@ def _jpeg_pixels(
     spec: ImageSpec,
     resize: Resize | None,
     find_box: Callable[[int, int], Box],
+    *,
+    max_pixels: int,
 ) -> NDArray[np.uint8] | None:
     """Return pixels if simplejpeg returns the same ones as Pillow would, else None."""
     if spec.mode == "RGBA":
@@ -186,35 +205,35 @@ def _jpeg_pixels(
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-        _check_pixels(width, height)
+        if width * height > max_pixels:
+            raise _too_large(width, height)
         space = _COLOR_SPACES.get((spec.mode, colors))
         if space is None:
             return None
         if resize is None:
-            return _without_channel(simplejpeg.decode_jpeg(data, colorspace=space))
+            whole: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace=space)
+            return whole[:, :, 0] if space == "Gray" else whole
         box = find_box(width, height)
         factor = resize.factor(box)
         least = {}
         if factor > 1:
             least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
-        pixels = _without_channel(simplejpeg.decode_jpeg(data, colorspace=space, **least))
+        pixels = simplejpeg.decode_jpeg(data, colorspace=space, **least)
     except DecodeError:
         raise
     except ValueError:
         # Pillow says what is wrong, or is more forgiving.
         return None
+    if space == "Gray":
+        pixels = pixels[:, :, 0]
     pixels = cut(pixels, reduced(box, factor, *pixels.shape[1::-1]))
     if resize.size is None:
         return pixels
     return resize_pixels(pixels, resize.size, library=spec.library)
 
 
-def _without_channel(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-
-
-def _check_pixels(width: int, height: int) -> None:
-    check_limit(width * height, IMAGE_PIXELS, f"the image has {width} x {height} pixels")
+def _too_large(width: int, height: int) -> DecodeError:
+    return IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
 
 
 def _check_scans(data: bytes) -> None:
@@ -236,32 +255,3 @@ def _check_scans(data: bytes) -> None:
         # A marker may have any number of these before it.
         is_fill = marker == _MARKER
         place += 1 if is_fill else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-
-
-def _to_array(pixels: NDArray[np.uint8], spec: ImageSpec) -> NDArray[Any]:
-    return _to_floats(pixels) if spec.floats else pixels
-
-
-def _to_floats(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    # In one pass, and not by torch: its threads would spin while the next image is decoded.
-    floats: NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
-    return floats
-
-
-def _to_tensor(pixels: NDArray[np.uint8], floats: bool) -> Any:
-    import torch
-
-    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels)
-    if floats:
-        return torch.from_numpy(_to_floats(planes))
-    return torch.from_numpy(planes if planes.flags.writeable else planes.copy())
-
-
-def _check_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "images as tensors need torch; install energon-loader[torch], or choose arrays with "
-            'SampleDecoder(image_decode="rgb8")'
-        ) from error

@@ -6,8 +6,9 @@ import io
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from importlib.util import find_spec
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
@@ -24,9 +25,10 @@ from energon.errors import (
 )
 from energon.formats.signature import guess_extension
 from energon.limits import UNPACKED_BYTES, check_limit
-from energon.samples.crude import PART_FILES
+from energon.samples.crude import PART_FILES, CrudeSample
 
 if TYPE_CHECKING:
+    from energon.decode.images import ImageSpec
     from energon.decode.resize import RandomResizedCrop, Resize
 
 # Data that are nested too deep end in a RecursionError.
@@ -135,15 +137,18 @@ class SampleDecoder:
         Raises:
             DecodeError: If a part is damaged.
         """
-        key = sample.get("__key__", "")
-        files = sample.get(PART_FILES, {})
+        if isinstance(sample, CrudeSample):
+            # Names of this kind have no other case, which it would look for.
+            key, files = dict.get(sample, "__key__", ""), dict.get(sample, PART_FILES)
+        else:
+            key, files = sample.get("__key__", ""), sample.get(PART_FILES)
         decoded = type(sample)()
         for part, data in sample.items():
             # Names like __key__ are about the sample; what is not bytes is decoded already.
             if part.startswith("__") or not isinstance(data, bytes):
                 decoded[part] = data  # type: ignore[index]
             else:
-                name = f"{key}.{files.get(part, part)}"
+                name = f"{key}.{files.get(part, part) if files else part}"
                 decoded[part] = self.decode(name, data, seed=seed)  # type: ignore[index]
         return decoded
 
@@ -176,11 +181,10 @@ class SampleDecoder:
                 return decode_av(raw, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
                 return self._unpickle(extension, raw)
-            from energon.decode.images import EXTENSIONS, IMAGE_SPECS, decode_image
+            from energon.decode.images import EXTENSIONS, decode_image
 
             if extension in EXTENSIONS:
-                spec = IMAGE_SPECS[self._image_decode]
-                return decode_image(raw, spec, self._resize, seed=seed, name=fname)
+                return decode_image(raw, self._image_spec, self._resize, seed=seed, name=fname)
             return raw
         except DecodeError as error:
             raise DecodeError(f"{fname}: {error}") from error
@@ -213,12 +217,15 @@ class SampleDecoder:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    @property
-    def _image_decode(self) -> str:
-        default = SampleDecoder.image_decode
-        if self.image_decode == default and not _has_torch():
-            return default.removeprefix("torch")
-        return self.image_decode
+    @cached_property
+    def _image_spec(self) -> ImageSpec:
+        """What images become: tensors by default, or arrays where there is no torch."""
+        from energon.decode.images import IMAGE_SPECS
+
+        name, default = self.image_decode, SampleDecoder.image_decode
+        if name == default and find_spec("torch") is None:
+            name = default.removeprefix("torch")
+        return IMAGE_SPECS[name]
 
     def _make_resize(self) -> Resize | None:
         """Return what happens to images that do not stay as they are."""
@@ -268,11 +275,6 @@ class SampleDecoder:
         return pickle.loads(data)
 
 
-@cache
-def _has_torch() -> bool:
-    return find_spec("torch") is not None
-
-
 def is_media(name: str) -> bool:
     """Return whether a file of this name is an image, audio or video."""
     from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
@@ -293,10 +295,6 @@ def is_decoded(part: str) -> bool:
     if extension == "gz":
         return bool(before) and is_decoded(before[-1])
     return extension in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLED, *DECODERS}
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
 
 
 def _npy(data: bytes) -> Any:
@@ -325,7 +323,7 @@ def _gunzip(data: bytes) -> bytes:
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("txt", "text", "transcript"), methodcaller("decode", "utf-8")),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
     **dict.fromkeys(("json", "jsn"), decode_json),
     "npy": _npy,

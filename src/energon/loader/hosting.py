@@ -42,19 +42,18 @@ class DeliveryOrder:
         self._lanes = lanes
         self._numbers = [done * lanes + lane for lane, done in batches.items()]
         heapify(self._numbers)
-
-    @property
-    def lane(self) -> int | None:
+        self.lane = self._numbers[0] % lanes if self._numbers else None
         """The lane whose batch is next; None when all lanes have ended."""
-        return self._numbers[0] % self._lanes if self._numbers else None
 
     def advance(self) -> None:
         """Count the batch that was next as done."""
         heapreplace(self._numbers, self._numbers[0] + self._lanes)
+        self.lane = self._numbers[0] % self._lanes
 
     def drop(self) -> None:
         """Leave out the lane that was next: it has no more batches."""
         heappop(self._numbers)
+        self.lane = self._numbers[0] % self._lanes if self._numbers else None
 
 
 class Event(NamedTuple):

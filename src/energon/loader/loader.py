@@ -388,24 +388,25 @@ class _Loop(Iterator[Any]):
             self._over = True
             raise
         self._over = self._loader._epoch_batches == 0
-        self._count_batch()
-        return batch
-
-    def _count_batch(self) -> None:
-        """Say once that the loop continues, though it has had as many batches as it was told."""
         self._count += 1
         if self._pass_length is None:
             self._pass_length = self._loader._endless_length()
         if self._count == self._pass_length + 1:
-            warn_once(
-                log,
-                "loop behind len(loader)",
-                "a loop has taken the %d batches of len(loader), one pass over the data, and goes "
-                "on: training data start again without end. To end loops there, pass "
-                "virtual_epoch_length=%d to get_train_dataset",
-                self._pass_length,
-                self._pass_length,
-            )
+            _warn_of_endless_loop(self._pass_length)
+        return batch
+
+
+def _warn_of_endless_loop(length: int) -> None:
+    """Say once that a loop continues, though it has had as many batches as it was told."""
+    warn_once(
+        log,
+        "loop behind len(loader)",
+        "a loop has taken the %d batches of len(loader), one pass over the data, and goes "
+        "on: training data start again without end. To end loops there, pass "
+        "virtual_epoch_length=%d to get_train_dataset",
+        length,
+        length,
+    )
 
 
 def _close_all(workers: list[LaneWorker]) -> None:

@@ -6,6 +6,8 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 PARALLEL_NUMBERS = 32_768
 """So many numbers torch copies in several threads."""
+
+_shape = attrgetter("shape")
 
 
 def generic_batch(batch: Sequence[Any]) -> Any:
@@ -59,41 +63,44 @@ def batch_stack(batch: Sequence[Any]) -> Any:
             f"cannot stack arrays of shapes {sorted(shapes)}; make them equal in encode_sample, or "
             "pad them with batch_pad_stack"
         )
+    return _stack(batch)
+
+
+def _stack(batch: Sequence[Any]) -> Any:
+    """Return arrays stacked that are known to have one shape."""
     if isinstance(batch[0], np.ndarray):
         return np.stack(list(batch))
     torch = sys.modules["torch"]
-    if _would_start_threads(batch):
+    # Torch would stack large ones in many threads, which wait busily for milliseconds after it,
+    # when others decode the next images.
+    is_large = batch[0].numel() * len(batch) >= PARALLEL_NUMBERS
+    if is_large and _can_stack_in_numpy(batch):
         return torch.from_numpy(np.stack([value.numpy() for value in batch]))
     return torch.stack(list(batch))
 
 
-def _would_start_threads(values: Sequence[Any]) -> bool:
-    """Return whether torch would stack tensors, which numpy can stack as well, in many threads.
-
-    These wait busily for milliseconds after it, when others decode the next images.
-    """
-    torch, first = sys.modules["torch"], values[0]
-    if first.numel() * len(values) < PARALLEL_NUMBERS or first.dtype not in (
+def _can_stack_in_numpy(tensors: Sequence[Any]) -> bool:
+    """Return whether numpy makes the same of tensors as torch does."""
+    torch, first = sys.modules["torch"], tensors[0]
+    return first.dtype in (
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
         *(torch.float16, torch.float32, torch.float64),
-    ):
-        return False
-    return all(
-        type(value) is torch.Tensor
-        and value.dtype is first.dtype
-        and value.is_cpu
-        and value.layout is torch.strided
-        and value.is_contiguous()
-        and not (value.requires_grad or value.is_neg())
-        for value in values
+    ) and all(
+        type(tensor) is torch.Tensor
+        and tensor.dtype is first.dtype
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad or tensor.is_neg())
+        for tensor in tensors
     )
 
 
 def batch_pad_stack(batch: Sequence[Any]) -> Any:
     """Return arrays stacked along a new first dimension, padded with zeros at their ends."""
-    shapes = [tuple(value.shape) for value in batch]
-    if all(shape == shapes[0] for shape in shapes):
-        return batch_stack(batch)
+    shapes = list(map(_shape, batch))
+    if shapes.count(shapes[0]) == len(shapes):
+        return _stack(batch)
     _check_dimensions(shapes)
     stacked = _zeros(batch, (len(batch), *map(max, *shapes)))
     for index, value in enumerate(batch):
@@ -156,9 +163,9 @@ def _field(name: Any, column: list[Any]) -> Any:
 
 def _all_arrays(values: Sequence[Any]) -> bool:
     if isinstance(values[0], np.ndarray):
-        return all(isinstance(value, np.ndarray) for value in values)
+        return all(map(isinstance, values, repeat(np.ndarray)))
     torch = sys.modules.get("torch")
-    return torch is not None and all(isinstance(value, torch.Tensor) for value in values)
+    return torch is not None and all(map(isinstance, values, repeat(torch.Tensor)))
 
 
 def _names(value: Any) -> list[str] | None:

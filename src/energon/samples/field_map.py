@@ -165,15 +165,8 @@ class FieldMap:
         ways = tuple((name, ways[0]) for name, ways in self.accesses.items())
         if any(way.steps or iskeyword(name) or not name.isidentifier() for name, way in ways):
             return known_maker
-        make_fast = _compile_maker(tuple((name, way.part) for name, way in ways))(sample_type)
-
-        def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
-            try:
-                return make_fast(parts, key, restore_key, subflavors, sources)
-            except LookupError:
-                return known_maker(parts, key, restore_key, subflavors, sources)
-
-        return make
+        bind = _compile_maker(tuple((name, way.part) for name, way in ways))
+        return bind(sample_type, known_maker)
 
 
 SampleMaker = Callable[[Any, str, tuple[Any, ...], Any, Any], Any]
@@ -196,19 +189,30 @@ def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> Sa
 
 
 @lru_cache(maxsize=1024)
-def _compile_maker(parts: tuple[tuple[str, str], ...]) -> Callable[[Any], SampleMaker]:
+def _compile_maker(
+    parts: tuple[tuple[str, str], ...],
+) -> Callable[[Any, SampleMaker], SampleMaker]:
     """Compile what makes samples whose fields are parts, by the names of both.
 
     Names of parts come from data, so they appear in the source as string literals only.
+
+    Returns:
+        Takes the type of the samples, and what makes those that lack one of the parts.
     """
     values = "".join(f", {name}=parts[{part!r}]" for name, part in parts)
     source = (
-        "lambda kind: lambda parts, key, restore_key, subflavors, sources: kind("
-        "__key__=key, __restore_key__=restore_key, __subflavors__=subflavors, "
-        f"__sources__=sources{values})"
+        "def bind(kind, otherwise):\n"
+        "    def make(parts, key, restore_key, subflavors, sources):\n"
+        "        try:\n"
+        "            return kind(__key__=key, __restore_key__=restore_key, "
+        f"__subflavors__=subflavors, __sources__=sources{values})\n"
+        "        except LookupError:\n"
+        "            return otherwise(parts, key, restore_key, subflavors, sources)\n"
+        "    return make\n"
     )
-    maker: Callable[[Any], SampleMaker] = eval(source, {})
-    return maker
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    return namespace["bind"]  # type: ignore[no-any-return]
 
 
 def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> Any:

@@ -35,6 +35,8 @@ class ApplyIterator(DatasetIterator[Any]):
         self.lane = lane
         self.outputs: Iterator[Any] | None = None
         self.before: State = {}
+        # That of the next input, while it is known because a state has it.
+        self.saved: State | None = None
         self.given = 0
         # The batch for which the present input was drawn, and that of the next, if they differ
         # from the one that the lane works for.
@@ -50,7 +52,7 @@ class ApplyIterator(DatasetIterator[Any]):
                     return output
                 self.outputs = None
                 self.given = 0
-            self.before = self._position()
+            self.before, self.saved = self.saved or self._position(), None
             if self.next_batch is None:
                 self.batch = self.lane.present.batch
                 output = self._produce()
@@ -94,12 +96,14 @@ class ApplyIterator(DatasetIterator[Any]):
     def state_dict(self) -> State:
         if self.outputs is not None:
             return {**self.before, "given": self.given, "batch": self.batch}
-        return {**self._position(), "given": 0, "batch": self.next_batch}
+        self.saved = self._position()
+        return {**self.saved, "given": 0, "batch": self.next_batch}
 
     def load_state_dict(self, state: State) -> None:
         if isinstance(state, Mapping) and "batch" not in state:
             state = {**state, "batch": None}  # saved before it was noted
         (given, self.next_batch), position = unpack_some(state, _OUTPUTS)
+        self.saved = None
         self._go_to(position)
         if given:
             self._give_again(given)

@@ -110,9 +110,9 @@ def with_key(batch: Any, items: list[Any], key: Callable[[], RestoreKey | None])
     """
     if carries_key(batch):
         own = key_of(batch)
-        if not own or (len(own) == len(items) and tuple(own) == tuple(map(key_of, items))):
+        if own is None or len(own) == len(items):
             made = key()
-            if made is not None:
+            if made is not None and (own is None or tuple(own) == made[1]):
                 stamp(batch, made)
     return batch
 

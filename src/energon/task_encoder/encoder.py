@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.cache.pool import CachePool, active_pool
@@ -208,17 +210,16 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             return default_action(list(samples))
         read = dict.__getitem__ if isinstance(first, dict) else getattr
         wanted = set((result_type and field_names(result_type)) or names)
-        columns = {
-            name: [read(sample, name) for sample in samples] for name in names if name in wanted
-        }
-        values = {
-            name: column
-            if name.startswith("__")
-            else (actions or {}).get(name, default_action)(column)
-            for name, column in columns.items()
-        }
-        if "__restore_key__" in values:
-            values["__restore_key__"] = tuple(columns["__restore_key__"])
+        values: dict[str, Any] = {}
+        for name in names:
+            if name in wanted:
+                column = list(map(read, samples, repeat(name)))
+                if name == "__restore_key__":
+                    values[name] = tuple(column)
+                elif name.startswith("__"):
+                    values[name] = column
+                else:
+                    values[name] = (actions or {}).get(name, default_action)(column)
         if result_type is dict or (result_type is None and isinstance(first, dict)):
             return values
         return (result_type or type(first))(**values)
@@ -291,6 +292,6 @@ def convert(value: Any, target: type | None) -> Any:
 def field_names(kind: type) -> list[str] | None:
     """Return the fields of a dataclass or named tuple; None for anything else."""
     if is_dataclass(kind):
-        return [field.name for field in fields(kind)]
+        return list(map(attrgetter("name"), fields(kind)))
     names = getattr(kind, "_fields", None)
     return list(names) if issubclass(kind, tuple) and names else None
