@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-PROGRAM = Path(__file__).parents[2] / "examples/pretrain_gpt.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def train(*arguments, ranks):
-    """Run the program on some ranks, and return the loss that it prints."""
+def train(*arguments, ranks, program="pretrain_gpt.py"):
+    """Run a program on some ranks, and return the number at the end of what it prints."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     running = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), *map(str, arguments)],
+            [sys.executable, str(EXAMPLES / program), *map(str, arguments)],
             env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,
