@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 from energon import (
     DefaultTaskEncoder,
     SkipSample,
+    StateError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -30,6 +32,11 @@ class SkipsSome(Keys):
     def encode_sample(self, sample):
         if sample["__key__"].endswith("1"):
             raise SkipSample
+        return sample
+
+
+class Encodes(Keys):
+    def encode_sample(self, sample):
         return sample
 
 
@@ -81,7 +88,7 @@ def resume(path, folder, steps, **settings):
 
 
 def edit(folder, target, *options):
-    return run("checkpoint", "edit", "--world-size", RANKS, *options, folder, target)
+    return run("checkpoint", "edit", *options, folder, target)
 
 
 @pytest.mark.parametrize(("steps", "skipped"), [(5, 3), (3, 40), (20, 1)])
@@ -120,11 +127,147 @@ def test_steps_behind_the_end_of_the_data_are_refused(tmp_path):
     assert done.exit_code == 0, done.output
 
 
+def ordinals(batches, prefix):
+    keys = [key for batch in batches for key in batch if key.startswith(prefix)]
+    return [int(key[1:]) for key in keys]
+
+
+def together(of_ranks):
+    """Return the batches of all ranks, in the order of steps."""
+    return [batch for step in zip(*of_ranks, strict=True) for batch in step]
+
+
+def with_weights(path, b, a):
+    entries = f"[{{path: b, weight: {b}}}, {{path: a, weight: {a}}}]"
+    path.write_text(f"splits: {{train: {{blend: {entries}}}}}\n")
+
+
+def test_changed_weights_hold_from_the_next_sample_on_with_exact_epochs(blend, tmp_path):
+    before = train(blend, tmp_path / "state", 20, shuffle_buffer_size=None)
+    done = edit(tmp_path / "state", tmp_path / "edited", "--weight", "a/train=9")
+    assert done.exit_code == 0, done.output
+    assert "a/train: weight 1 becomes 9" in done.output
+    with pytest.raises(StateError, match=r"mix.*saved 9"):
+        resume(blend, tmp_path / "edited", 1, shuffle_buffer_size=None)
+    with_weights(blend, 3, 9)
+    after = resume(blend, tmp_path / "edited", 40, shuffle_buffer_size=None)
+    drawn = [len(ordinals(together(after), prefix)) for prefix in "ba"]
+    assert drawn[0] / sum(drawn) == pytest.approx(3 / 12, abs=0.03)
+    # Every epoch holds each sample once, that in which the weights changed too, as far as all
+    # lanes have come.
+    whole = ordinals([*together(before), *together(after)], "a")
+    counts = Counter(whole)
+    assert max(counts.values()) - min(counts.values()) <= 2
+    again = resume_and_save(blend, tmp_path / "edited", 10, tmp_path / "later")
+    assert again == [batches[:10] for batches in after]
+    later = resume(blend, tmp_path / "later", 30, shuffle_buffer_size=None)
+    assert later == [batches[10:] for batches in after]
+    shown = run("plan", "--state", tmp_path / "later", "--step", 33, "--json")
+    expected = [key for batch in together(after)[26:28] for key in batch]
+    assert [row["key"] for row in json.loads(shown.stdout)] == expected
+
+
+def resume_and_save(path, folder, steps, target):
+    states = [json.loads(file.read_text()) for file in sorted(folder.iterdir())]
+    target.mkdir()
+    found = []
+    for rank in range(RANKS):
+        with loader(path, rank, shuffle_buffer_size=None) as batches:
+            batches.load_state_dict(states)
+            given = iter(batches)
+            found.append([next(given) for _ in range(steps)])
+            (target / f"rank_{rank}.json").write_text(json.dumps(batches.state_dict()))
+    return found
+
+
+@pytest.mark.parametrize(("position", "window"), [(0, None), (7, None), (200, None), (40, 12)])
+def test_a_dataset_goes_on_at_the_position_that_was_set(blend, tmp_path, position, window):
+    settings = {"shuffle_buffer_size": window, "max_samples_per_sequence": 1}
+    train(blend, tmp_path / "state", 20, **settings)
+    expected = train(blend, tmp_path / "whole", 0, more=200, **settings)
+    done = edit(tmp_path / "state", tmp_path / "edited", "--position", f"b/train={position}")
+    assert done.exit_code == 0, done.output
+    epoch, rest = divmod(position, 40)
+    assert f"becomes epoch {epoch} after {rest} samples" in done.output
+    after = ordinals(together(resume(blend, tmp_path / "edited", 60, **settings)), "b")
+    # By then, all lanes have drawn all that is left of the epoch and two more.
+    if window is None:
+        left = Counter(range(40)) - Counter(drawn_before(expected, position))
+        early = Counter(after[: 40 - rest + 40])
+        assert not left - Counter(after[: 40 - rest + 30])
+        assert max(early.values()) <= 3
+    counts = Counter(after)
+    assert max(counts.values()) - min(counts.values()) <= 3
+    # Nothing but this dataset is changed.
+    others = ordinals(together(resume(blend, tmp_path / "state", 60, **settings)), "a")
+    same = ordinals(together(resume(blend, tmp_path / "edited", 60, **settings)), "a")
+    assert same == others
+
+
+def drawn_before(expected, position):
+    """Return the samples of the epoch in progress among the first draws of all lanes."""
+    return ordinals(together(expected), "b")[position // 40 * 40 : position]
+
+
+def keys_of(batches):
+    return Counter(key for batch in batches for key in batch)
+
+
+@pytest.mark.parametrize("encoder", [Keys, Encodes])
+def test_left_out_samples_come_in_no_epoch_and_all_others_as_before(blend, tmp_path, encoder):
+    settings = {"shuffle_buffer_size": 12, "encoder": encoder()}
+    expected = train(blend, tmp_path / "state", 12, more=40, **settings)
+    keys = expected[0][14][:2]
+    done = edit(tmp_path / "state", tmp_path / "edited", *with_option("--leave-out", keys))
+    assert done.exit_code == 0, done.output
+    assert f"{keys[0]} of " in done.output
+    after = keys_of(together(resume(blend, tmp_path / "edited", 60, **settings)))
+    assert not after.keys() & set(keys)
+    before = keys_of(together([batches[12:] for batches in expected]))
+    for key in keys:
+        del before[key]
+    assert before <= after
+    info = run("checkpoint", "info", tmp_path / "edited").output
+    assert "rows left out, because they killed workers or by an edit" in info
+
+
+def with_option(name, values):
+    return [text for value in values for text in (name, value)]
+
+
+def test_edits_that_cannot_be_exact_or_make_no_sense_are_refused(blend, tmp_path):
+    train(blend, tmp_path / "state", 3)
+    for options, said in [
+        (["--weight", "c/train=1"], "blends no 'c/train', only b/train, a/train"),
+        (["--weight", "a=1"], "did you mean"),
+        (["--weight", "a/train=-1"], "is not NAME=NUMBER"),
+        (["--position", "a/train=x"], "is not NAME=NUMBER"),
+        (["--leave-out", "nobody"], "no dataset of the run has a sample 'nobody'"),
+        ([], "give --skip-steps, --weight"),
+    ]:
+        done = edit(tmp_path / "state", tmp_path / "edited", *options)
+        assert done.exit_code, done.output
+        assert said in done.output
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").touch()
+    done = edit(tmp_path / "state", tmp_path / "full", "--skip-steps", 1)
+    assert "is not empty" in done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["a", "b", "blend.yaml", "state", "full"]
+    )
+    lined = tmp_path / "line.yaml"
+    lined.write_text("splits: {train: {blend_epochized: [{path: b}, {path: a}]}}\n")
+    train(lined, tmp_path / "line", 3)
+    done = edit(tmp_path / "line", tmp_path / "edited", "--position", "a/train=0")
+    assert "does not blend its datasets by weight" in done.output
+
+
 def test_tells_where_in_each_dataset_a_run_is(blend, tmp_path):
     train(blend, tmp_path / "state", 22, shuffle_buffer_size=None)
     output = run("checkpoint", "info", tmp_path / "state").output
-    assert "b/train: 3 epochs and 12 of 40 samples; 132 in all" in output
-    assert "a/train: 1 epoch and 14 of 30 samples; 44 in all" in output
+    assert "b/train: epoch 3, after 12 of 40 samples; 132 in all" in output
+    assert "a/train: epoch 1, after 14 of 30 samples; 44 in all" in output
+    assert f"split train of {blend}, read by 2 ranks" in output
 
 
 def test_tells_what_differs_between_states(blend, tmp_path):
@@ -134,7 +277,9 @@ def test_tells_what_differs_between_states(blend, tmp_path):
     assert "the same position of the same run" in same.output
     output = run("checkpoint", "diff", tmp_path / "one", tmp_path / "two").output
     assert "batches: 8 batches more" in output
-    assert "b/train: 24 samples further" in output
+    assert (
+        "b/train: 24 samples further, epoch 0 after 24 samples became epoch 1 after 8 samples"
+    ) in output
     train(blend, tmp_path / "three", 4, batch_size=2)
     done = run("checkpoint", "diff", tmp_path / "one", tmp_path / "three", "--json")
     assert "batch_size: 4 became 2" in json.loads(done.stdout)["differences"]

@@ -93,30 +93,109 @@ def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
     echo_lines(lines or ["the states are of the same position of the same run"])
 
 
+class _Named(click.ParamType[Any]):
+    """NAME=NUMBER, of which the name may contain further signs of equality."""
+
+    name = "NAME=NUMBER"
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, float]:
+        """Return the name and the number."""
+        name, equals, number = str(value).rpartition("=")
+        try:
+            parsed = self.kind(number.replace("_", ""))
+        except ValueError:
+            parsed = -1
+        if not name or not equals or parsed < 0:
+            self.fail(f"{value!r} is not {self.name} with a number from 0", param, ctx)
+        return name, parsed
+
+
 @command.command("edit")
 @_FILES
 @click.argument("folder", type=ADDRESS)
-@click.option("--world-size", type=click.IntRange(1), required=True, help="Ranks of the run.")
+@click.option("--skip-steps", type=click.IntRange(1), help="Number of steps to skip.")
 @click.option(
-    "--skip-steps", type=click.IntRange(1), required=True, help="Number of steps to skip."
+    "--weight",
+    "weights",
+    metavar="NAME=WEIGHT",
+    multiple=True,
+    type=_Named(float),
+    help="New weight of a dataset of the blend; may be repeated.",
 )
-def edit(files: tuple[AnyPath, ...], folder: AnyPath, world_size: int, skip_steps: int) -> None:
-    """Write states into FOLDER that continue from FILES some steps later.
+@click.option(
+    "--position",
+    "positions",
+    metavar="NAME=SAMPLES",
+    multiple=True,
+    type=_Named(int),
+    help="Continue a dataset of the blend after so many samples, counted over all epochs; may be "
+    "repeated.",
+)
+@click.option(
+    "--leave-out",
+    "keys",
+    metavar="KEY",
+    multiple=True,
+    help="Leave out the samples with this key; may be repeated.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Number of epochs for which --leave-out holds.",
+)
+@click.option("--path", metavar="PATH", help="With --leave-out: where the data are now.")
+@click.option("--world-size", type=click.IntRange(1), help="Ranks, if the state does not say.")
+def edit(
+    files: tuple[AnyPath, ...],
+    folder: AnyPath,
+    skip_steps: int | None,
+    weights: tuple[tuple[str, float], ...],
+    positions: tuple[tuple[str, int], ...],
+    keys: tuple[str, ...],
+    epochs: int,
+    path: str | None,
+    world_size: int | None,
+) -> None:
+    """Write states into FOLDER from which the run of FILES continues in another way.
 
-    The samples of these steps are left out; all later ones come in the steps in which they would
-    have come. Prints what changes, and refuses what would not be exact.
+    Skips steps, then changes weights and positions, then leaves out samples, as told. Prints what
+    changes, and refuses what would not be exact. FOLDER must be new or empty; it appears when all
+    of its files are complete.
 
     \b
     Example:
-      energon checkpoint edit --world-size 8 --skip-steps 20 checkpoints/data edited
+      energon checkpoint edit --skip-steps 20 checkpoints/data edited
+      energon checkpoint edit --weight code/train=0.3 --position web/train=0 checkpoints/data edited
+      energon checkpoint edit --leave-out images/000123 checkpoints/data edited
     """
-    from energon.inspect.saved_state import skip_steps as skip
+    from energon.inspect import state_edits
+    from energon.inspect.planned_run import ReadFrom, num_ranks, open_saved_run
     from energon.loader.state_files import read_states, redistribute, write_states
 
+    if not (skip_steps or weights or positions or keys):
+        raise click.UsageError("give --skip-steps, --weight, --position or --leave-out")
     state = read_states(files)
-    edited = skip(state, skip_steps, world_size=world_size)
-    echo_lines(edited.about)
-    paths = write_states(redistribute(edited.state, world_size), folder, like=files)
+    ranks = num_ranks(state, world_size)
+    about: list[str] = []
+    if skip_steps:
+        state, lines = state_edits.skip_steps(state, skip_steps, world_size=ranks)
+        about += lines
+    if weights or positions:
+        state, lines = state_edits.change_mix(
+            state, weights=dict(weights), positions=dict(positions)
+        )
+        about += lines
+    if keys:
+        run = open_saved_run(ReadFrom.of(state, path=path), state, world_size=ranks, may_pack=True)
+        state, lines = state_edits.leave_out(state, run, keys, epochs=epochs)
+        about += lines
+    paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
+    echo_lines(about)
     echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
 
 
@@ -140,10 +219,13 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     done = counted(sum(batches), "batch")
     yield f"{len(saved)} of {counted(lanes, 'lane')}, {done}, {size:,} bytes"
     yield f"batches of a lane: {min(batches, default=0)} to {max(batches, default=0)}"
+    match about.get("run"):
+        case {"path": path, "split": split, "world_size": ranks}:
+            yield f"split {split} of {path}, read by {counted(ranks, 'rank')}"
     yield f"seed {about.get('seed')}, batch size {about.get('batch_size')}"
     possible = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
     yield f"world sizes: {', '.join(possible)}"
     yield from _positions(state)
     skipped = sum(len(position.get("skip_rows", ())) for position in saved.values())
     if skipped:
-        yield f"{skipped} rows left out because they killed workers"
+        yield f"{counted(skipped, 'row')} left out, because they killed workers or by an edit"

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
+from pathlib import Path
 from typing import Any
 
 from energon.errors import FormatError, StateError
@@ -99,6 +101,7 @@ def write_states(
     folder: str | os.PathLike[str],
     *,
     like: Sequence[str | os.PathLike[str]] = (),
+    new: bool = False,
 ) -> list[AnyPath]:
     """Write the state of each rank into a folder; return where they are.
 
@@ -108,8 +111,24 @@ def write_states(
         like: The files, or folders of files, that the states came from. Where their names end
             in the number of the rank, the new files are called and written like them: programs
             that look for `train_dataloader_dprank003.pt` find it. Others become `rank_3.json`.
+        new: Whether the folder must be new or empty. On this machine, it then appears when all
+            files are complete.
+
+    Raises:
+        StateError: If it is not.
     """
     target = any_path(folder)
+    if new and (target.is_file() or (target.is_dir() and any(target.glob("*")))):
+        raise StateError(f"{folder} is not empty; give a new folder for the states")
+    if not isinstance(target, EPath) and new:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
+        ) as partial:
+            whole = Path(partial) / target.name
+            written = write_states(states, whole, like=like)
+            os.rename(whole, target)
+        return [target / path.name for path in written]
     target.mkdir(parents=True, exist_ok=True)
     files = [file for path in like for file in _files(any_path(path))]
     if _are_of_ranks(files):

@@ -53,6 +53,7 @@ class BlendPlan:
             has not happened there.
         eras: What went before with other lanes; their draws are those of sources.
         clock: Tells the rows of positions; None for a run that began with these lanes.
+        moves: For each change, the draws of all lanes with which sources go on, by their numbers.
     """
 
     leaves: tuple[PlanLeaf, ...]
@@ -66,6 +67,7 @@ class BlendPlan:
     changes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     eras: tuple[Era, ...] = ()
     clock: Clock | None = None
+    moves: tuple[Mapping[int, int], ...] = ()
 
     @property
     def lanes_of_stream(self) -> int:
@@ -255,6 +257,7 @@ class BlendPlan:
             clock=self.clock or Clock(self.lanes, self.batch_size),
             seed=self.seed,
             unit=self.unit,
+            moves=self.moves,
         )
 
     @cached_property

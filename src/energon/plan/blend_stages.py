@@ -242,6 +242,7 @@ class BlendStages:
         clock: Tells the rows of positions.
         seed: Seed of the run.
         unit: Consecutive rows of a lane that come from one source.
+        moves: For each change, the draws with which sources go on from there, by their numbers.
     """
 
     mixes: Sequence[Mix]
@@ -252,6 +253,7 @@ class BlendStages:
     clock: Clock
     seed: int
     unit: int
+    moves: Sequence[Mapping[int, int]] = ()
     _found: dict[int, tuple[list[MixStage], Iterator[MixStage]]] = field(default_factory=dict)
 
     def until(self, lane: int, row: int | None) -> list[MixStage]:
@@ -274,7 +276,20 @@ class BlendStages:
         return self.end(lane, None) if self._mix(lane, None).limits else None
 
     def row_of(self, lane: int, source: int, draw: int) -> int | None:
-        """Return with which row a lane makes a draw from a source; None if it never does."""
+        """Return with which row a lane makes a draw from a source; None if it never does.
+
+        Where a source was set back, that is the later one of two rows.
+        """
+        moved = [
+            row
+            for row, moves in zip(self.changes.get(lane, ()), self.moves, strict=False)
+            if source in moves
+        ]
+        places = (self._row_from(lane, source, draw, start) for start in (*reversed(moved), 0))
+        return next((row for row in places if row is not None), None)
+
+    def _row_from(self, lane: int, source: int, draw: int, start: int) -> int | None:
+        """Return the first row from `start` on with which a lane makes a draw from a source."""
         found, more = self._of(lane)
         number = 0
         while True:
@@ -284,8 +299,11 @@ class BlendStages:
                     return None
                 found.append(stage)
             stage = found[number]
-            if stage.stop is None or draw < stage.drawn_until(stage.stop)[source]:
-                return stage.row_of(source, draw)
+            if stage.start >= start:
+                if draw < stage.drawn[source]:
+                    return None  # it was passed over, or comes before `start`
+                if stage.stop is None or draw < stage.drawn_until(stage.stop)[source]:
+                    return stage.row_of(source, draw)
             number += 1
 
     def limit(self, source: int, epochs: float) -> int:
@@ -303,6 +321,7 @@ class BlendStages:
         stage: MixStage | None = None
         while row is not None:
             mix = self._mix(lane, row)
+            drawn = self._moved(lane, row, drawn)
             quotas = self._quotas(lane, mix)
             used = [source for source, quota in quotas.items() if drawn[source] >= quota]
             knot = self._next_knot(mix, row)
@@ -334,6 +353,16 @@ class BlendStages:
         # Units begin at multiples of their size, as batches do.
         entry = turn * self.unit + row % self.unit
         return begin_stage(row, pattern, entry, columns, drawn, self.unit)
+
+    def _moved(self, lane: int, row: int, drawn: Ints) -> Ints:
+        """Return how often each source counts as drawn by a lane, where sources move at a row."""
+        moved = drawn
+        for change, moves in zip(self.changes.get(lane, ()), self.moves, strict=False):
+            for source, total in moves.items() if change == row else ():
+                moved = moved.copy() if moved is drawn else moved
+                # Each lane goes on with the first of its own draws that is not before.
+                moved[source] = self.order.quota(lane, source, total)
+        return moved
 
     def _mix(self, lane: int, row: int | None) -> Mix:
         """Return the mix at a row of a lane; None is the end of time."""

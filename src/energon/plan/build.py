@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from energon.errors import ConfigError, EmptyDatasetError
@@ -62,6 +62,7 @@ def mix_plan(
     shuffle_window: int = 0,
     eras: Sequence[Era] = (),
     clock: Clock | None = None,
+    moves: Sequence[Mapping[int, int]] = (),
 ) -> BlendPlan | LinePlan | WindowPlan:
     """Return a plan that draws from sources as mixes say; endless, unless they have limits.
 
@@ -77,6 +78,7 @@ def mix_plan(
         shuffle_window: Rows of a lane that are permuted together; 0 for none.
         eras: What went before with other lanes, in draws from each source.
         clock: Tells the rows of positions; None for a run that began with these lanes.
+        moves: For each mix but the last, with which draws sources go on behind it.
     """
     plan = BlendPlan(
         _checked(leaves, lanes),
@@ -89,6 +91,7 @@ def mix_plan(
         tuple(gone),
         eras=tuple(eras),
         clock=clock,
+        moves=tuple(moves),
     )
     return _windowed(plan, shuffle_window, seed)
 

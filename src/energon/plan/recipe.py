@@ -68,7 +68,8 @@ class PlanRecipe:
         mix: Shares of the sources of a blend; None for the weights of the leaves.
         unit: Consecutive rows of a lane that come from one source.
         batch_size: Rows of a batch, for schedules that count batches.
-        past: The mixes of a run before it was restored with this one, as `mix_json` returned them.
+        past: The mixes of a run before it was restored with this one, as `mix_json` gave them;
+            `then` names sources that went on elsewhere, each with the number of the draw.
         streams: How many streams the lanes share; None for as many as there are lanes.
         eras: For each time the run continued with other lanes, where it was and how it was read
             until then: `samples` in all, `draws` by the name of the source, `streams`.
@@ -151,6 +152,7 @@ class PlanRecipe:
             shuffle_window=self.shuffle_window,
             eras=eras,
             clock=clock,
+            moves=self._moves,
         )
 
     @cached_property
@@ -288,6 +290,15 @@ class PlanRecipe:
         return [*(Mix.from_json(mix, numbers) for mix in self.past), self.blend_mix]
 
     @property
+    def _moves(self) -> list[dict[int, int]]:
+        """With which draws sources went on behind each mix of the past."""
+        numbers = {name: number for number, name in enumerate(self.source_names)}
+        return [
+            {numbers[name]: draw for name, draw in _then(mix).items() if name in numbers}
+            for mix in self.past
+        ]
+
+    @property
     def _gone(self) -> list[str]:
         """The names of sources that only the past knows."""
         names = {name: None for mix in self.past for name in Mix.names_in(mix)}
@@ -306,6 +317,19 @@ class PlanRecipe:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def _then(mix: Mapping[str, Any]) -> dict[str, int]:
+    """Return with which draws sources go on behind a saved mix, checked."""
+    found = mix.get("then", {})
+    if isinstance(found, dict) and all(
+        isinstance(draw, int) and 0 <= draw < MAX_NUMBER for draw in found.values()
+    ):
+        return found
+    raise StateError(
+        f"the fingerprint of the state has {found!r:.100} as positions; expected numbers of draws "
+        "by dataset. The state is damaged"
+    )
 
 
 def _leaves_named(name: str, uids: Sequence[str]) -> list[str] | None:

@@ -335,7 +335,7 @@ class _MapIterator(ApplyIterator):
     def _leave_out(self, row: int, address: RestoreKey) -> None:
         self.lane.counts["skipped after killing workers"] += 1
         logger.error(
-            "left out row %d of lane %d, sample %s: it killed workers again and again",
+            "left out row %d of lane %d, sample %s: it killed workers, or the state leaves it out",
             row,
             self.lane.number,
             flat(address),

@@ -196,7 +196,7 @@ class _ReadIterator(DatasetIterator[Any]):
             self._row += 1
             if self._row > self.reading.row:
                 self.reading.row = self._row
-            if sample is not _GAP:
+            if sample is not _GAP and self._row - 1 not in self.lane.skip_rows:
                 return sample
 
     def take(self, count: int) -> list[Any]:
@@ -205,14 +205,25 @@ class _ReadIterator(DatasetIterator[Any]):
             found = self._next_samples(count - len(samples))
             if not found:
                 break
+            start = self._row
             self.advance(len(found))
-            samples += [each for each in found if each is not _GAP] if self._has_gaps else found
+            if self._has_gaps or self.lane.skip_rows:
+                samples += self._present(found, start)
+            else:
+                samples += found
         return samples
+
+    def _present(self, found: list[Any], start: int) -> Iterator[Any]:
+        """Yield what is there of samples from a row on, and is not left out."""
+        left_out = self.lane.skip_rows
+        for row, sample in enumerate(found, start):
+            if sample is not _GAP and row not in left_out:
+                yield sample
 
     def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
         start = self._row
         samples = self.peek(count)
-        if not samples:
+        if not samples or self.lane.skip_rows:
             return super().take_placed(count)
         self.advance(len(samples))
         return samples, list(range(start, self._row))
