@@ -131,6 +131,7 @@ def get_savable_loader(
     start_method: StartMethod = "forkserver",
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
+    verdict_seconds: float | None = 60,
 ) -> SavableDataLoader:
     """Return a loader over `dataset` whose position can be saved.
 
@@ -151,6 +152,7 @@ def get_savable_loader(
         start_method: How worker processes start.
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
+        verdict_seconds: How often at most the log says what the trainer waits for.
     """
     options = LoaderOptions(
         workers=workers,
@@ -161,6 +163,7 @@ def get_savable_loader(
         fail_on_timeout=fail_on_timeout,
         restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
+        verdict_seconds=verdict_seconds,
     )
     pipeline = with_cache_pool(dataset, cache_pool)
     return SavableDataLoader(pipeline, worker_config=worker_config, options=options)
@@ -179,6 +182,7 @@ def get_loader(
     start_method: StartMethod = "forkserver",
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
+    verdict_seconds: float | None = 60,
 ) -> BasicDataLoader:
     """Return a loader over `dataset` without a state; arguments as of `get_savable_loader`."""
     options = LoaderOptions(
@@ -190,6 +194,7 @@ def get_loader(
         fail_on_timeout=fail_on_timeout,
         restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
+        verdict_seconds=verdict_seconds,
     )
     pipeline = with_cache_pool(dataset, cache_pool)
     return BasicDataLoader(pipeline, worker_config=worker_config, options=options)

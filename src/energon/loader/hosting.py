@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from heapq import heapify, heappop, heapreplace
+from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
 from energon.errors import WorkerError
+from energon.loader.monitoring.profiler import profiler
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
@@ -76,6 +78,20 @@ class Event(NamedTuple):
     error: BaseException | None = None
 
 
+class WorkerStatus(NamedTuple):
+    """How a worker is.
+
+    Args:
+        name: How messages call it.
+        pid: Of its process; None before that is started.
+        ready: How many batches wait to be taken, as far as is known without asking it.
+    """
+
+    name: str
+    pid: int | None
+    ready: int
+
+
 class HostWatch(Protocol):
     """Who wants to know where a host is, see `transport/slots.py`."""
 
@@ -121,11 +137,20 @@ class LaneHost:
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
         self._open: dict[int, tuple[DatasetIterator[Any], Lane]] = {}
         self._host = Host(has_begun=any(p.batches for p in positions.values()))
+        self._profiler = profiler()
+        self.thread = 0
+        self.spent: Counter[str] = Counter()
 
     @property
     def lane(self) -> int | None:
         """The lane that the next event is about; None after all have ended."""
         return self._order.lane
+
+    @property
+    def present(self) -> Present | None:
+        """What the lane that is next works on; None before it is opened."""
+        opened = self._open.get(self._order.lane)  # type: ignore[arg-type]
+        return None if opened is None else opened[1].present
 
     def __iter__(self) -> LaneHost:
         return self
@@ -134,6 +159,9 @@ class LaneHost:
         lane = self._order.lane
         if lane is None:
             raise StopIteration
+        if not self.thread:
+            self._profiler.add(self)
+        self.thread = get_ident()
         if self._watch is not None:
             self._watch.enter(lane)
         if self._host.shared and len(self._open) < len(self._positions):
@@ -153,6 +181,9 @@ class LaneHost:
             ) from error
         if self._watch is not None:
             self._watch.leave()
+        if self.spent:
+            spent, self.spent = self.spent, Counter()
+            opened.counts.update(dict(spent))
         if batch is _END:
             self._order.drop()
             return Event(lane, counts=dict(opened.counts), ended=True)

@@ -136,6 +136,11 @@ class ProcessLink:
             return None
         return None if message is None else self._read(message)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether events of the worker wait to be received."""
+        return self.is_connected and is_readable(self._channel, 0)
+
     def exit_code(self) -> int | None:
         """Return how the process has ended, or None while it runs."""
         return 0 if self._process is None else self._process.exit_code()

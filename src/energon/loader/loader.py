@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol
 
 from energon.errors import ConfigError, StateError, WorkerError
-from energon.loader.hosting import DeliveryOrder, Event
+from energon.loader.hosting import DeliveryOrder, Event, WorkerStatus
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.memory import keep_heap, pin_batches
+from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
@@ -31,6 +32,10 @@ class LaneWorker(Protocol):
 
     def take(self) -> Event:
         """Return the next event of the hosted lanes; raise only if there can be none."""
+
+    @property
+    def status(self) -> WorkerStatus:
+        """How it is."""
 
     def stats(self) -> dict[str, int]:
         """Return counts of what happened so far, by name."""
@@ -145,6 +150,7 @@ class BasicDataLoader:
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
         self._pin: Callable[[Any], Any] | None = None
+        self._monitor = Monitor()
         self._delivered = 0
         self._epoch_batches = 0
         # After a restore within a pass that is over for this rank, but not for all.
@@ -204,16 +210,36 @@ class BasicDataLoader:
         except TypeError:  # wrappers around data without end have no length
             return -1
 
-    def stats(self) -> dict[str, Any]:
-        """Return what happened so far: batches, samples, failures and deaths of workers."""
-        total: Counter[str] = Counter(batches=self._delivered)
-        for worker in self._workers:
-            total.update(worker.stats())
-        if self._positions is not None:
-            for position in self._positions.values():
-                total.update(position.counts)
-        skipped = {v: list(p.skip_rows) for v, p in (self._positions or {}).items() if p.skip_rows}
-        return {**total, "skipped_rows": skipped}
+    def stats(self, *, flat: bool = False) -> dict[str, Any]:
+        """Return what happened since this loader was made, and what that took, as JSON.
+
+        At the top are counts by name: batches, samples, failures, deaths of workers. Figures for
+        the `run` (from the first batch on) and for the `last_minute` are samples and bytes a
+        second, the share of the time that the trainer waited, and what each stage has taken, in
+        all, for a sample and by dataset; then come `workers`, `failures` and `skips` by reason
+        with their first samples, and `memory`.
+
+        Args:
+            flat: Return the numbers only, by their paths: `run/wait_share`.
+        """
+        stats = self._monitor.stats(self._watched())
+        return dict(flat_stats(stats)) if flat else stats
+
+    def verdict(self) -> str:
+        """Return one sentence on what the trainer has waited for in the last minute."""
+        return self._monitor.verdict(self._watched())
+
+    def _watched(self) -> Watched:
+        positions = self._positions or {}
+        dealt = deal_lanes(list(positions), len(self._workers)) if self._workers else []
+        return Watched(
+            self.dataset,
+            self.options,
+            self._lanes,
+            positions,
+            [(w.status, v, w.stats()) for w, v in zip(self._workers, dealt, strict=True)],
+            self._delivered,
+        )
 
     def report(self) -> dict[str, Any]:
         """Return what this rank has drawn from each dataset since the run began, as JSON.
@@ -331,6 +357,7 @@ class BasicDataLoader:
         return list(make_process_workers(self.dataset, self.options, names=names))
 
     def _next_batch(self) -> Any:
+        monitor, asked_at = self._monitor, perf_counter()
         try:
             if self._stream is None:
                 self._stream = self._open_stream()
@@ -349,6 +376,10 @@ class BasicDataLoader:
             raise
         self._delivered += 1
         self._epoch_batches += 1
+        now = perf_counter()
+        monitor.waited += now - asked_at
+        if now >= monitor.next_look:
+            monitor.look(self._watched(), now)
         if self._epoch_batches == self.dataset.virtual_epoch_length:
             self._end_epoch()
         return self._pin(batch) if self._pin else batch

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from energon.errors import WorkerError, WorkerTimeoutError
-from energon.loader.hosting import Event, LaneHost
+from energon.loader.hosting import Event, LaneHost, WorkerStatus
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
@@ -202,6 +202,11 @@ class InlineWorker:
             "which are replaced"
         )
 
+    @property
+    def status(self) -> WorkerStatus:
+        """How it is."""
+        return WorkerStatus("the training process", os.getpid(), 0)
+
     def stats(self) -> dict[str, int]:
         """Return nothing: what can happen here is seen by the caller."""
         return {}
@@ -255,6 +260,11 @@ class ThreadWorker:
             raise WorkerError("this loader was closed; build a new one")
         return event
 
+    @property
+    def status(self) -> WorkerStatus:
+        """How it is."""
+        return WorkerStatus(self._name, os.getpid(), len(self._channel))
+
     def stats(self) -> dict[str, int]:
         """Return how often the watchdog expired."""
         return {"worker_timeouts": self._timeouts}
@@ -278,6 +288,9 @@ class _Channel:
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
         self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._events)
 
     def put(self, event: Event) -> bool:
         """Append `event`, waiting for room; return whether anyone still wants it."""

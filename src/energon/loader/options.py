@@ -43,6 +43,8 @@ class LoaderOptions:
         kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
             process and in each worker process, see `memory`; 0 leaves its settings alone.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
+        verdict_seconds: How often at most the log says what the trainer waits for, if it does;
+            None never.
     """
 
     workers: WorkerKind = "process"
@@ -56,6 +58,7 @@ class LoaderOptions:
     shared_memory_bytes: int = 2 << 30
     kept_heap_bytes: int = 128 << 20
     pin_memory: bool | None = None
+    verdict_seconds: float | None = 60
 
     def __post_init__(self) -> None:
         for name, known in (("workers", WorkerKind), ("start_method", StartMethod)):
@@ -67,7 +70,11 @@ class LoaderOptions:
         for name in ("prefetch_factor", "max_deaths", "shared_memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
-        for name in ("watchdog_timeout_seconds", "watchdog_initial_timeout_seconds"):
+        for name in (
+            "watchdog_timeout_seconds",
+            "watchdog_initial_timeout_seconds",
+            "verdict_seconds",
+        ):
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0:
                 raise ConfigError(f"{name} must be positive or None, got {seconds!r}")

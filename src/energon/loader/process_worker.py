@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from energon.errors import WorkerError
-from energon.loader.hosting import Event
+from energon.loader.hosting import Event, WorkerStatus
 from energon.loader.link import POLL_SECONDS, ProcessLink
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline
@@ -184,6 +184,12 @@ class ProcessWorker:
         if event.ended:
             self._ended.add(event.lane)
         return event
+
+    @property
+    def status(self) -> WorkerStatus:
+        """How it is."""
+        waiting = self._link is not None and self._link.has_events
+        return WorkerStatus(self._name, self.pid, len(self._events) + waiting)
 
     def stats(self) -> dict[str, int]:
         """Return how often the process died or hung, and how many batches were copied."""

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from energon.loader.hosting import Event, LaneHost
 from energon.loader.memory import keep_heap
+from energon.loader.monitoring.profiler import profiler
 from energon.loader.options import LoaderOptions
 from energon.loader.signals import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.state import LanePosition
@@ -215,7 +216,9 @@ class _Companion(threading.Thread):
         self._parent = os.getppid()
 
     def run(self) -> None:
+        profiler().drive()
         while not is_readable(self._lifeline, _TICK_SECONDS):
+            profiler().look_if_due()
             if os.getppid() != self._parent:
                 break
             if self.outbox is not None:

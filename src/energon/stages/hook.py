@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -36,6 +37,12 @@ UNTRIED_TOLERANCE = 10
 
 SHOWN_REPEATS = 10
 """So many failures of one cause are logged one by one; after that, only how many there are."""
+
+SHOWN_SAMPLES = 3
+"""So many samples are named for each reason why some were left out."""
+
+MAX_REASONS = 64
+"""So many reasons are told apart, in a worker and for a hook."""
 
 RATED_CALLS = 1000
 """Before so many calls a share of failures means little."""
@@ -75,10 +82,12 @@ class HookRecord:
     Args:
         succeeded: Whether it has ever given an output.
         failures: How often it failed, by cause.
+        reasons: Why samples were left out, as statistics have it, and how often.
     """
 
     succeeded: bool = False
     failures: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -237,6 +246,8 @@ class HookRunner:
         hook = self.hook
         if isinstance(error, SkipSample):
             self._count("skipped", argument)
+            if error.args:
+                self._give_reason("skip", str(error), error, argument)
             return SKIPPED
         if self.lane.host.watch is not None:
             # Before what must not be done twice.
@@ -249,6 +260,7 @@ class HookRunner:
                 f"{where}: {cause}; an error of this kind ends the run"
             ) from error
         self._count("failed", argument)
+        self._give_reason("failure", _cause_in_words(error), error, argument)
         intolerable = self._intolerable()
         if intolerable:
             raise FatalSampleError(f"{where}: {cause}; {intolerable}") from error
@@ -297,6 +309,18 @@ class HookRunner:
         if hook.dataset is not None:
             counts[f"{what}: {hook.name}: {hook.dataset(argument)}"] += 1
 
+    def _give_reason(self, what: str, reason: str, error: Exception, argument: Any) -> None:
+        """Count why a sample is left out, and note the first samples for which it was."""
+        hook, counts, known = self.hook, self.lane.counts, self.hook.record.reasons
+        dataset = "" if hook.dataset is None else hook.dataset(argument)
+        name = _joined(what, hook.name, dataset, reason)
+        if name not in known and len(known) >= MAX_REASONS:
+            name = _joined(what, hook.name, dataset, "other reasons")
+        known[name] += 1
+        counts[name] += 1
+        if known[name] <= SHOWN_SAMPLES:
+            counts[_joined(name, describe_sources(self._sources(argument)), str(error))] = 1
+
     def _intolerable(self) -> str | None:
         """Account for a failure, and return why it is one too many; None if it is not."""
         hook, lane = self.hook, self.lane
@@ -328,6 +352,48 @@ class HookRunner:
                 "@stateless(failure_rate=...)"
             )
         return None
+
+
+def split_reasons(
+    counts: Mapping[str, int],
+) -> tuple[dict[str, int], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return statistics of lanes without the reasons for failures and skips, and these."""
+    others: dict[str, int] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {"failure": {}, "skip": {}}
+    for name, number in counts.items():
+        what, *parts = name.split(_BETWEEN)
+        if not parts or what not in found:
+            others[name] = number
+            continue
+        about = found[what].setdefault(
+            _joined(*parts[:3]),
+            {"hook": parts[0], "dataset": parts[1], "reason": parts[2], "count": 0, "samples": []},
+        )
+        if len(parts) == 3:
+            about["count"] += number
+        elif len(about["samples"]) < SHOWN_SAMPLES:
+            about["samples"].append({"source": parts[3], "message": parts[4]})
+    failures, skips = (
+        sorted(each.values(), key=lambda about: -int(about["count"])) for each in found.values()
+    )
+    return others, failures, skips
+
+
+_BETWEEN = "\t"
+_MAX_TEXT = 300
+
+
+def _joined(*parts: str) -> str:
+    """Return the name under which statistics have a reason: short texts, told apart by tabs."""
+    first, *rest = parts
+    return _BETWEEN.join([first, *(part.replace(_BETWEEN, " ")[:_MAX_TEXT] for part in rest)])
+
+
+def _cause_in_words(error: Exception) -> str:
+    """Return what failures of one cause have in common: the kind, and the line that raised."""
+    _, *place = _raised_at(error)
+    where = f" at {os.path.basename(place[0])}:{place[1]}" if place else ""
+    return type(error).__name__ + where
 
 
 def is_of_program(error: BaseException) -> bool:

@@ -1,0 +1,210 @@
+"""Watch a loader: note how long the trainer waits, and tell what a run spends its time on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from energon.loader.hosting import WorkerStatus
+from energon.loader.monitoring.meter import (
+    DrawnAt,
+    LaneMark,
+    LoaderMark,
+    WorkerMark,
+    figures_between,
+    worker_figures,
+)
+from energon.loader.monitoring.profiler import split_accounts
+from energon.loader.monitoring.surroundings import cpu_times, memory_bytes, usable_cpus
+from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
+from energon.loader.options import LoaderOptions, log
+from energon.loader.pipeline import Pipeline, Reports
+from energon.loader.state import LanePosition
+from energon.stages.hook import split_reasons
+
+MARK_SECONDS = 5.0
+MINUTE = 60.0
+LONGEST_SILENCE = 16
+"""What has been said already is said again after so many reports, at most."""
+
+
+class Watched(NamedTuple):
+    """What of a loader is looked at.
+
+    Args:
+        dataset: Its pipeline.
+        options: How lanes are hosted.
+        num_lanes: How many lanes the run has.
+        positions: Those of the rank.
+        workers: Who hosts them, and which.
+        delivered: How many batches the trainer has received.
+    """
+
+    dataset: Pipeline
+    options: LoaderOptions
+    num_lanes: int
+    positions: Mapping[int, LanePosition]
+    workers: Sequence[tuple[WorkerStatus, Sequence[int], Mapping[str, int]]]
+    delivered: int
+
+
+class Monitor:
+    """What was noted of one loader. It is handed the loader and does not hold it."""
+
+    def __init__(self) -> None:
+        self.next_look = 0.0
+        self.waited = 0.0
+        self._first_wait = 0.0
+        self._first: LoaderMark | None = None
+        # After the first batch: what comes before is the start, not the run.
+        self._recent: deque[LoaderMark] = deque()
+        self._next_report = 0.0
+        self._said = ""
+        self._silent = self._silence = 0
+
+    def look(self, watched: Watched, now: float) -> None:
+        """Note where the loader is, and log what the trainer waits for if that is due."""
+        mark = _mark(watched, now, self.waited)
+        every = watched.options.verdict_seconds
+        if self._first is None:
+            self._first, self._first_wait = mark, self.waited
+            self._next_report = now + (every or 0.0)
+        self._recent.append(mark)
+        while self._recent[0].time < now - 2 * MINUTE:
+            self._recent.popleft()
+        step = MARK_SECONDS
+        if every is not None:
+            step = min(step, every)
+            if now >= self._next_report and len(self._recent) > 1:
+                self._next_report = now + every
+                self._report(watched, mark)
+        # The time from here on is that of the trainer again.
+        self.next_look = time.perf_counter() + step
+
+    def verdict(self, watched: Watched) -> str:
+        """Return one sentence on what the trainer has waited for in the last minute."""
+        now = time.perf_counter()
+        return self._verdict(watched, _mark(watched, now, self.waited))
+
+    def stats(self, watched: Watched) -> dict[str, Any]:
+        """Return everything that is known of the run."""
+        now = _mark(watched, time.perf_counter(), self.waited)
+        _, counts = split_accounts(now.counts())
+        counts, failures, skips = split_reasons(counts)
+        first = self._first or now
+        draws = _draws(watched)
+        minute = self._minute_ago(now.time) or now
+        workers = worker_figures(minute, now)
+        for worker in workers:
+            worker["memory_bytes"] = memory_bytes(worker["pid"])
+        own = memory_bytes(os.getpid())
+        others = [each["memory_bytes"] or 0 for each in workers if each["pid"] != os.getpid()]
+        return {
+            **Counter(batches=watched.delivered),
+            **counts,
+            "skipped_rows": {
+                v: list(p.skip_rows) for v, p in watched.positions.items() if p.skip_rows
+            },
+            "seconds_to_first_batch": self._first_wait,
+            "run": figures_between(first, now, draws),
+            "last_minute": figures_between(minute, now, draws),
+            "workers": workers,
+            "failures": failures,
+            "skips": skips,
+            "memory": {"trainer_bytes": own, "worker_bytes": sum(others)},
+        }
+
+    def _report(self, watched: Watched, now: LoaderMark) -> None:
+        text = self._verdict(watched, now)
+        minute = self._minute_ago(now.time) or now
+        if figures_between(minute, now, None)["wait_share"] < KEEPS_UP:
+            self._said, self._silence = "", 0
+            return
+        # The same cause again is said less and less often; figures differ a little each time.
+        cause = "".join(each for each in text if not each.isdigit())
+        self._silent += 1
+        if cause == self._said and self._silent <= self._silence:
+            return
+        self._silence = min(LONGEST_SILENCE, 2 * self._silence + 1) if cause == self._said else 0
+        self._said, self._silent = cause, 0
+        log.warning("%s", text)
+
+    def _verdict(self, watched: Watched, now: LoaderMark) -> str:
+        minute = self._minute_ago(now.time) or now
+        setup = LoaderSetup(
+            workers=watched.dataset.worker_config.num_workers and len(watched.workers),
+            kind=watched.options.workers,
+            lanes=len(watched.positions),
+            cpus=usable_cpus(),
+        )
+        figures = figures_between(minute, now, _draws(watched))
+        return verdict_of(figures, worker_figures(minute, now), setup)
+
+    def _minute_ago(self, now: float) -> LoaderMark | None:
+        """Return where the loader was a minute ago, or after its first batch if that is later."""
+        found = self._first
+        for mark in self._recent:
+            if mark.time > now - MINUTE + MARK_SECONDS / 2:
+                break
+            found = mark
+        return found
+
+
+def flat_stats(stats: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of nested statistics by their paths, as loggers of metrics take them.
+
+    Example:
+        >>> flat_stats({"run": {"wait_share": 0.5}, "workers": [{"pid": 7}], "note": "x"})
+        {'run/wait_share': 0.5, 'workers/0/pid': 7}
+    """
+    found: dict[str, float] = {}
+    for name, value in stats.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= flat_stats(value, f"{path}/")
+        elif isinstance(value, list):
+            items = {str(n): each for n, each in enumerate(value) if isinstance(each, Mapping)}
+            found |= flat_stats(items, f"{path}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[path] = value
+    return found
+
+
+def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
+    return LoaderMark(
+        now,
+        waited,
+        watched.delivered,
+        {lane: LaneMark(each.counts, each.state) for lane, each in watched.positions.items()},
+        [
+            WorkerMark(
+                status.name,
+                tuple(lanes),
+                status.pid,
+                status.ready,
+                dict(counts),
+                None if status.pid == os.getpid() else cpu_times(status.pid),
+            )
+            for status, lanes, counts in watched.workers
+        ],
+    )
+
+
+def _draws(watched: Watched) -> DrawnAt | None:
+    """Return what tells for a mark what was drawn of each dataset; None if nobody can."""
+    dataset = watched.dataset
+    if not isinstance(dataset, Reports):
+        return None
+
+    def draws(mark: LoaderMark) -> Mapping[str, Mapping[str, Any]]:
+        states = {
+            lane: LanePosition(state=each.state).saved_state() for lane, each in mark.lanes.items()
+        }
+        report = dataset.report(lanes=watched.num_lanes, states=states, counts={})
+        found: Mapping[str, Mapping[str, Any]] = report["datasets"]
+        return found
+
+    return draws

@@ -1,0 +1,218 @@
+"""Find out what hosts of lanes spend their time on, by looking at their threads now and then.
+
+Nothing is measured where samples are made: a thread looks many times a second which function a
+host is in, and puts the time since its last look to the account of that stage. So a sample costs
+nothing, and what a stage takes is known to a few percent after a minute.
+
+Shares travel with the statistics of lanes, as microseconds under names made by `account`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+from energon.samples.crude import flat
+from energon.stages.lane import Present
+
+PERIOD_SECONDS = 0.05
+LOOK_SECONDS = 10.0
+"""A thread that looks for nobody any more ends after so long."""
+
+READ, DECODE, AUX, TRANSFER, IDLE, OTHER = "read", "decode", "aux", "transfer", "idle", "other"
+"""What is no hook. `aux` is what hooks read, `other` the work of the loader between all that."""
+
+_PREFIX = "time "
+_ROOT = str(Path(__file__).parents[2]) + os.sep
+_OURS, _USER, _STAGE, _HOST, _LEAF = "ours", "user", "stage", "host", "leaf"
+_ROOMS = {
+    "decode/": DECODE,
+    "io/": AUX,
+    "sources/": AUX,
+    "cache/": AUX,
+    "stages/read.py": READ,
+    "stages/": _STAGE,
+}
+"""What code of ours is part of, by the beginning of its path."""
+_FUNCTIONS = {
+    ("sources/reader.py", "_read_leaf"): _LEAF,
+    ("loader/hosting.py", "__next__"): _HOST,
+    ("loader/worker_main.py", "_serve"): TRANSFER,
+    ("loader/worker_main.py", "_wait"): IDLE,
+    ("loader/local_workers.py", "put"): IDLE,
+}
+"""What single functions mean: a batch is made, handed on, or there is no room for it."""
+
+
+class Spent(NamedTuple):
+    """What time is spent on.
+
+    Args:
+        stage: One of the names above, or the name of a hook.
+        leaf: Number of the dataset; -1 if there are several, or none.
+    """
+
+    stage: str
+    leaf: int = -1
+
+
+def account(spent: Spent) -> str:
+    """Return the name under which statistics of a lane have the microseconds for it."""
+    return f"{_PREFIX}{spent.stage} {spent.leaf}"
+
+
+def split_accounts(counts: Mapping[str, int]) -> tuple[dict[Spent, float], dict[str, int]]:
+    """Return the seconds that are in statistics, and what else there is.
+
+    Example:
+        >>> split_accounts({"batches": 3, account(Spent("read", 1)): 250_000})
+        ({Spent(stage='read', leaf=1): 0.25}, {'batches': 3})
+    """
+    seconds: dict[Spent, float] = {}
+    others: dict[str, int] = {}
+    for name, count in counts.items():
+        if name.startswith(_PREFIX):
+            stage, _, leaf = name.removeprefix(_PREFIX).rpartition(" ")
+            seconds[Spent(stage, int(leaf))] = count / 1e6
+        else:
+            others[name] = count
+    return seconds, others
+
+
+class Profiled(Protocol):
+    """A host of lanes."""
+
+    thread: int
+    """Identifier of the thread that makes its batches."""
+    spent: Counter[str]
+    """Microseconds by account, which only the profiler adds to. The host replaces it when it takes
+    what is in it; what is added meanwhile is lost, which is less than a look in a thousand."""
+
+    @property
+    def present(self) -> Present | None:
+        """What it works on; None if that is not known."""
+
+
+class Profiler:
+    """Looks at the hosts of this process.
+
+    Args:
+        period_seconds: How often.
+    """
+
+    def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
+        self.period_seconds = period_seconds
+        self._hosts: WeakSet[Profiled] = WeakSet()
+        self._kinds: dict[CodeType, str] = {}
+        self._looked_at = 0.0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_driven = False
+
+    def add(self, host: Profiled) -> None:
+        """Look at a host from now on, for as long as there is one."""
+        with self._lock:
+            self._hosts.add(host)
+            if self._is_driven or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._looked_at = time.perf_counter()
+            self._thread = threading.Thread(target=self._run, name="energon profiler", daemon=True)
+            self._thread.start()
+
+    def drive(self) -> None:
+        """Take over: whoever calls this looks as well, so that no thread is needed."""
+        self._is_driven = True
+        self._looked_at = time.perf_counter()
+
+    def look_if_due(self) -> None:
+        """Look if the last time is long enough ago."""
+        if time.perf_counter() - self._looked_at >= self.period_seconds:
+            self.look()
+
+    def look(self) -> None:
+        """Note what each host does, and that it has done so since the last look."""
+        now = time.perf_counter()
+        microseconds = int((now - self._looked_at) * 1e6)
+        self._looked_at = now
+        frames = sys._current_frames()
+        with self._lock:
+            for host in list(self._hosts):
+                frame = frames.get(host.thread)
+                spent = None if frame is None else self._spent_in(frame, host.present)
+                if spent is not None:
+                    host.spent[account(spent)] += microseconds
+
+    def _run(self) -> None:
+        needed_at = time.monotonic()
+        while True:
+            time.sleep(self.period_seconds)
+            self.look()
+            with self._lock:
+                now = time.monotonic()
+                if len(self._hosts):
+                    needed_at = now
+                elif now - needed_at > LOOK_SECONDS:
+                    self._thread = None
+                    return
+
+    def _spent_in(self, frame: FrameType | None, present: Present | None) -> Spent | None:
+        """Return what a thread is doing; None for what has nothing to do with a host."""
+        work, leaf, calls = "", -1, False
+        while frame is not None:
+            kind = self._kinds.get(frame.f_code) or self._kind_of(frame.f_code)
+            if kind == _LEAF:
+                leaf = frame.f_locals.get("leaf", -1)
+            elif kind == READ:
+                return Spent(READ, leaf)
+            elif kind == _STAGE:
+                return _in_hook(work, present) if calls else Spent(OTHER)
+            elif kind == _HOST:
+                return Spent(OTHER)
+            elif kind in (IDLE, TRANSFER):
+                return Spent(kind)
+            elif kind in (DECODE, AUX) and not work:
+                work = kind
+            calls = True
+            frame = frame.f_back
+        return None
+
+    def _kind_of(self, code: CodeType) -> str:
+        path, kind = code.co_filename, _USER
+        if path.startswith(_ROOT):
+            inside = path.removeprefix(_ROOT).replace(os.sep, "/")
+            found = [room for start, room in _ROOMS.items() if inside.startswith(start)]
+            kind = _FUNCTIONS.get((inside, code.co_name)) or (found or [_OURS])[0]
+        self._kinds[code] = kind
+        return kind
+
+
+def _in_hook(work: str, present: Present | None) -> Spent:
+    """Return what a hook does: what it reads or decodes is put to the account of that."""
+    name, address = ("", ()) if present is None else present.call
+    numbers = flat(address)
+    leaf = numbers[0] if numbers and isinstance(numbers[0], int) else -1
+    return Spent(work or name or OTHER, leaf)
+
+
+_profiler = Profiler()
+
+
+def profiler() -> Profiler:
+    """Return the profiler of this process."""
+    return _profiler
+
+
+def _begin_anew() -> None:
+    global _profiler
+    _profiler = Profiler()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
