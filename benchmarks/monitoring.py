@@ -3,9 +3,9 @@
     python benchmarks/monitoring.py [--rounds N]
 
 The same raw samples are read in-line, in chunks that are watched and chunks that are not, in turns;
-times are CPU seconds of this process. As others may use the machine, each chunk is compared with its
-neighbour of the other kind, and the median of all pairs is given with its error. Samples are small and nothing is done with them, so what watching takes is as large
-a share of the work as it can be.
+times are CPU seconds of this process. As others may use the machine, each chunk is compared with
+its neighbour of the other kind, and the median of all pairs is given with its error. Samples are
+small and nothing is done with them, so what watching takes is as large a share as it can be.
 """
 
 from __future__ import annotations
