@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 # Tests start hundreds of processes: what the first one compiles the others import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api diagrams docs clean
+.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api diagrams docs packages release clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -71,6 +71,12 @@ bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the install
 
 docs: $(STAMP)  ## build the site of the documentation, and check its links
 	$(BIN)/python -m docs.site.build
+
+packages:  ## build wheel and sdist, and try them in clean environments, with torch and without
+	.ci/packages
+
+release:  ## check everything, build VERSION, and tag it: make release VERSION=0.2.0
+	.ci/release $(VERSION)
 
 diagrams: $(STAMP)  ## draw docs/images/*.svg
 	$(BIN)/python -m docs.site.diagrams

@@ -85,7 +85,7 @@ def test_a_dataset_in_a_bucket_is_verified_and_repaired(address, tmp_path):
     run("prepare", address, *PREPARE)
     done = run("verify", address, "--quick", "--no-progress")
     assert done.exit_code == 0, done.output
-    assert "60 samples in 3 shards:no problems" in done.stdout
+    assert "60 samples in 3 shards: no problems" in done.stdout
     delete_file(f"{address}/1.tar.parts")
     delete_file(f"{address}/2.tar")
     listed = tmp_path / "lost.jsonl"

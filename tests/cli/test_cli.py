@@ -101,7 +101,7 @@ def test_a_folder_without_shards_is_an_error(tmp_path):
 
 def test_verify_and_repair_say_by_exit_code_whether_something_is_wrong(tmp_path):
     root = make_captions(tmp_path / "ds", [3, 3])
-    assert "6 samples in 2 shards:no problems" in run("verify", root).stdout
+    assert "6 samples in 2 shards: no problems" in run("verify", root).stdout
     (root / "shards/000.tar.parts").unlink()
     result = run("verify", root, "--json", "--quick")
     assert result.exit_code == 1

@@ -51,7 +51,7 @@ def command(
     `energon pack`, ShardWriter and `energon prepare --checksum` keep. PATH may be a URL: the
     index is copied here, and of shards only what is compared is read.
 
-    Exits with 0 ifno problems, 1 if something is, 2 if the dataset cannot be checked.
+    Exits with 0 if there are no problems, 1 if there are, 2 if the dataset cannot be checked.
 
     \b
     Example:
@@ -103,7 +103,7 @@ def show_report(report: Report) -> None:
     if report.num_checksums:
         checked += f", {counted(report.num_checksums, 'checksum')}"
     if report.ok:
-        echo(f"{checked}:no problems")
+        echo(f"{checked}: no problems")
         return
     repairable = sum(problem.repairable for problem in report.problems)
     problems = counted(len(report.problems), "problem")

@@ -57,7 +57,7 @@ def mix_problems(
     """Yield the split, the dataset and what is wrong, for weights and joins of a metadataset.
 
     Args:
-        path: The metadataset;no problems with anything else.
+        path: The metadataset, not one of its datasets.
         found: What it consists of.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: The same for splits; None for split.yaml.
@@ -128,7 +128,7 @@ class LintReport:
 
     @property
     def ok(self) -> bool:
-        """Whetherno problems."""
+        """Whether no problems were found."""
         return not self.findings
 
     def groups(self) -> list[Group]:

@@ -131,7 +131,7 @@ def resolve(
         ConfigError: If documents make no sense; names all places, and all that is missing.
         SecurityError: If a document needs what is not allowed.
         EmptyDatasetError: If the split is there and names no dataset.
-        DatasetNotFoundError: Ifno problems but that something is not there; names all of it.
+        DatasetNotFoundError: If the only problem is that something is missing; names all of it.
     """
     walk = _Walk(training, allow, must_exist)
     context = NodeContext(

@@ -38,7 +38,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whetherno problems."""
+        """Whether no problems were found."""
         return not self.problems
 
     def rename(self, dataset: str, said: Callable[[str], str]) -> None:
