@@ -72,7 +72,7 @@ def allow_option(function: F, *, expose_value: bool = False) -> F:
         type=click.Choice(list(CAPABILITIES)),
         callback=_allow,
         expose_value=expose_value,
-        help=f"Allow data to do what is refused by default: {', '.join(CAPABILITIES)}. Repeat.",
+        help=f"Allow data to do what is otherwise refused: {', '.join(CAPABILITIES)}. Repeat.",
     )(function)
 
 
@@ -215,7 +215,7 @@ _PLACE = (
     click.option(
         "--address",
         metavar="ADDRESS",
-        help="Scheduler or head of the cluster; by default, one is started.",
+        help="Scheduler or head of the cluster; without it, one is started.",
     ),
     click.option("--progress/--no-progress", default=True, help="Show a progress bar."),
 )

@@ -52,7 +52,7 @@ _TOKENIZING = (
     click.option(
         "--address",
         metavar="ADDRESS",
-        help="Scheduler or head of the cluster; by default, one is started.",
+        help="Scheduler or head of the cluster; without it, one is started.",
     ),
 )
 _OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engine", "address")
@@ -87,7 +87,7 @@ _OPTIONS = (
     ),
     click.option("--leave-out", metavar="COLUMN", multiple=True, help="Drop a column."),
     click.option(
-        "--key-column", metavar="COLUMN", help="Column with keys; by default, rows are numbered."
+        "--key-column", metavar="COLUMN", help="Column with keys; without it, rows are numbered."
     ),
     click.option(
         "--root",
