@@ -11,7 +11,7 @@ from energon import ConfigError, DatasetNotFoundError, EmptyDatasetError, get_tr
 from energon.errors import FormatError, TruncatedError
 from energon.metadataset.kind import dataset_kind
 from energon.sources.arrow import ArrowSource
-from energon.sources.rows import RowOptions
+from energon.sources.row_kind import RowOptions
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind

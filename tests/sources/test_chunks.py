@@ -23,7 +23,7 @@ from energon.metadataset.kind import dataset_kind
 from energon.samples.crude import PART_FILES
 from energon.sources.browse.open import TreeOpener
 from energon.sources.chunks import LitDataRecords, MdsRecords
-from energon.sources.rows import RowOptions
+from energon.sources.row_kind import RowOptions
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.kind_checks import check_kind

@@ -18,20 +18,16 @@ import numpy as np
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, TruncatedError
 from energon.extra import needs_extra
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split import find_split, ratio_names
+from energon.formats.meta.split import find_split
 from energon.formats.parquet import ParquetFooter
 from energon.io.address import is_remote, redact
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile
-from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.leaf import Leaf
-from energon.samples.field_map import FieldMap
-from energon.sources.kinds import DatasetKind
 from energon.sources.part_filter import PartFilter
-from energon.sources.rows import RowOptions, RowSource, row_config
-from energon.sources.shards import ShardPool
+from energon.sources.row_kind import RowKind, RowOptions
+from energon.sources.rows import RowSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,43 +239,15 @@ def _split_files(folder: str, options: RowOptions, split_part: str) -> tuple[lis
     return [f"{found}/{name}" for name in data_files(splits[found])], False
 
 
-class ArrowKind(DatasetKind):
+class ArrowKind(RowKind):
     """Folders that `save_to_disk` of Hugging Face `datasets` wrote."""
 
     name = "arrow"
     noun = "a dataset of Arrow files"
-    options = RowOptions.names()
+    source = ArrowSource
 
-    def split_names(
-        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
-    ) -> list[str]:
-        splits = list(split_folders(address))
-        return ratio_names(None, origin=address) if splits == [""] else splits
-
-    def config(self, leaf: Leaf) -> DatasetConfig:
-        return row_config(leaf)
-
-    def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
-    ) -> ArrowSource:
-        return ArrowSource(
-            leaf.path,
-            split_part=leaf.split_part,
-            options=RowOptions(**leaf.read, origin=leaf.origin),
-            parts=parts,
-            subsets=leaf.subsets,
-            exclude=exclude,
-        )
-
-    def check_field_map(self, source: Any, field_map: FieldMap) -> None:
-        field_map.check_parts(source.all_parts, origin=str(source.path))
+    def splits_of(self, address: str) -> Collection[str]:
+        return split_folders(address)
 
     def describe(
         self,

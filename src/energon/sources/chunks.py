@@ -30,21 +30,16 @@ from energon.formats.chunks.records import (
     unpack,
 )
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_names, ratio_range
+from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
 from energon.io.address import is_remote, join_address, redact
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_document
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
-from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.leaf import Leaf
-from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, read_spans
 from energon.sources.items import ItemSource, file_of_part
-from energon.sources.kinds import DatasetKind
 from energon.sources.part_filter import PartFilter
-from energon.sources.rows import RowOptions, row_config
-from energon.sources.shards import ShardPool
+from energon.sources.row_kind import RowKind, RowOptions
 from energon.utf8 import decode_utf8
 
 HELD_BYTES = 512 << 20
@@ -429,7 +424,7 @@ class LitDataRecords(ChunkSource):
         return {n: v for n, v in item.items() if self.takes(n) and not n.startswith("__")}
 
 
-class ChunkKind(DatasetKind):
+class ChunkKind(RowKind):
     """Folders of chunks.
 
     Args:
@@ -438,43 +433,15 @@ class ChunkKind(DatasetKind):
         source: Reads its samples.
     """
 
-    options = RowOptions.names()
+    source: type[ChunkSource]
 
     def __init__(self, name: str, noun: str, source: type[ChunkSource]) -> None:
         self.name = name
         self.noun = noun
         self.source = source
 
-    def split_names(
-        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
-    ) -> list[str]:
-        splits = list(split_folders(address))
-        return ratio_names(None, origin=address) if splits == [""] else splits
-
-    def config(self, leaf: Leaf) -> DatasetConfig:
-        return row_config(leaf)
-
-    def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
-    ) -> ChunkSource:
-        return self.source(
-            leaf.path,
-            split_part=leaf.split_part,
-            options=RowOptions(**leaf.read, origin=leaf.origin),
-            parts=parts,
-            subsets=leaf.subsets,
-            exclude=exclude,
-        )
-
-    def check_field_map(self, source: Any, field_map: FieldMap) -> None:
-        field_map.check_parts(source.all_parts, origin=str(source.path))
+    def splits_of(self, address: str) -> Collection[str]:
+        return split_folders(address)
 
     def describe(
         self,

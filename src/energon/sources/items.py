@@ -12,16 +12,16 @@ from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.formats.signature import guess_extension
-from energon.io.epath import AnyPath, EPath
+from energon.io.epath import AnyPath
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.sources.extents import Extents
-from energon.sources.kinds import Location, Source, content_fingerprint
+from energon.sources.kinds import Location, SingleSource, content_fingerprint
 from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import included
 
 
-class ItemSource(ABC):
+class ItemSource(SingleSource, ABC):
     """The items of a split, numbered from 0. Those of the dataset are numbered through, too.
 
     Args:
@@ -62,19 +62,6 @@ class ItemSource(ABC):
                 "none is left"
             )
         self.wanted = self._wanted(parts) if columns is None else self._chosen(columns)
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """Where the dataset is, in a list of one."""
-        return [self.path]
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the files are in an object store."""
-        return isinstance(self.path, EPath)
 
     @property
     @abstractmethod
@@ -160,9 +147,6 @@ class ItemSource(ABC):
     def position(self, number: int) -> tuple[str, int, int]:
         """Return the file of an item, its number there, and where it begins."""
         return self.shard_of(number), number, 0
-
-    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        return [(self, ordinal)]
 
     def find(self, key: str) -> list[int]:
         inside = [n - self.first for n in self.numbers_of(key) if self.first <= n < self.last]

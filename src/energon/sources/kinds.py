@@ -14,12 +14,12 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from energon.arrays import Ints
 from energon.errors import ConfigError
 from energon.io.address import redact
-from energon.io.epath import AnyPath
+from energon.io.epath import AnyPath, EPath
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.kind import dataset_kind, kind_entry
 from energon.metadataset.leaf import Leaf
@@ -105,6 +105,37 @@ class Source(Protocol):
             Names of the place where the samples are, and for each file there the numbers of the
             first sample and the one behind the last.
         """
+
+
+class SingleSource:
+    """What all sources of one dataset answer in the same way.
+
+    Attributes:
+        path: Where the dataset is.
+        start: The first of its samples, and
+        stop: the one behind the last.
+    """
+
+    path: AnyPath
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def paths(self) -> list[AnyPath]:
+        """Where the dataset is, in a list of one."""
+        return [self.path]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is in an object store."""
+        return isinstance(self.path, EPath)
+
+    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
+        """Return the source itself: a sample is made of nothing else."""
+        return [(cast("Source", self), ordinal)]
 
 
 class DatasetKind:

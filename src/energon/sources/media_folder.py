@@ -31,7 +31,7 @@ from energon.formats.folder_listing import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.formats.meta.split import find_split, ratio_names, ratio_range, splits_by_name
+from energon.formats.meta.split import find_split, ratio_range, splits_by_name
 from energon.formats.tar.names import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.backends.base import ObjectInfo
@@ -40,16 +40,12 @@ from energon.io.files import is_file, list_files, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
 from energon.io.registry import open_store
-from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.leaf import Leaf
-from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents
 from energon.sources.files.folder import SystemFileStore
 from energon.sources.files.store import FileStore
 from energon.sources.items import ItemSource
-from energon.sources.kinds import DatasetKind
 from energon.sources.part_filter import PartFilter
-from energon.sources.rows import RowOptions, row_config
+from energon.sources.row_kind import RowKind, RowOptions
 from energon.sources.shards import ShardPool
 from energon.utf8 import decode_utf8
 from energon.warn_once import warn_once
@@ -496,12 +492,14 @@ def _split_numbers(media: MediaFiles, options: FolderOptions, split_part: str) -
     return np.array([n for n, key in enumerate(media.keys) if key in own], np.int64)
 
 
-class MediaFolderKind(DatasetKind):
+class MediaFolderKind(RowKind):
     """Folders of images, audio and video."""
 
     name = "folder"
     noun = "a folder of media files"
     has_files = True
+    source = MediaFolderSource
+    options_type = FolderOptions
     options = FolderOptions.names()
     prepares = True
 
@@ -509,36 +507,8 @@ class MediaFolderKind(DatasetKind):
         note_listing(address)
         return len(MediaFiles(address).keys)
 
-    def split_names(
-        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
-    ) -> list[str]:
-        splits = list(splits_by_name(MediaFiles(address).keys, by_file=False))
-        return ratio_names(None, origin=address) if splits == [""] else splits
-
-    def config(self, leaf: Leaf) -> DatasetConfig:
-        return row_config(leaf, options=FolderOptions)
-
-    def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
-    ) -> MediaFolderSource:
-        return MediaFolderSource(
-            leaf.path,
-            split_part=leaf.split_part,
-            options=FolderOptions(**leaf.read, origin=leaf.origin),
-            parts=parts,
-            subsets=leaf.subsets,
-            exclude=exclude,
-        )
-
-    def check_field_map(self, source: Any, field_map: FieldMap) -> None:
-        field_map.check_parts(source.all_parts, origin=str(source.path))
+    def splits_of(self, address: str) -> Collection[str]:
+        return splits_by_name(MediaFiles(address).keys, by_file=False)
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
         return SystemFileStore(address)

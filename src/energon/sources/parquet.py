@@ -19,7 +19,6 @@ from energon.extra import needs_extra
 from energon.formats.meta.split import (
     SPLIT_WORDS,
     find_split,
-    ratio_names,
     splits_by_name,
 )
 from energon.formats.parquet import ParquetFooter, parse_footer
@@ -30,12 +29,10 @@ from energon.io.range_file import RangeFile, RemoteFile
 from energon.limits import DECODED_BYTES
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.samples.field_map import FieldMap
-from energon.sources.kinds import DatasetKind
 from energon.sources.parquet_files import SUFFIX, ParquetFiles, is_pattern
 from energon.sources.part_filter import PartFilter
-from energon.sources.rows import RowOptions, RowSource, row_config
-from energon.sources.shards import ShardPool
+from energon.sources.row_kind import RowKind, RowOptions, row_config
+from energon.sources.rows import RowSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -360,22 +357,21 @@ _SHARD_NAME = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}(?:-[0-9a-f]{16})?\.par
 """What `datasets` calls the files of a split."""
 
 
-class ParquetKind(DatasetKind):
+class ParquetKind(RowKind):
     """Parquet files, whose rows are samples."""
 
     name = "parquet"
     noun = "a set of Parquet files"
+    source = ParquetSource
+    options_type = ParquetOptions
     options = ParquetOptions.names()
     prepares = True
 
     def prepare(self, address: str) -> int:
         return sum(sum(footer.rows) for footer in ParquetFiles(address).prepare())
 
-    def split_names(
-        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
-    ) -> list[str]:
-        splits = list(_splits(ParquetFiles(address), ParquetOptions()))
-        return ratio_names(None, origin=address) if splits == [""] else splits
+    def splits_of(self, address: str) -> Collection[str]:
+        return _splits(ParquetFiles(address), ParquetOptions())
 
     def config(self, leaf: Leaf) -> DatasetConfig:
         return row_config(
@@ -383,28 +379,6 @@ class ParquetKind(DatasetKind):
             has_folder=not (is_pattern(leaf.path) or leaf.path.endswith(SUFFIX)),
             options=ParquetOptions,
         )
-
-    def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
-    ) -> ParquetSource:
-        return ParquetSource(
-            leaf.path,
-            split_part=leaf.split_part,
-            options=ParquetOptions(**leaf.read, origin=leaf.origin),
-            parts=parts,
-            subsets=leaf.subsets,
-            exclude=exclude,
-        )
-
-    def check_field_map(self, source: Any, field_map: FieldMap) -> None:
-        field_map.check_parts(source.all_parts, origin=str(source.path))
 
     def describe(
         self,

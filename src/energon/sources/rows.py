@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -15,101 +14,21 @@ import numpy as np
 from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError, FormatError
-from energon.formats.meta.info import META
-from energon.formats.meta.split import parse_shares, ratio_range
+from energon.formats.meta.split import ratio_range
 from energon.formats.parquet import ParquetFooter
 from energon.formats.signature import guess_extension
-from energon.io.address import join_address
-from energon.io.epath import AnyPath, EPath
-from energon.io.files import is_file
+from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
-from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
-from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.sources.extents import Extents
-from energon.sources.kinds import Location, Source, content_fingerprint
+from energon.sources.kinds import Location, SingleSource, content_fingerprint
 from energon.sources.part_filter import PartFilter
+from energon.sources.row_kind import RowOptions
 from energon.sources.webdataset import included
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """What a document says under `read` of files with rows.
-
-    Args:
-        columns: The columns to read; None for those that the field map names, or else all.
-        sample_type: The sample type that rows become, like "CaptioningSample"; None leaves them
-            to cookers.
-        field_map: For each field of it, the column that it is taken from.
-        split: The shares of train, val and test in the rows, like "99,1,0"; None if the names of
-            the files say which split they are in, or else all are "train".
-        origin: Where they were written.
-
-    Raises:
-        ConfigError: If they make no sense.
-    """
-
-    columns: Sequence[str] | None = None
-    sample_type: str | None = None
-    field_map: Mapping[str, str] | None = None
-    split: str | None = None
-    origin: str = ""
-
-    def __post_init__(self) -> None:
-        if problem := next(self._problems(), None):
-            raise ConfigError(f"{self.origin}: read: {problem}")
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Return what may be said."""
-        return tuple(field.name for field in fields(cls) if field.name != "origin")
-
-    def _problems(self) -> Iterator[str]:
-        columns = self.columns
-        if columns is not None and (
-            not isinstance(columns, list | tuple)
-            or not columns
-            or not all(isinstance(name, str) for name in columns)
-        ):
-            yield f"columns is {columns!r}; expected a list of names"
-        if (self.sample_type is None) != (self.field_map is None):
-            yield "sample_type and field_map belong together, one is missing"
-        if self.sample_type is not None and not isinstance(self.sample_type, str):
-            yield f"sample_type is {self.sample_type!r}; expected a name like CaptioningSample"
-        if self.field_map is not None and not isinstance(self.field_map, Mapping):
-            yield f"field_map is {self.field_map!r}; expected a column for each field"
-        if self.columns is not None and self.field_map is not None:
-            yield "field_map says which columns to read; drop columns"
-        if self.split is not None:
-            parse_shares(self.split, origin=self.origin)
-
-
-def row_config(
-    leaf: Leaf, *, has_folder: bool = True, options: type[RowOptions] = RowOptions
-) -> DatasetConfig:
-    """Return what happens to the rows that a leaf refers to.
-
-    Args:
-        leaf: What a document says.
-        has_folder: Whether the dataset is a folder, which may describe itself.
-        options: What a document may say.
-    """
-    said = options(**leaf.read, origin=leaf.origin)
-    if said.sample_type is not None:
-        return DatasetConfig(
-            crude=False,
-            sample_type=("energon", said.sample_type),
-            field_map=said.field_map,
-            origin=leaf.path,
-        )
-    described = join_address(leaf.path, f"{META}/{leaf.dataset_config}")
-    if has_folder and is_file(described):
-        return load_dataset_config(leaf.path, leaf.dataset_config)
-    return DatasetConfig(origin=leaf.path)
 
 
 class RowGroups(Protocol):
@@ -159,7 +78,7 @@ class RowGroups(Protocol):
         """Return a file, open for reading ranges."""
 
 
-class RowSource:
+class RowSource(SingleSource):
     """The rows of a split of some files, numbered from 0.
 
     A sample has a part for each column, and for each `key=value` in the path of its file. Its key
@@ -219,19 +138,6 @@ class RowSource:
         elif wanted is None and parts is not None:
             wanted = sorted(parts)
         self.columns, self.wanted = self._columns(wanted)
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """Where the files are, in a list of one."""
-        return [self.path]
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the files are in an object store."""
-        return isinstance(self.path, EPath)
 
     @cached_property
     def mean_sample_bytes(self) -> float:
@@ -320,9 +226,6 @@ class RowSource:
             offset=chunks[0][0] if chunks else 0,
             parts=tuple(self.part_names),
         )
-
-    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        return [(self, ordinal)]
 
     def find(self, key: str) -> list[int]:
         row = self._row_of(key)

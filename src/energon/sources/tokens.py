@@ -23,7 +23,7 @@ from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.tokens import DATA, INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.disk_cache import map_file
-from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
 from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
@@ -34,7 +34,7 @@ from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents, read_spans
 from energon.sources.files.locate import local_copy
-from energon.sources.kinds import DatasetKind, Location, Source, content_fingerprint
+from energon.sources.kinds import DatasetKind, Location, SingleSource, content_fingerprint
 from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
@@ -157,7 +157,7 @@ def token_files(address: str) -> list[str]:
     return [join_address(address, name) for name in found]
 
 
-class TokenSource:
+class TokenSource(SingleSource):
     """The documents of a split of token files, or windows over them, numbered from 0.
 
     A sample has the parts `tokens` and `cu_seqlens`, and `modes` if the files have them: see
@@ -211,19 +211,6 @@ class TokenSource:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, self._arguments
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """Where the files are, in a list of one."""
-        return [self.path]
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the files are in an object store."""
-        return isinstance(self.path, EPath)
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -330,9 +317,6 @@ class TokenSource:
             offset=int(pieces.low[0]) if len(pieces.low) else 0,
             parts=("tokens",),
         )
-
-    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        return [(self, ordinal)]
 
     def find(self, key: str) -> list[int]:
         if not key.isdecimal():
