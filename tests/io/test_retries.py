@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 
@@ -11,6 +12,8 @@ from energon.io import retries
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer
 from energon.io.registry import forget_stores, open_store
+from energon.io.retries import Retries
+from energon.io.settings import StorageSettings
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy
@@ -92,14 +95,23 @@ def test_the_default_of_the_patience_is_named(proxy):
     assert "ENERGON_STORAGE_DEADLINE_SECONDS=300" in str(caught.value)
 
 
-def test_requests_that_were_on_their_way_when_credentials_changed_are_made_again(proxy):
-    store, _ = open_store(proxy.url)
-    proxy.plan(
-        [Fault("status", status=403, code="ExpiredToken")] * 8, lambda request: request.is_data
-    )
-    wanted = [("x.bin", n, n + 10) for n in range(0, 8000, 1000)]
-    assert store.together(store.read_range, wanted) == [bytes(10)] * 8
-    assert proxy.faults_left == 0
+def test_requests_that_were_on_their_way_when_credentials_changed_are_made_again():
+    renewals = []
+    trouble = Retries("s3://b", StorageSettings(), lambda: renewals.append(1), sleep=len_of_sleep)
+    error, asked_at = StorageAccessError("s3://b/x: access denied"), time.monotonic()
+    for _ in range(8):  # in as many threads, say
+        trouble.failed(error, asked_at=asked_at, begun=asked_at, attempts=1, seconds=300)
+    assert len(renewals) == 1
+    later = time.monotonic() + 1
+    with pytest.raises(StorageAccessError, match="looked up again"):
+        trouble.failed(error, asked_at=later, begun=asked_at, attempts=2, seconds=300)
+    assert trouble.is_denied
+    trouble.answered()
+    assert not trouble.is_denied
+
+
+def len_of_sleep(seconds):
+    assert seconds <= 10
 
 
 def test_reading_ahead_stops_where_an_object_is_gone(proxy, tmp_path):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 import pytest
 
+from energon.errors import StorageError
 from energon.io.registry import forget_stores
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import write_shard
-from tests.servers.proxy import FaultProxy
+from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
 from tests.sources.distant import start
 
@@ -85,3 +87,51 @@ def test_lanes_that_share_slices_fetch_them_once(distant):
     slice_bytes = 3 * SLICE * SAMPLE_BYTES
     assert fetched[None] <= 1.1 * fetched[1] + slice_bytes
     assert requests[None] <= 1.1 * requests[1] + 24
+
+
+def test_a_dataset_that_fits_into_memory_is_fetched_once(distant, monkeypatch):
+    """Five epochs of 20 MB take 20 MB and a few dozen requests, whatever the order."""
+    proxy, address = distant
+    monkeypatch.setenv("ENERGON_STORAGE_READ_AHEAD_BYTES", "256MB")
+    forget_stores()
+    fetched_bytes(proxy)
+    proxy.requests.clear()
+    batches = start(address, lanes=4, max_samples_per_sequence=1)
+    for _ in range(5 * 400 // 3):
+        next(batches)
+    assert fetched_bytes(proxy) <= 1.1 * 400 * SAMPLE_BYTES
+    assert len(proxy.requests) <= 60
+    batches.close()
+
+
+def test_no_more_is_fetched_than_some_batches_need(tmp_path, monkeypatch):
+    """Small samples are bounded by batches: a short run does not fetch all there is room for."""
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENERGON_STORAGE_READ_AHEAD_BYTES", str(15_000_000))
+    samples = [(f"{n:05}", {"bin": bytes(4_000)}) for n in range(4_000)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    forget_stores()
+    with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
+        batches = start(f"{proxy.url}/ds", max_samples_per_sequence=SLICE)
+        for _ in range(5):
+            next(batches)
+        assert fetched_bytes(proxy) <= 5_000_000
+        batches.close()
+    forget_stores()
+
+
+def test_a_block_that_could_not_be_fetched_is_asked_for_again(distant, monkeypatch):
+    proxy, address = distant
+    monkeypatch.setenv("ENERGON_STORAGE_READ_AHEAD_BYTES", "256MB")
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")
+    forget_stores()
+    batches = start(address, lanes=1, max_samples_per_sequence=SLICE)
+    next(batches)
+    proxy.plan([Fault("status")] * 40, lambda request: request.is_data)
+    with pytest.raises(StorageError, match="503"):
+        for _ in batches:
+            pass
+    proxy.plan([])
+    taken = [sample for batch in islice(start(address, lanes=1), 130) for sample in batch]
+    assert len(taken) == 390

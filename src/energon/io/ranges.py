@@ -38,6 +38,12 @@ MAX_GAP_BYTES = 128 << 10
 """Bytes that are fetched along between two needed ones: as quick as another request."""
 
 
+KEPT_BLOCK_BYTES = 1 << 20
+"""What is kept is fetched in multiples of this."""
+
+Identity = tuple[str, str, str, int]
+
+
 class RemoteObject:
     """A version of an object in a store. May be used by many threads.
 
@@ -49,6 +55,8 @@ class RemoteObject:
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.store = store
         self.info = info
+        self.identity = (store.origin, info.key, info.version or str(id(self)), info.size)
+        """Tells this version of the object from all others, also after it was opened again."""
         self._is_gone = False
         self._copy: BlockFile | UncachedFile | None = None
         if store.settings.cache_shards or not store.gives_ranges:
@@ -157,6 +165,14 @@ class Span:
         """How many bytes it has."""
         return self.stop - self.start
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be fetched, or is not going to be."""
+        future = self.future
+        if future is None or not future.done():
+            return False
+        return future.cancelled() or future.exception() is not None
+
     def wait(self) -> bytes | None:
         """Return its bytes when they have come; None if nobody fetches them.
 
@@ -186,25 +202,77 @@ class SpanBuffer:
     """Spans on their way or here, by object. May be used by many threads."""
 
     def __init__(self) -> None:
-        self._spans: defaultdict[RemoteObject, list[Span]] = defaultdict(list)
+        self._spans: defaultdict[Identity, list[Span]] = defaultdict(list)
+        self._kept: set[tuple[Identity, int]] = set()
         self._lock = threading.Lock()
+        self.kept_bytes = 0
+        """What is never dropped, as it is read again and again."""
 
     def fetch(self, span: Span) -> None:
         """Begin to fetch a span. It stays until it is dropped."""
         read = span.object.read_ahead
         span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
         with self._lock:
-            self._spans[span.object].append(span)
+            self._spans[span.object.identity].append(span)
+
+    def keep(self, object_: RemoteObject, start: int, stop: int, *, most: int) -> bool:
+        """Begin to fetch the blocks of a range that are not here, and keep them.
+
+        Args:
+            object_: Of what.
+            start: First byte.
+            stop: The byte behind the last.
+            most: How many bytes may be kept in all; return False if that is not enough.
+        """
+        identity, size = object_.identity, object_.info.size
+        first, last = start // KEPT_BLOCK_BYTES, -(-min(stop, size) // KEPT_BLOCK_BYTES)
+        with self._lock:
+            missing = [n for n in range(first, last) if (identity, n) not in self._kept]
+            if self.kept_bytes + len(missing) * KEPT_BLOCK_BYTES > most:
+                return False
+            self._kept.update((identity, n) for n in missing)
+        runs: list[list[int]] = []
+        for n in missing:
+            if runs and runs[-1][1] == n and n - runs[-1][0] < MAX_SPAN_BYTES // KEPT_BLOCK_BYTES:
+                runs[-1][1] = n + 1
+            else:
+                runs.append([n, n + 1])
+        for begin, end in runs:
+            span = Span(object_, begin * KEPT_BLOCK_BYTES, min(size, end * KEPT_BLOCK_BYTES))
+            self.kept_bytes += span.size
+            self.fetch(span)
+        return True
+
+    def forget(self, *, failed: bool = False) -> None:
+        """Forget what was kept, or what of it could not be fetched."""
+        with self._lock:
+            spans = [span for held in self._spans.values() for span in held]
+        for span in spans:
+            if not failed or span.has_failed:
+                self._forget_kept(span)
+
+    def _forget_kept(self, span: Span | None) -> None:
+        """Forget a span that was to be kept, so that it is fetched again when it is needed."""
+        if span is None:
+            return
+        blocks = range(span.start // KEPT_BLOCK_BYTES, -(-span.stop // KEPT_BLOCK_BYTES))
+        with self._lock:
+            if (span.object.identity, blocks.start) not in self._kept:
+                return
+            self._kept.difference_update((span.object.identity, n) for n in blocks)
+            self.kept_bytes -= span.size
+        self.drop([span])
 
     def drop(self, spans: Iterable[Span]) -> None:
         """Forget spans; those that are still waiting for their turn are not fetched."""
         with self._lock:
             for span in spans:
-                kept = self._spans[span.object]
-                if span in kept:
-                    kept.remove(span)
-                if not kept:
-                    del self._spans[span.object]
+                identity = span.object.identity
+                held = self._spans[identity]
+                if span in held:
+                    held.remove(span)
+                if not held:
+                    del self._spans[identity]
                 if span.future is not None:
                     span.future.cancel()
 
@@ -215,12 +283,18 @@ class SpanBuffer:
             EnergonError: If a span could not be fetched, see `Store.read_range`.
         """
         with self._lock:
-            spans = list(self._spans.get(object_, ()))
+            spans = list(self._spans.get(object_.identity, ()))
         parts: list[bytes] = []
         while start < stop:
             span = next((span for span in spans if span.start <= start < span.stop), None)
-            data = None if span is None else span.wait()
+            try:
+                data = None if span is None else span.wait()
+            except BaseException:
+                self._forget_kept(span)
+                self.forget(failed=True)
+                raise
             if span is None or data is None:
+                self._forget_kept(span)
                 return None
             end = min(stop, span.stop)
             parts.append(data[start - span.start : end - span.start])

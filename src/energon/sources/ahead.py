@@ -34,6 +34,10 @@ FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048
 """Rows planned at a time, beyond the window: few at first, so that the first batch comes soon."""
 MAX_ROWS_AHEAD = 32_768
+BATCHES_AHEAD = 64
+"""So many batches are fetched ahead at most, and in any case the next two blocks that are read."""
+KEPT_SHARE = 0.5
+"""Datasets that fit into this share of the memory are fetched once, and kept for all epochs."""
 MAX_WINDOW_ROWS = 16_384
 MAX_SPANS_AHEAD = 1024
 """Fetched or on their way: enough for any latency, where samples are small files of their own."""
@@ -64,6 +68,8 @@ class LookAhead:
         self._sources = sources
         self._window = -(-window_rows // lanes_of_stream)
         self._budget = settings.read_ahead_bytes
+        self._kept = _kept_leaves(sources, settings)
+        self._batch_rows = 1
         self._buffer = span_buffer()
         self._held: dict[int, list[Span]] = {}
         self._queue: deque[int] = deque()
@@ -74,7 +80,7 @@ class LookAhead:
         self._pending = _Pending.none()
         self._step = FIRST_STEP_ROWS
         _open_lanes.add(self)
-        weakref.finalize(self, _drop, self._buffer, self._held).atexit = False
+        weakref.finalize(self, _end, self._buffer, self._held).atexit = False
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
         """Note what is read next of each lane, and fetch what is needed soon."""
@@ -82,6 +88,10 @@ class LookAhead:
         if any(each.lane in known and known[each.lane].stop != each.start for each in readings):
             self._forget()
         is_first = not self._lanes
+        rows = sum(each.number for each in readings)
+        if is_first:
+            self._batch_rows = max(1, rows)  # the first block is a batch
+        self._most_rows = min(MAX_ROWS_AHEAD, max(BATCHES_AHEAD * self._batch_rows, 2 * rows))
         for each in readings:
             lane = self._lanes.get(each.lane)
             if lane is None:
@@ -103,7 +113,7 @@ class LookAhead:
         while lanes := [lane for lane in self._lanes.values() if not lane.ended]:
             depth = min(lane.settled - lane.start for lane in lanes)
             is_short = any(lane.settled < lane.stop for lane in lanes)
-            if not is_short and not (self._fetch() and depth * len(lanes) < MAX_ROWS_AHEAD):
+            if not is_short and not (self._fetch() and depth * len(lanes) < self._most_rows):
                 break
             depth += max(1, self._step // len(lanes))
             targets = {
@@ -144,7 +154,10 @@ class LookAhead:
                 continue
             mine = np.flatnonzero(pending.leaf == leaf)
             for file, places, low, high in source.extents(pending.ordinal[mine]):
-                if isinstance(file, RemoteFile):
+                if not isinstance(file, RemoteFile):
+                    continue
+                chosen = due[mine[places]]
+                if leaf not in self._kept or not self._keep(file, low[chosen], high[chosen]):
                     made += self._make_spans(
                         file,
                         low,
@@ -160,6 +173,14 @@ class LookAhead:
             lane.assign(pending.row[chosen], number[chosen])
         self._queue.extend(span for _, span in sorted(made))
         self._pending = pending.picked(~done)
+
+    def _keep(self, file: RemoteFile, low: Ints, high: Ints) -> bool:
+        """Fetch ranges of a file for good; return whether there is memory for them."""
+        most = int(KEPT_SHARE * self._budget)
+        return all(
+            self._buffer.keep(file.object, start, stop, most=most)
+            for start, stop in zip(low.tolist(), high.tolist(), strict=True)
+        )
 
     def _make_spans(
         self,
@@ -202,7 +223,7 @@ class LookAhead:
 
     def _fetch(self) -> bool:
         """Begin to fetch what there is memory for; return whether there is some left."""
-        share = self._budget // max(1, len(_open_lanes))
+        share = (self._budget - self._buffer.kept_bytes) // max(1, len(_open_lanes))
         while self._queue:
             number = self._queue[0]
             needed = self._spans.get(number)
@@ -349,3 +370,27 @@ def _drop(buffer: SpanBuffer, held: dict[int, list[Span]]) -> None:
     for pieces in held.values():
         buffer.drop(pieces)
     held.clear()
+
+
+def _end(buffer: SpanBuffer, held: dict[int, list[Span]]) -> None:
+    _drop(buffer, held)
+    if not len(_open_lanes):
+        buffer.forget()
+
+
+def _kept_leaves(sources: Sequence[Source], settings: StorageSettings) -> frozenset[int]:
+    """Return the remote leaves that fit into memory together, the smallest first."""
+    if settings.cache_shards:
+        return frozenset()
+    sizes = sorted(
+        (len(source) * source.mean_sample_bytes, leaf)
+        for leaf, source in enumerate(sources)
+        if source.is_remote
+    )
+    room, kept = KEPT_SHARE * settings.read_ahead_bytes, set()
+    for size, leaf in sizes:
+        room -= size
+        if room < 0:
+            break
+        kept.add(leaf)
+    return frozenset(kept)
