@@ -1,30 +1,32 @@
 """Measure how long pages of `energon view` take, as a browser asks for them.
 
-    python benchmarks/view.py [--samples 10000000] [--data FOLDER] [--rounds 5]
+    python benchmarks/view.py [--samples 10000000] [--data FOLDER] [--per-shard 10000] [--rounds 5]
 
 Writes the datasets first if they are not there: one of many small texts, of a kilobyte of disk
 each, and one of JPEGs of 70 kB. Each round starts a server of its own, so that nothing has
 been opened, decoded or kept; its start is not counted, but printed. A gallery is its page, and
-then all thumbnails over six connections. Prints a table of medians in milliseconds.
+then all thumbnails over six connections. Prints a table of medians in milliseconds: until the
+answer was there, and CPU time of the server, which other programs change less.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import local
+from typing import NamedTuple
 
-PER_SHARD = 10_000
 JPEGS = 600
 CONNECTIONS = 6
 
@@ -33,50 +35,65 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=10_000_000)
+    parser.add_argument("--per-shard", type=int, default=10_000)
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data-made/view")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    texts = arguments.data / f"texts-{arguments.samples}"
+    texts = arguments.data / f"texts-{arguments.samples}-{arguments.per_shard}"
     images = arguments.data / "images"
     if not (texts / ".nv-meta/.info.json").exists():
-        write_texts(texts, arguments.samples)
+        write_texts(texts, arguments.samples, arguments.per_shard)
     if not (images / ".nv-meta/.info.json").exists():
         write_images(images)
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Taken]] = {}
     for _ in range(arguments.rounds):
-        for name, milliseconds in [*measure_texts(texts), *measure_images(images)]:
-            found.setdefault(name, []).append(milliseconds)
-    print("| | ms |\n|---|---|")
+        measured = [*measure_texts(texts, arguments.samples), *measure_images(images)]
+        for name, taken in measured:
+            found.setdefault(name, []).append(taken)
+    print("| | ms | ms of CPU |\n|---|---|---|")
     for name, each in found.items():
-        print(f"| {name} | {statistics.median(each):.0f} |")
+        middle = [statistics.median(column) for column in zip(*each, strict=True)]
+        print(f"| {name} | {middle[0]:.0f} | {middle[1]:.0f} |")
 
 
-def measure_texts(path: Path) -> Iterator[tuple[str, float]]:
+class Taken(NamedTuple):
+    """What an answer took, in milliseconds."""
+
+    wall: float
+    cpu: float
+
+
+def measure_texts(path: Path, samples: int) -> Iterator[tuple[str, Taken]]:
     """Yield what is asked of a large dataset, and how long the answer takes."""
-    with viewing(path) as (port, start):
-        many = f"{_shards(path) * PER_SHARD:,} samples"
+    with viewing(path) as (server, port, start):
+        many = f"{samples:,} samples in {_shards(path):,} shards"
         yield "start of the server", start
-        yield f"first page, {many}", _timed(port, "/")
-        yield f"gallery in the middle, {many}", _timed(port, f"/s/0/0?from={PER_SHARD * 3 + 7}")
-        yield f"search by the beginning of a key, {many}", _timed(port, "/s/0/0?key=text_000777")
+        for name, page in {
+            f"first page, {many}": "/",
+            f"gallery in the middle, {many}": f"/s/0/0?from={samples // 2 + 7}",
+            f"search by the beginning of a key, {many}": "/s/0/0?key=text_000777",
+        }.items():
+            yield name, _taken(server, lambda page=page: _get(port, page))
 
 
-def measure_images(path: Path) -> Iterator[tuple[str, float]]:
+def measure_images(path: Path) -> Iterator[tuple[str, Taken]]:
     """Yield how long a gallery of images takes."""
-    with viewing(path) as (port, _):
-        begin = time.perf_counter()
+
+    def gallery() -> None:
         page = _get(port, "/s/0/0").decode()
         thumbnails = re.findall(r'<img src="(.*?)"', page)
         with ThreadPoolExecutor(CONNECTIONS) as browser:
             sizes = list(browser.map(lambda address: len(_get(port, address)), thumbnails))
         assert len(sizes) == 60
         assert min(sizes) > 1000
-        yield "gallery of 60 JPEGs of 70 kB", (time.perf_counter() - begin) * 1000
+
+    with viewing(path) as (server, port, _):
+        yield "gallery of 60 JPEGs of 70 kB", _taken(server, gallery)
 
 
 @contextmanager
-def viewing(path: Path) -> Iterator[tuple[int, float]]:
-    """Run the server; yields its port, and how many milliseconds it took to start."""
+def viewing(path: Path) -> Iterator[tuple[int, int, Taken]]:
+    """Run the server; yields its process, its port, and what it took to start."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "energon", "view", str(path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -84,10 +101,9 @@ def viewing(path: Path) -> Iterator[tuple[int, float]]:
         address = server.stdout.readline().split()[0]
         _connections.__dict__.clear()
         try:
-            yield (
-                int(address.rstrip("/").rpartition(":")[2]),
-                (time.perf_counter() - begin) * 1000,
-            )
+            port = int(address.rstrip("/").rpartition(":")[2])
+            start = Taken((time.perf_counter() - begin) * 1000, _cpu(server.pid))
+            yield server.pid, port, start
         finally:
             server.kill()
 
@@ -104,22 +120,28 @@ def _get(port: int, path: str) -> bytes:
     return content
 
 
-def _timed(port: int, path: str) -> float:
-    begin = time.perf_counter()
-    _get(port, path)
-    return (time.perf_counter() - begin) * 1000
+def _taken(server: int, ask: Callable[[], object]) -> Taken:
+    begin, cpu = time.perf_counter(), _cpu(server)
+    ask()
+    return Taken((time.perf_counter() - begin) * 1000, _cpu(server) - cpu)
+
+
+def _cpu(process: int) -> float:
+    """Return the CPU time that a process has taken, in milliseconds."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def _shards(path: Path) -> int:
     return len(list((path / "shards").glob("*.tar")))
 
 
-def write_texts(folder: Path, samples: int) -> None:
+def write_texts(folder: Path, samples: int, per_shard: int) -> None:
     """Write and prepare a dataset of small texts."""
     from energon import ShardWriter
     from energon.prepare.dataset import Indexing, prepare_dataset
 
-    with ShardWriter(f"{folder}/shards/%05d.tar", maxcount=PER_SHARD) as writer:
+    with ShardWriter(f"{folder}/shards/%05d.tar", maxcount=per_shard) as writer:
         for number in range(samples):
             writer.write({"__key__": f"text_{number:08}", "txt": b"text %08d" % number})
     indexing = Indexing(sqlite=False)

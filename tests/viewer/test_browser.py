@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch  # noqa: F401  # takes seconds, and the first waveform would have to wait for it
 from PIL import Image
 
 from energon import DefaultTaskEncoder, SampleDecoder, stateless

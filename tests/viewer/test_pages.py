@@ -3,6 +3,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from tests.datasets import make_captions, make_crude, write_shard
 from tests.media_files import media_files
 from tests.viewer.pages import browse
 
+ROOT = Path(__file__).parents[2]
+FIRST = "/s/0/0/0"
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
 
@@ -259,3 +264,36 @@ def test_what_cannot_be_read_is_said_on_the_page(tmp_path):
     page(client, "/s/0/1", 404)
     page(client, "/s/7/0", 404)
     page(client, "/nothing", 404)
+
+
+def test_tokens_are_shown_as_the_text_of_a_tokenizer(tmp_path):
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([72, 101, 60, 98, 62], np.int32))
+    write_shard(tmp_path / "ds/shards/0.tar", [("a", {"npy": buffer.getvalue()})])
+    prepare_dataset(tmp_path / "ds", **ALL)
+    shown = page(browse(tmp_path / "ds", tokenizer=lambda numbers: bytes(numbers).decode()), FIRST)
+    tokens = re.findall(r'<span title="(\d+)">(.*?)</span>', shown)
+    assert tokens == [("72", "H"), ("101", "e"), ("60", "&lt;"), ("98", "b"), ("62", "&gt;")]
+    broken = page(browse(tmp_path / "ds", tokenizer=lambda numbers: 1 // 0), FIRST)
+    assert "the tokenizer raised ZeroDivisionError" in broken
+    assert "He" not in page(browse(tmp_path / "ds"), FIRST)
+
+
+WITHOUT_TORCH = """
+import sys
+from tests.viewer.pages import browse
+client = browse(sys.argv[1])
+page = client.get("/s/0/0/0").text
+for kind in ("wave", "thumb"):
+    assert any(client.get(f"/s/0/0/0/{kind}/{n}").status_code == 200 for n in (0, 1)), kind
+assert "torch" not in sys.modules, "a sound or a video imports torch"
+"""
+
+
+def test_sounds_and_videos_are_drawn_without_torch(tmp_path):
+    files = media_files()
+    parts = {name: files[name] for name in ("wav", "0.mp4")}
+    write_shard(tmp_path / "ds/shards/0.tar", [("a", parts)])
+    prepare_dataset(tmp_path / "ds", **ALL)
+    command = [sys.executable, "-c", WITHOUT_TORCH, tmp_path / "ds"]
+    subprocess.run(command, check=True, cwd=ROOT)

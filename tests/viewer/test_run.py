@@ -19,6 +19,7 @@ from energon import (
 )
 from energon.inspect.planned_run import ReadFrom, open_saved_run
 from energon.loader.state import merge_states
+from energon.packing import pack_sequences
 from energon.viewer.run import show_saved_run
 from tests.datasets import make_captions, make_crude
 from tests.viewer.pages import browse
@@ -175,3 +176,47 @@ def test_batches_are_those_that_the_trainer_gets_after_its_hooks(tmp_path):
 
 def test_without_an_encoder_there_are_no_batches(blend):
     assert browse(blend).get("/run/batch").status_code == 404
+
+
+class Packs(Keys):
+    """Packs of samples of 3 and 4 tokens, padded to 16."""
+
+    def select_samples_to_pack(self, samples):
+        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+    def pack_selected_samples(self, samples):
+        numbers = [int(sample["__key__"][1:]) for sample in samples]
+        values = [np.full(3 + number % 2, number) for number in numbers]
+        return {"keys": [sample["__key__"] for sample in samples], "values": values}
+
+    def batch(self, packs):
+        return {
+            "keys": [" ".join(pack["keys"]) for pack in packs],
+            "packed": [pack_sequences(pack["values"], pad_to=16) for pack in packs],
+        }
+
+
+def test_a_state_of_a_run_that_packs_shows_the_batches_behind_it(tmp_path):
+    root = make_crude(tmp_path / "a", [60], prefix="a")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=3)
+    dataset = get_train_dataset(
+        root,
+        worker_config=config,
+        batch_size=2,
+        packing_buffer_size=12,
+        task_encoder=Packs(),
+    )
+    with get_savable_loader(dataset) as batches:
+        given = iter(batches)
+        for _ in range(3):
+            next(given)
+        state = merge_states(json.loads(json.dumps(batches.state_dict())))
+        after = [next(given) for _ in range(3)]
+    saved = open_saved_run(ReadFrom.of(state), state, may_pack=True)
+    client = browse(root, saved=show_saved_run(0, saved, state), encoder=Packs)
+    for step, batch in enumerate(after, 3):
+        text = client.get(f"/run/batch?step={step}&rank=0").text
+        assert re.findall(r'<span class="string">([a\d ]+)<', text) == batch["keys"]
+        assert 'class="packing"' in text
+    # What a step reads is known by its batches only.
+    assert CARD.search(client.get("/run?step=3").text) is None

@@ -104,7 +104,7 @@ def command(
       energon view --state checkpoints/data --quarantine bad
       ssh -L 8710:localhost:8710 machine energon view /data/coco
     """
-    from energon.viewer.app import make_app
+    from energon.viewer.app import make_app, warm_up
     from energon.viewer.guard import is_loopback
     from energon.viewer.guard import server_names as names_of
     from energon.viewer.notes import Notes
@@ -127,6 +127,7 @@ def command(
             tokenizer=None if tokenizer is None else _load("--tokenizer", tokenizer),
         )
         with _listen(host, port) as listening:
+            warm_up(app)
             address = _address(host, listening.getsockname()[1], token)
             echo(f"{address} shows {shown.path}; Ctrl-C ends it")
             if open_browser:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import IO, Any, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.decode.av_audio import AudioReader
 from energon.decode.av_container import (
@@ -101,6 +102,17 @@ class AVDecoder:
         samples = self._audio.all()
         stop = self._audio.to_seconds(samples.shape[1])
         return AVData(None, None, [as_tensor(samples)], [(self._audio.start, stop)])
+
+    @decoding()
+    def sound(self) -> NDArray[np.float32]:
+        """Return all samples of the audio as an array of shape (channels, samples)."""
+        return self._audio.all()
+
+    @decoding()
+    def first_frame(self) -> NDArray[np.uint8] | None:
+        """Return the first frame as an array of shape (height, width, 3); None if there is none."""
+        clip = self._video.by_number(0, 0)
+        return clip.frames[0] if clip is not None and clip.frames else None
 
     @decoding()
     def get_video_with_audio(self) -> AVData:

@@ -18,11 +18,13 @@ Splits, datasets and parts are numbers here: their names may be anything.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -45,6 +47,7 @@ with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
     from starlette.responses import RedirectResponse, Response
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
+    from starlette.types import Message
 
 from energon.viewer import images
 from energon.viewer.batches import EncodedRun, ShownBatch, ShownField
@@ -118,6 +121,41 @@ def make_app(
     return Guard(app, server_names, token)
 
 
+def warm_up(app: Guard) -> None:
+    """Load what the first requests would wait for: modules and templates, but no data."""
+    with suppress(ImportError):
+        import simplejpeg  # noqa: F401
+        from PIL import Image
+
+        Image.preinit()
+    for name in _templates().list_templates(["html"]):
+        _templates().get_template(name)
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        pass
+
+    # A page that does not exist, for the threads that make pages.
+    scope = {"type": "http", "method": "GET", "path": "/-", "query_string": b"", "headers": []}
+    asyncio.run(app.app(scope, receive, send))  # type: ignore[arg-type]
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_without_control_characters,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(bytes=format_bytes, count="{:,}".format)
+    return environment
+
+
 class _Pages:
     def __init__(
         self,
@@ -139,15 +177,7 @@ class _Pages:
         # A page of someone else does not know it, so it cannot send forms in the user's name.
         self.form = secrets.token_urlsafe(16)
         self.made = images.MadeImages()
-        self.templates = Environment(
-            loader=FileSystemLoader(HERE / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            finalize=_without_control_characters,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.templates.filters.update(bytes=format_bytes, count="{:,}".format)
+        self.templates = _templates()
 
     def index(self, request: Request) -> Response:
         number = sum(len(split.leaves) for split in self.shown.splits)

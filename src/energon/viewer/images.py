@@ -69,9 +69,7 @@ def thumbnail(file: BrowsedFile) -> bytes:
     Raises:
         DecodeError: If it cannot be decoded, or is too large.
     """
-    image = read_image(file, Resize(min_size=THUMBNAIL_PIXELS * 3 // 4))
-    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
-    return _encode(image, "JPEG", quality=80)
+    return _small_jpeg(read_image(file, Resize(min_size=THUMBNAIL_PIXELS * 3 // 4)))
 
 
 def poster(file: BrowsedFile) -> bytes:
@@ -86,16 +84,10 @@ def poster(file: BrowsedFile) -> bytes:
     from energon.decode.av import AVDecoder
 
     with file.open() as stream:
-        (clip, *_), _ = AVDecoder(stream, suppress_warnings=True).get_video_clips(
-            [(0, 0)], video_unit="frames"
-        )
-    frames = np.asarray(clip)
-    if not len(frames):
+        pixels = AVDecoder(stream, suppress_warnings=True).first_frame()
+    if pixels is None:
         raise DecodeError("the video has no frame")
-    pixels = frames[0].transpose(1, 2, 0) if frames.shape[1] == 3 else frames[0]
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
-    return _encode(image, "JPEG", quality=80)
+    return _small_jpeg(Image.fromarray(np.ascontiguousarray(pixels)))
 
 
 def as_png(file: BrowsedFile) -> bytes:
@@ -174,11 +166,10 @@ def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> byte
     from energon.decode.av import AVDecoder
 
     with file.open() as stream:
-        data = AVDecoder(stream, suppress_warnings=True).get_audio()
-    clips = data.audio_clips or []
-    if not clips or not np.asarray(clips[0]).size:
+        sound = AVDecoder(stream, suppress_warnings=True).sound()
+    if not sound.size:
         raise DecodeError("the file has no sound")
-    samples = np.abs(np.asarray(clips[0], dtype=np.float32)).max(axis=0)
+    samples = np.abs(sound).max(axis=0)
     edges = np.linspace(0, len(samples), min(columns, len(samples)), endpoint=False).astype(int)
     peaks = np.maximum.reduceat(samples, edges)
     peaks = peaks / max(float(peaks.max()), 1e-9) * (height / 2 - 1)
@@ -191,6 +182,15 @@ def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> byte
         f'<svg xmlns="{_SVG}" viewBox="0 0 {len(peaks)} {height}" preserveAspectRatio="none">'
         f'<path d="{lines}" stroke="#3b7dd8" fill="none"/></svg>'
     ).encode()
+
+
+def _small_jpeg(image: Image) -> bytes:
+    from PIL import Image
+
+    # Of what was reduced while it was decoded, little is left to reduce: BILINEAR does in a third
+    # of the time what nobody tells from BICUBIC.
+    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.BILINEAR)
+    return _encode(image, "JPEG", quality=80)
 
 
 def _encode(image: Image, kind: str, **options: int) -> bytes:
