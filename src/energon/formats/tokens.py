@@ -98,7 +98,7 @@ class TokenIndex:
         if bytes(data[: len(MAGIC)]) != MAGIC:
             raise FormatError(
                 f"{origin}: begins with {bytes(data[: len(MAGIC)])!r}, not with {MAGIC!r}; it is "
-                "no index of a token file"
+                "not an index of a token file"
             )
         if len(data) < _HEADER.size:
             raise TruncatedError(
