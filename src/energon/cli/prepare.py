@@ -118,12 +118,7 @@ def command(
     kind = _kind(path)
     # Whoever asks for the media of a folder wants them noted for the datasets that name its files.
     if kind is not None and kind.prepares and (media is None or not kind.has_files):
-        refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
-        num_samples = kind.prepare(os.fspath(path))
-        if as_json:
-            echo_json({"path": redact(path), "samples": num_samples})
-        elif not is_quiet():
-            echo(f"Done. Found {num_samples} samples.")
+        _prepare_as_it_is(context, path, kind, as_json)
         return
     if tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
@@ -229,6 +224,18 @@ def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -
     for index in indexes:
         echo(str(index))
     echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
+
+
+def _prepare_as_it_is(
+    context: click.Context, path: AnyPath, kind: DatasetKind, as_json: bool
+) -> None:
+    """Prepare what is a dataset without an index of ours."""
+    refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
+    num_samples = kind.prepare(os.fspath(path))
+    if as_json:
+        echo_json({"path": redact(path), "samples": num_samples})
+    elif not is_quiet():
+        echo(f"Done. Found {num_samples} samples.")
 
 
 def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> DatasetInfo:

@@ -16,11 +16,11 @@ from energon.io.address import join_address
 from energon.io.epath import EPath
 from energon.metadataset import resolve as core
 from energon.metadataset.inherit import multiply_shuffle, narrow
-from energon.metadataset.leaf import BlendMode, Subset, TraversedDatasetReference
+from energon.metadataset.leaf import BlendMode, Leaf, Subset, TraversedDatasetReference
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.subset import resolve_range
 from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.task_encoder.leaves import open_leaves
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.open_join import build_join_indexes, split_names
 from energon.worker import WorkerConfig
 
@@ -118,28 +118,9 @@ class DatasetLoader:
         )
         datasets: Sequence[Any] = opened_leaves
         if worker_config is not None:
-            datasets = [
-                opened.dataset.within(opened, among=opened_leaves)
-                if isinstance(opened.dataset, LeafDataset)
-                else LeafDataset(
-                    opened,
-                    encoder=DefaultTaskEncoder(),
-                    worker_config=worker_config,
-                    training=training,
-                    among=opened_leaves,
-                )
-                for opened in opened_leaves
-            ]
+            datasets = _pipelines(opened_leaves, worker_config, training=training)
         return LoadedDatasetList(
-            [
-                LoadedDataset(
-                    dataset,
-                    weight=leaf.weight if mode is BlendMode.DATASET_WEIGHT else None,
-                    repetitions=leaf.repetitions if mode is BlendMode.SAMPLE_REPETITIONS else None,
-                    aux=leaf.aux,
-                )
-                for leaf, dataset in zip(leaves, datasets, strict=True)
-            ],
+            [_loaded(leaf, dataset, mode) for leaf, dataset in zip(leaves, datasets, strict=True)],
             mode,
         )
 
@@ -179,6 +160,34 @@ class DatasetLoader:
             split_config=self.split_config,
             allow=self.allow,
         )
+
+
+def _pipelines(
+    opened_leaves: Sequence[OpenedLeaf], worker_config: WorkerConfig, *, training: bool
+) -> list[Any]:
+    """Return the leaves as pipelines that their caller builds."""
+    return [
+        opened.dataset.within(opened, among=opened_leaves)
+        if isinstance(opened.dataset, LeafDataset)
+        else LeafDataset(
+            opened,
+            encoder=DefaultTaskEncoder(),
+            worker_config=worker_config,
+            training=training,
+            among=opened_leaves,
+        )
+        for opened in opened_leaves
+    ]
+
+
+def _loaded(leaf: Leaf, dataset: Any, mode: BlendMode) -> LoadedDataset:
+    """Return a dataset with what its leaf says of the blend."""
+    return LoadedDataset(
+        dataset,
+        weight=leaf.weight if mode is BlendMode.DATASET_WEIGHT else None,
+        repetitions=leaf.repetitions if mode is BlendMode.SAMPLE_REPETITIONS else None,
+        aux=leaf.aux,
+    )
 
 
 def traverse_metadataset(
