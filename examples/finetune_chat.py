@@ -7,7 +7,7 @@ one is made there to try it on. A line is a conversation: `{"images": ["7.png"],
 [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "…"}]}`.
 Conversations are packed into sequences of CONTEXT tokens, in which they attend to themselves only,
 and images are read when their pack is made. Only what the assistant says is learned. If CHECKPOINT
-is there, the run goes on where it was saved, with any number of workers.
+is there, the run continues where it was saved, with any number of workers.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     options = parser.parse_args(arguments)
     if not options.data.exists():
         make_data(options.data)
-    # Some lanes more than workers, so that another number of them can go on later.
+    # Some lanes more than workers, so that another number of them can continue later.
     config = WorkerConfig(rank=0, world_size=1, num_workers=options.workers, lanes=4)
     dataset = get_train_dataset(
         chats(options.data),

@@ -6,7 +6,7 @@
 DATA is a folder with the Parquet files web/*.parquet, of columns image and caption, and a prepared
 dataset of tar shards, photos; without it, small ones are made there to try it on. Two of three
 pairs are of the web. Each pair is contrasted with all others of the step, on whichever rank these
-are. If CHECKPOINT is there, the run goes on where it was saved: a step has the same pairs, and
+are. If CHECKPOINT is there, the run continues where it was saved: a step has the same pairs, and
 images are cut out in the same way, on any number of ranks that divides MICRO_BATCHES.
 """
 

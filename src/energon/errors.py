@@ -172,7 +172,16 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
 
 
 class SkipSample(Exception):
-    """Raise in a hook to drop the current sample without a word."""
+    """Raise in a hook to drop the current sample without a word.
+
+    Example:
+        >>> from energon import DefaultTaskEncoder
+        >>> class Encoder(DefaultTaskEncoder):
+        ...     def encode_sample(self, sample):
+        ...         if not sample.caption:
+        ...             raise SkipSample("it has no caption")
+        ...         return sample
+    """
 
 
 SYSTEM_EXCEPTIONS: tuple[type[BaseException], ...] = (

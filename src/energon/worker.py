@@ -55,6 +55,13 @@ class WorkerConfig:
 
     Raises:
         ConfigError: If the numbers do not fit together.
+
+    Example:
+        >>> config = WorkerConfig(rank=1, world_size=4, num_workers=2, lanes=8)
+        >>> list(config.rank_lanes(8))
+        [1, 5]
+        >>> WorkerConfig(rank=0, world_size=3, num_workers=2).default_lanes
+        24
     """
 
     rank: int

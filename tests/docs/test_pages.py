@@ -112,3 +112,20 @@ def test_every_image_is_shown_and_every_shown_image_is_there():
     pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     shown = set(re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)", pages))
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
+
+
+def test_what_every_program_calls_has_an_example():
+    called = [
+        *(name for name in reference.GROUPS["Datasets and loaders"][1].split()),
+        *("DefaultTaskEncoder", "stateless", "Cooker", "cooker", "edataclass", "Sample"),
+        *("SampleDecoder", "basic_sample_keys", "ShardWriter", "TarWriter"),
+        *("pack_sequences", "cu_seqlens", "batch_stack", "batch_pad_stack", "generic_batch"),
+    ]
+    documented = {name: getattr(energon, name, None) for name in called}
+    lacking = [
+        name
+        for name, value in documented.items()
+        if name not in reference.MADE_BY_GETTERS
+        and ">>>" not in (getattr(value or getattr(energon.packing, name), "__doc__", "") or "")
+    ]
+    assert not lacking

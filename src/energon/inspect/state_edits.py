@@ -82,7 +82,7 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
 def change_mix(
     state: State, *, weights: Mapping[str, float], positions: Mapping[str, int]
 ) -> EditedState:
-    """Return a state from which a blend goes on with other weights, or elsewhere in its datasets.
+    """Return a state from which a blend continues with other weights, or elsewhere in its datasets.
 
     Both begin with the first samples that no lane has read. Each later epoch of every dataset is
     exact, and so is the rest of the one in which a dataset was set.
@@ -90,7 +90,7 @@ def change_mix(
     Args:
         state: A merged state of all lanes.
         weights: New weights, by the names of datasets, that hold from now on.
-        positions: By the names of datasets, after how many of their samples they go on, counted
+        positions: By the names of datasets, after how many of their samples they continue, counted
             from the beginning of the run: two epochs of 100 samples are 200.
 
     Raises:
@@ -151,7 +151,7 @@ def change_mix(
 
 
 def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int) -> EditedState:
-    """Return a state from which a run goes on without some samples, and is the same otherwise.
+    """Return a state from which a run continues without some samples, and is the same otherwise.
 
     The samples behind them move up, as they do where a hook skips a sample.
 

@@ -153,6 +153,20 @@ def get_savable_loader(
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
         verdict_seconds: How often at most the log says what the trainer waits for.
+
+    Example:
+        >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> with get_savable_loader(dataset) as loader:
+        ...     batches = iter(loader)
+        ...     first = next(batches)
+        ...     state = loader.state_dict()
+        ...     expected = next(batches).__key__
+        >>> resumed = get_savable_loader(dataset)
+        >>> resumed.load_state_dict(state)
+        >>> next(iter(resumed)).__key__ == expected
+        True
     """
     options = LoaderOptions(
         workers=workers,
@@ -184,7 +198,15 @@ def get_loader(
     pin_memory: bool | None = None,
     verdict_seconds: float | None = 60,
 ) -> BasicDataLoader:
-    """Return a loader over `dataset` without a state; arguments as of `get_savable_loader`."""
+    """Return a loader over `dataset` without a state; arguments as of `get_savable_loader`.
+
+    Example:
+        >>> from energon import WorkerConfig, get_loader, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("photos", worker_config=config, batch_size=1)
+        >>> len(list(get_loader(dataset)))
+        2
+    """
     options = LoaderOptions(
         workers=workers,
         start_method=start_method,

@@ -175,6 +175,16 @@ def traverse_metadataset(
     Raises:
         ConfigError: If a document makes no sense.
         DatasetNotFoundError: If a dataset or document is not there.
+
+    Example:
+        >>> blend = {
+        ...     "__module__": "megatron.energon",
+        ...     "__class__": "MetadatasetV2",
+        ...     "splits": {"train": {"path": "photos"}},
+        ... }
+        >>> found = traverse_metadataset(blend, split_part="train")
+        >>> len(found), found[0].path.rpartition("/")[2]
+        (1, 'photos')
     """
     leaves = resolve(
         path, split_part=split_part, training=False, allow=allow, must_exist=must_exist

@@ -22,6 +22,11 @@ def first_fit_decreasing(lengths: Lengths, room: Sequence[int]) -> Bins:
     """Put each item, the largest first, into the first bin that has room for it.
 
     The size of an item is its share of the room, in the dimension where that is largest.
+
+    Example:
+        >>> import numpy as np
+        >>> first_fit_decreasing(np.array([[6], [5], [4], [3]]), room=[10])
+        [[0, 2], [1, 3]]
     """
     bins: Bins = []
     # Bins that are not in use yet have room for everything, so there is always one that fits.
@@ -56,6 +61,11 @@ def fill_exactly(
             which is what attention costs.
         oldest_first: Whether the first bin takes the items that come first, whatever their
             size, so that none waits for ever if it is carried from window to window.
+
+    Example:
+        >>> import numpy as np
+        >>> fill_exactly(np.array([[7], [4], [4], [3]]), room=[11])
+        [[0, 1], [2, 3]]
     """
     left = _largest_first(lengths, room)
     bins: Bins = []

@@ -53,7 +53,8 @@ class BlendPlan:
             has not happened there.
         eras: What went before with other lanes; their draws are those of sources.
         clock: Tells the rows of positions; None for a run that began with these lanes.
-        moves: For each change, the draws of all lanes with which sources go on, by their numbers.
+        moves: For each change, the draws of all lanes with which sources continue, by their
+            numbers.
     """
 
     leaves: tuple[PlanLeaf, ...]

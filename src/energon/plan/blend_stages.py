@@ -242,7 +242,7 @@ class BlendStages:
         clock: Tells the rows of positions.
         seed: Seed of the run.
         unit: Consecutive rows of a lane that come from one source.
-        moves: For each change, the draws with which sources go on from there, by their numbers.
+        moves: For each change, the draws with which sources continue from there, by their numbers.
     """
 
     mixes: Sequence[Mix]
@@ -360,7 +360,7 @@ class BlendStages:
         for change, moves in zip(self.changes.get(lane, ()), self.moves, strict=False):
             for source, total in moves.items() if change == row else ():
                 moved = moved.copy() if moved is drawn else moved
-                # Each lane goes on with the first of its own draws that is not before.
+                # Each lane continues with the first of its own draws that is not before.
                 moved[source] = self.order.quota(lane, source, total)
         return moved
 

@@ -78,7 +78,7 @@ def mix_plan(
         shuffle_window: Rows of a lane that are permuted together; 0 for none.
         eras: What went before with other lanes, in draws from each source.
         clock: Tells the rows of positions; None for a run that began with these lanes.
-        moves: For each mix but the last, with which draws sources go on behind it.
+        moves: For each mix but the last, with which draws sources continue after it.
     """
     plan = BlendPlan(
         _checked(leaves, lanes),

@@ -69,7 +69,7 @@ class PlanRecipe:
         unit: Consecutive rows of a lane that come from one source.
         batch_size: Rows of a batch, for schedules that count batches.
         past: The mixes of a run before it was restored with this one, as `mix_json` gave them;
-            `then` names sources that went on elsewhere, each with the number of the draw.
+            `then` names sources that continued elsewhere, each with the number of the draw.
         streams: How many streams the lanes share; None for as many as there are lanes.
         eras: For each time the run continued with other lanes, where it was and how it was read
             until then: `samples` in all, `draws` by the name of the source, `streams`.
@@ -291,7 +291,7 @@ class PlanRecipe:
 
     @property
     def _moves(self) -> list[dict[int, int]]:
-        """With which draws sources went on behind each mix of the past."""
+        """With which draws sources continued behind each mix of the past."""
         numbers = {name: number for number, name in enumerate(self.source_names)}
         return [
             {numbers[name]: draw for name, draw in _then(mix).items() if name in numbers}
@@ -320,7 +320,7 @@ class PlanRecipe:
 
 
 def _then(mix: Mapping[str, Any]) -> dict[str, int]:
-    """Return with which draws sources go on behind a saved mix, checked."""
+    """Return with which draws sources continue after a saved mix, checked."""
     found = mix.get("then", {})
     if isinstance(found, dict) and all(
         isinstance(draw, int) and 0 <= draw < MAX_NUMBER for draw in found.values()

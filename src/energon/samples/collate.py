@@ -29,6 +29,12 @@ def generic_batch(batch: Sequence[Any]) -> Any:
 
     Tensors and numpy arrays of different shapes are padded with zeros at their ends. Values
     of a dataclass with `from_samples` are given to that.
+
+    Example:
+        >>> import numpy as np
+        >>> batch = generic_batch([{"x": np.ones(2), "y": "a"}, {"x": np.ones(3), "y": "b"}])
+        >>> batch["x"].shape, batch["y"]
+        ((2, 3), ['a', 'b'])
     """
     first = batch[0]
     if _all_arrays(batch):
@@ -56,6 +62,11 @@ def batch_stack(batch: Sequence[Any]) -> Any:
 
     Raises:
         ConfigError: If their shapes differ.
+
+    Example:
+        >>> import numpy as np
+        >>> batch_stack([np.zeros(3), np.ones(3)]).shape
+        (2, 3)
     """
     shapes = {tuple(value.shape) for value in batch}
     if len(shapes) > 1:
@@ -97,7 +108,13 @@ def _can_stack_in_numpy(tensors: Sequence[Any]) -> bool:
 
 
 def batch_pad_stack(batch: Sequence[Any]) -> Any:
-    """Return arrays stacked along a new first dimension, padded with zeros at their ends."""
+    """Return arrays stacked along a new first dimension, padded with zeros at their ends.
+
+    Example:
+        >>> import numpy as np
+        >>> batch_pad_stack([np.array([1, 2, 3]), np.array([4])]).tolist()
+        [[1, 2, 3], [4, 0, 0]]
+    """
     shapes = list(map(_shape, batch))
     if shapes.count(shapes[0]) == len(shapes):
         return _stack(batch)
@@ -109,7 +126,13 @@ def batch_pad_stack(batch: Sequence[Any]) -> Any:
 
 
 def concat_pad(batch: Sequence[Any]) -> Any:
-    """Return arrays joined along their first dimension, the others padded with zeros."""
+    """Return arrays joined along their first dimension, the others padded with zeros.
+
+    Example:
+        >>> import numpy as np
+        >>> concat_pad([np.ones((1, 3)), np.ones((2, 2))]).shape
+        (3, 3)
+    """
     shapes = [tuple(value.shape) for value in batch]
     _check_dimensions(shapes)
     total = sum(shape[0] for shape in shapes)

@@ -28,7 +28,17 @@ def edataclass(cls: type[T]) -> type[T]: ...
 def edataclass(cls: None = None) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(kw_only_default=True)
 def edataclass(cls: type[T] | None = None) -> Any:
-    """Make a class a dataclass for samples: fields by keyword only, kept in slots."""
+    """Make a class a dataclass for samples: fields by keyword only, kept in slots.
+
+    Example:
+        >>> from energon import Sample
+        >>> @edataclass
+        ... class Scored(Sample):
+        ...     text: str
+        ...     score: float = 0.0
+        >>> Scored(__key__="a", text="yes").score
+        0.0
+    """
 
     def decorate(target: type[T]) -> type[T]:
         return dataclass(kw_only=True, slots=True)(target)
@@ -69,7 +79,14 @@ class PinMemoryMixin:
 
 @edataclass
 class Sample(PinMemoryMixin):
-    """What a dataset yields. Subclasses add fields, decorated with `edataclass`."""
+    """What a dataset yields. Subclasses add fields, decorated with `edataclass`.
+
+    Example:
+        >>> from energon import CaptioningSample, TextSample
+        >>> sample = CaptioningSample(__key__="a", image=None, caption="a cat")
+        >>> TextSample.derive_from(sample, text=sample.caption).__key__
+        'a'
+    """
 
     __key__: str
     """Names the sample within its dataset."""

@@ -36,6 +36,17 @@ class Cooker(Generic[T]):
         cook: Called with the crude sample; returns a sample or yields some.
         has_subflavors: The subflavors that a dataset must have, with these values; None or
             empty fits every dataset.
+
+    Example:
+        >>> from energon import CaptioningSample, DefaultTaskEncoder, basic_sample_keys
+        >>> def cook(sample):
+        ...     return CaptioningSample(
+        ...         **basic_sample_keys(sample), image=sample["jpg"], caption=sample["txt"]
+        ...     )
+        >>> class Encoder(DefaultTaskEncoder):
+        ...     cookers = (Cooker(cook, has_subflavors={"kind": "photos"}),)
+        >>> Encoder.cookers[0].is_match({"kind": "photos", "language": "en"})
+        True
     """
 
     cook: Callable[..., Any]
@@ -105,6 +116,13 @@ def cooker(
         need_cache: Whether it gets the cache pool of the loader, as argument `cache`.
         need_primary: Whether it gets all files of the sample's own dataset by name, as argument
             `primary`: a `PrimaryFileStore`, to which ".jpg" is that part of the sample.
+
+    Example:
+        >>> from energon import TextSample, basic_sample_keys
+        >>> @cooker(need_primary=True)
+        ... def cook(sample, primary):
+        ...     text = primary.get(".txt", sample)
+        ...     return TextSample(**basic_sample_keys(sample), text=text)
     """
 
     def mark(cook: F) -> F:
@@ -149,6 +167,15 @@ def stateless(
 
     Raises:
         ConfigError: If a tolerance is negative, or a rate is not a share.
+
+    Example:
+        >>> import random
+        >>> from energon import DefaultTaskEncoder
+        >>> class Encoder(DefaultTaskEncoder):
+        ...     @stateless(restore_seeds=True, failure_rate=0.01)
+        ...     def encode_sample(self, sample):
+        ...         sample.caption = random.choice(sample.caption.split())
+        ...         return sample
     """
     if failure_tolerance is not None and failure_tolerance < 0:
         raise ConfigError(f"failure_tolerance must be 0 (never) or more, got {failure_tolerance}")

@@ -233,6 +233,19 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
             dict, whose fields are taken over by name; None leaves them as they are.
         raw_batch_type: What `batch` returns; None for the type of the samples.
         batch_type: What `encode_batch` returns; None leaves batches as they are.
+
+    Example:
+        >>> from energon import WorkerConfig, get_loader, get_val_dataset
+        >>> class Shouting(DefaultTaskEncoder):
+        ...     def encode_sample(self, sample):
+        ...         sample.caption = sample.caption.upper()
+        ...         return sample
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset(
+        ...     "photos", worker_config=config, batch_size=2, task_encoder=Shouting()
+        ... )
+        >>> next(iter(get_loader(dataset))).caption
+        ['GREY NUMBER 8', 'GREY NUMBER 9']
     """
 
     def __init__(

@@ -77,6 +77,14 @@ def get_train_dataset(
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
         SecurityError: If a dataset needs what is not allowed.
+
+    Example:
+        >>> from energon import WorkerConfig, get_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> batch = next(iter(get_loader(dataset)))
+        >>> type(batch).__name__, len(batch.caption)
+        ('CaptioningSample', 4)
     """
     settings = TrainSettings(
         batch_size=batch_size,
@@ -151,6 +159,13 @@ def get_val_dataset(
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
         SecurityError: If a dataset needs what is not allowed.
+
+    Example:
+        >>> from energon import WorkerConfig, get_loader, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("photos", worker_config=config, batch_size=4)
+        >>> [batch.caption for batch in get_loader(dataset)]
+        [['grey number 8', 'grey number 9']]
     """
     settings = ValidationSettings(
         batch_size=batch_size,
@@ -193,6 +208,12 @@ def get_val_datasets(
 
     Each comes with its leaf, whose `name`, `paths` and `subflavors` say which dataset it is.
     Arguments and errors are those of `get_val_dataset`.
+
+    Example:
+        >>> from energon import WorkerConfig, get_val_datasets
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> len(get_val_datasets("photos", worker_config=config, batch_size=4))
+        1
     """
     settings = ValidationSettings(
         batch_size=batch_size,

@@ -28,7 +28,7 @@ LOOK_SECONDS = 10.0
 """A thread that looks for nobody any more ends after so long."""
 
 READ, DECODE, AUX, TRANSFER, IDLE, OTHER = "read", "decode", "aux", "transfer", "idle", "other"
-"""What is no hook. `aux` is what hooks read, `other` the work of the loader between all that."""
+"""What is not a hook. `aux` is what hooks read, `other` the work of the loader between all that."""
 
 _PREFIX = "time "
 _ROOT = str(Path(__file__).parents[2]) + os.sep

@@ -241,6 +241,13 @@ class ShardWriter(ClosesOrAborts):
     Raises:
         ConfigError: If the arguments make no sense, or there are such shards and neither
             `resume` nor `overwrite` says what to do.
+
+    Example:
+        >>> with ShardWriter("written/%03d.tar", maxcount=2) as writer:
+        ...     for number in range(3):
+        ...         size = writer.write({"__key__": str(number), "txt": f"text {number}"})
+        >>> [path.rpartition("/")[2] for path in writer.shards]
+        ['000.tar', '001.tar']
     """
 
     def __init__(
