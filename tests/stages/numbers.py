@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon.plan.rows import Rows
-from energon.stages.read import ReadDataset
+from energon.stages.read import ReadDataset, RowsAtOnce
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class NumberReader:
             {"n": ordinal, "__restore_key__": (leaf, 0, ordinal)}
             for leaf, ordinal in zip(rows.leaf.tolist(), rows.ordinal.tolist(), strict=True)
         ]
+
+    def read_late(self, rows: Rows) -> RowsAtOnce:
+        return RowsAtOnce(self.read(rows))
 
     def look_ahead(self, lanes_of_stream: int) -> None:
         return None

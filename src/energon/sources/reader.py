@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
 from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo
 from energon.sources.ahead import LookAhead
 from energon.sources.kinds import Source
+from energon.stages.read import LateRows, RowsAtOnce
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,14 @@ class LeafReader:
                 samples[place] = sample
         return samples
 
+    def read_late(self, rows: Rows) -> LateRows:
+        """Do the same, but make samples of what was read when their turn comes, if possible."""
+        leaves = sorted(set(rows.leaf.tolist()))
+        if len(leaves) == 1:
+            return self._read_leaf_late(leaves[0], rows)
+        late = {leaf: self._read_leaf_late(leaf, rows.pick(rows.leaf == leaf)) for leaf in leaves}
+        return _LateMix(rows.leaf, late)
+
     def locate(self, restore_key: tuple[int, ...]) -> tuple[SourceInfo, ...]:
         """Return the source of the sample that has this `__restore_key__`, or all of a join.
 
@@ -106,10 +117,57 @@ class LeafReader:
         return tuple(_locate(*origin) for origin in self.sources[leaf].origins(ordinal))
 
     def _read_leaf(self, leaf: int, rows: Rows) -> list[Any]:
-        keys = list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
         return self.sources[leaf].read(
-            rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf]
+            rows.ordinal, restore_keys=_keys(leaf, rows), subflavors=self.subflavors[leaf]
         )
+
+    def _read_leaf_late(self, leaf: int, rows: Rows) -> LateRows:
+        source = self.sources[leaf]
+        if not isinstance(source, ReadsLate):
+            return RowsAtOnce(self._read_leaf(leaf, rows))
+        return source.read_late(
+            rows.ordinal, restore_keys=_keys(leaf, rows), subflavors=self.subflavors[leaf]
+        )
+
+
+def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
+    return list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
+
+
+@runtime_checkable
+class ReadsLate(Protocol):
+    """A source that can read samples now and make them later."""
+
+    def read_late(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]],
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> LateRows:
+        """Read samples, in the order of `ordinals`; see `Source.read`."""
+
+
+@dataclass(frozen=True)
+class _LateMix:
+    """The samples of several leaves.
+
+    Args:
+        leaf: The leaf of each sample.
+        late: Those of each leaf.
+    """
+
+    leaf: NDArray[np.int32]
+    late: Mapping[int, LateRows]
+
+    def between(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield the samples from `start` to `stop`."""
+        leaf = self.leaf[start:stop]
+        own = {}
+        for number, late in self.late.items():
+            before = int(np.count_nonzero(self.leaf[:start] == number))
+            own[number] = late.between(before, before + int(np.count_nonzero(leaf == number)))
+        return map(next, map(own.__getitem__, leaf.tolist()))
 
 
 def _locate(source: Source, ordinal: int) -> SourceInfo:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.errors import FormatError
 from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
@@ -17,10 +19,59 @@ from energon.samples.crude import CrudeSample
 from energon.sources.extents import read_spans
 from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.shards import OpenShard
-
-RowBuilder = Callable[..., list[CrudeSample]]
+from energon.stages.read import LateRows
 
 META = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
+
+
+@dataclass(frozen=True)
+class SlicedRows:
+    """Samples with the same parts, whose bytes are read.
+
+    Args:
+        parts: The names of the parts that each sample has.
+        meta: A column for each name in `META`.
+        buffers: The buffer of each sample; samples may share one.
+        edges: Where each part starts and where it stops in the buffer; shape (2, samples, parts).
+    """
+
+    parts: tuple[str, ...]
+    meta: Sequence[Sequence[Any]]
+    buffers: Sequence[bytes]
+    edges: Ints
+
+    def __len__(self) -> int:
+        return len(self.buffers)
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes the parts have."""
+        low, high = self.edges
+        return int((high - low).sum())
+
+    def rows(self) -> list[CrudeSample]:
+        """Return them as dicts."""
+        return slice_rows(self.parts, self.meta, self.buffers, self._bounds())
+
+    def late(self) -> LateRows:
+        """Return them as dicts that are made when their turn comes."""
+        values, names = _slices(len(self.parts))
+        build = _row_builder(self.parts, values, names, "()")
+        return _BuiltLate(build, [*self.meta, self.buffers, *self._bounds()])
+
+    def _bounds(self) -> list[list[int]]:
+        low, high = self.edges
+        return [edge[:, part].tolist() for part in range(len(self.parts)) for edge in (low, high)]
+
+
+@dataclass(frozen=True)
+class _BuiltLate:
+    build: Callable[..., Iterator[CrudeSample]]
+    columns: Sequence[Sequence[Any]]
+
+    def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
+        """Yield the samples from `start` to `stop`."""
+        return self.build(*[column[start:stop] for column in self.columns])
 
 
 def slice_rows(
@@ -37,9 +88,15 @@ def slice_rows(
         buffers: The buffer of each sample; samples may share one.
         bounds: Two columns for each part: where it starts and where it stops in the buffer.
     """
-    values = tuple(f"buffer[a{index}:b{index}]" for index in range(len(parts)))
-    columns = ("buffer", *(f"{edge}{index}" for index in range(len(parts)) for edge in "ab"))
-    return _row_builder(parts, values, columns)(*meta, buffers, *bounds)
+    values, columns = _slices(len(parts))
+    rows: list[CrudeSample] = _row_builder(parts, values, columns)(*meta, buffers, *bounds)
+    return rows
+
+
+def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the values of parts are in source code, and the columns that it is made of."""
+    values = tuple(f"buffer[a{index}:b{index}]" for index in range(count))
+    return values, ("buffer", *(f"{edge}{index}" for index in range(count) for edge in "ab"))
 
 
 def join_rows(
@@ -47,14 +104,15 @@ def join_rows(
 ) -> list[CrudeSample]:
     """Return samples of parts that are there already, a column in `contents` for each name."""
     columns = tuple(f"c{index}" for index in range(len(parts)))
-    return _row_builder(parts, columns, columns)(*meta, *contents)
+    rows: list[CrudeSample] = _row_builder(parts, columns, columns)(*meta, *contents)
+    return rows
 
 
 @lru_cache(maxsize=1024)
 def _row_builder(
-    parts: tuple[str, ...], values: tuple[str, ...], columns: tuple[str, ...]
-) -> RowBuilder:
-    """Compile a function of columns that returns a dict per row.
+    parts: tuple[str, ...], values: tuple[str, ...], columns: tuple[str, ...], brackets: str = "[]"
+) -> Callable[..., Any]:
+    """Compile a function of columns that returns a dict per row, in a list or a generator.
 
     Names of parts come from data, so they appear in the source as string literals only.
     """
@@ -63,8 +121,9 @@ def _row_builder(
     fields = ", ".join(f"{name!r}: {value}" for name, value in entries)
     rows = ", ".join((*meta, *columns))
     arguments = ", ".join(f"_{name}" for name in (*meta, *columns))
-    source = f"lambda {arguments}: [CrudeSample({{{fields}}}) for {rows} in zip({arguments})]"
-    builder: RowBuilder = eval(source, {"CrudeSample": CrudeSample})
+    loop = f"CrudeSample({{{fields}}}) for {rows} in zip({arguments})"
+    source = f"lambda {arguments}: {brackets[0]}{loop}{brackets[1]}"
+    builder: Callable[..., Any] = eval(source, {"CrudeSample": CrudeSample})
     return builder
 
 
@@ -79,8 +138,8 @@ def read_shard(
     notes: tuple[Iterable[str], Sequence[Any], Iterable[Any]],
     *,
     parts: PartNames | PartFilter | None = None,
-) -> list[CrudeSample]:
-    """Return samples of a shard.
+) -> list[CrudeSample] | SlicedRows:
+    """Return samples of a shard; all of them as slices, if they are small and have the same parts.
 
     Args:
         shard: The shard.
@@ -106,6 +165,7 @@ def read_shard(
         keys = [restore_keys[row] for row in rows.tolist()]
         meta = (table.keys(indices[rows]), shards, keys, subflavors)
         found = _read_parts(file, table, names, numbers, meta, parts)
+        found = found.rows() if isinstance(found, SlicedRows) else found
         for row, sample in zip(rows.tolist(), found, strict=True):
             samples[row] = sample
     return samples
@@ -126,7 +186,7 @@ def _read_parts(
     numbers: NDArray[np.int64],
     meta: Sequence[Any],
     wanted: PartNames | PartFilter | None,
-) -> list[CrudeSample]:
+) -> list[CrudeSample] | SlicedRows:
     """Return samples with these parts, a row of numbers per sample and a column per name."""
     if wanted is not None and not wanted.issuperset(names):
         places = [place for place, name in enumerate(names) if name in wanted]
@@ -151,9 +211,8 @@ def _read_parts(
         return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])
     stops = starts + sizes
     buffers, base = read_spans(file, starts.min(axis=1), stops.max(axis=1))
-    edges = (starts - base[:, None], stops - base[:, None])
-    bounds = [edge[:, place].tolist() for place in range(len(names)) for edge in edges]
-    return slice_rows(names, meta, buffers, bounds)
+    edges = np.stack((starts - base[:, None], stops - base[:, None]))
+    return SlicedRows(names, meta, buffers, edges)
 
 
 def _by_schema(

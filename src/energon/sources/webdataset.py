@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,12 +34,16 @@ from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, wanted_extents
 from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.part_filter import PartFilter, PartNames
-from energon.sources.shard_samples import read_shard
+from energon.sources.shard_samples import SlicedRows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
+from energon.stages.read import LateRows, RowsAtOnce
 from energon.warn_once import warn_once
 
 logger = logging.getLogger("energon")
 
+MAX_LATE_BYTES = 2 << 20
+"""Of so many bytes that were read together, parts are cut when they are needed. More than that
+are cut at once, while the processor has them in its cache."""
 MEAN_SIZE_SHARDS = 8
 MAX_PROBED_SHARDS = 10_000
 """How many shards are opened at most to find out which parts samples have."""
@@ -175,24 +179,37 @@ class WebdatasetSource:
             TruncatedError: If a shard ends too early.
             ShardChangedError: If a shard is not the one that was indexed.
         """
-        raw = self._raw_indices(ordinals)
-        order = np.argsort(raw, kind="stable")
-        raw = raw[order]
-        shards = np.searchsorted(self.bounds, raw, side="right") - 1
-        cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(raw)]
-        keys = list(zip(ordinals.tolist())) if restore_keys is None else restore_keys
-        places = order.tolist()
-        keys = [keys[place] for place in places]
-        found: list[CrudeSample] = []
-        for start, stop in pairwise(cuts):
-            if start < stop:
-                shard = int(shards[start])
-                local = raw[start:stop] - self.bounds[shard] + self.firsts[shard]
-                found += self._read_shard(shard, local, keys[start:stop], subflavors)
-        samples: list[Any] = [None] * len(found)
-        for place, sample in zip(places, found, strict=True):
-            samples[place] = sample
-        return samples
+        order, pieces = self._read_shards(ordinals, restore_keys, subflavors)
+        return _in_order(order, pieces)
+
+    def read_late(
+        self,
+        ordinals: NDArray[np.int64],
+        *,
+        restore_keys: Sequence[tuple[int, ...]],
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> LateRows:
+        """Do the same, but make dicts of what was read only when their turn comes, if possible."""
+        order, pieces = self._read_shards(ordinals, restore_keys, subflavors)
+        sliced = [piece for piece in pieces if isinstance(piece, SlicedRows)]
+        is_large = sum(piece.num_bytes for piece in sliced) > MAX_LATE_BYTES
+        if is_large or len(sliced) < len(pieces) or len({piece.parts for piece in sliced}) != 1:
+            return RowsAtOnce(_in_order(order, pieces))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        places = back.tolist()
+        buffers = [buffer for piece in sliced for buffer in piece.buffers]
+        keys = [key for piece in sliced for key in piece.meta[0]]
+        shards = [shard for piece in sliced for shard in islice(piece.meta[1], len(piece))]
+        meta = [
+            [keys[place] for place in places],
+            [shards[place] for place in places],
+            restore_keys,
+            [subflavors] * len(places),
+        ]
+        edges = np.concatenate([piece.edges for piece in sliced], axis=1)[:, back]
+        buffers = [buffers[place] for place in places]
+        return SlicedRows(sliced[0].parts, meta, buffers, edges).late()
 
     def extents(self, ordinals: NDArray[np.int64]) -> Iterator[Extents]:
         """Yield where samples lie, shard by shard.
@@ -316,23 +333,45 @@ class WebdatasetSource:
         ordinals = ordinals + self.start
         return include_ordinals(ordinals, self.excluded) if len(self.excluded) else ordinals
 
+    def _read_shards(
+        self,
+        ordinals: NDArray[np.int64],
+        restore_keys: Sequence[tuple[int, ...]] | None,
+        subflavors: Mapping[str, Any] | None,
+    ) -> tuple[NDArray[np.int64], list[list[CrudeSample] | SlicedRows]]:
+        """Return samples shard by shard, and the places in `ordinals` of those."""
+        raw = self._raw_indices(ordinals)
+        order = np.argsort(raw, kind="stable")
+        raw = raw[order]
+        shards = np.searchsorted(self.bounds, raw, side="right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(raw)]
+        keys = list(zip(ordinals.tolist())) if restore_keys is None else restore_keys
+        keys = [keys[place] for place in order.tolist()]
+        pieces = []
+        for start, stop in pairwise(cuts):
+            if start < stop:
+                shard = int(shards[start])
+                local = raw[start:stop] - self.bounds[shard] + self.firsts[shard]
+                pieces.append(self._read_shard(shard, local, keys[start:stop], subflavors))
+        return order, pieces
+
     def _read_shard(
         self,
         shard: int,
         indices: NDArray[np.int64],
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None,
-    ) -> list[CrudeSample]:
+    ) -> list[CrudeSample] | SlicedRows:
         """Return samples of one shard; `indices` ascend."""
 
-        def read() -> list[CrudeSample]:
+        def read() -> list[CrudeSample] | SlicedRows:
             notes = (repeat(self.shards[shard]), restore_keys, repeat(subflavors))
             return read_shard(self.open_shard(shard), indices, notes, parts=self.parts)
 
         try:
             return read()
         except ObjectChangedError:
-            # Replaced since it was opened: if by the same, reading continues.
+            # Replaced since it was opened: if by the same, reading goes on.
             self._pool.close(self._shard_path(shard))
             return read()
 
@@ -360,6 +399,17 @@ class WebdatasetSource:
             if start <= place < stop:
                 places.add(place)
         return np.array(sorted(places), dtype=np.int64)
+
+
+def _in_order(
+    order: NDArray[np.int64], pieces: list[list[CrudeSample] | SlicedRows]
+) -> list[CrudeSample]:
+    """Return the samples of pieces at their places."""
+    samples: list[Any] = [None] * len(order)
+    found = (piece.rows() if isinstance(piece, SlicedRows) else piece for piece in pieces)
+    for place, sample in zip(order.tolist(), chain.from_iterable(found), strict=True):
+        samples[place] = sample
+    return samples
 
 
 class _Numbered(Protocol):

@@ -120,8 +120,13 @@ class _MapIterator(ApplyIterator):
     def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
         items: list[Any] = []
         places: list[ItemPlace] = []
-        while not items and self._take_some(items, count, places):
-            pass
+        going = True
+        while going and not items:
+            if self.outputs is None and self.next_batch is None:
+                self.batch = self.lane.present.batch
+                going = self._draw(items, count, places)
+            else:
+                going = self._take_some(items, count, places)
         return items, places
 
     @property

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from math import ceil
 from typing import Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -50,12 +52,39 @@ class Reader(Protocol):
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order."""
 
+    def read_late(self, rows: Rows) -> LateRows:
+        """Do the same, but make samples of what was read when their turn comes, if possible."""
+
     def look_ahead(self, lanes_of_stream: int) -> FetchesAhead | None:
         """Return what fetches samples of lanes before they are read; None if nothing has to be.
 
         Args:
             lanes_of_stream: How many lanes read the same slices, all workers together.
         """
+
+
+class LateRows(Protocol):
+    """Samples that are read, and made when their turn comes.
+
+    To make those of a batch and let go of them, batch by batch, takes two thirds of the time of
+    making thousands: these push one another out of the cache of the processor.
+    """
+
+    def between(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield the samples from `start` to `stop`."""
+
+
+@dataclass(frozen=True)
+class RowsAtOnce:
+    """Samples that are made already."""
+
+    samples: list[Any]
+
+    def between(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield the samples from `start` to `stop`."""
+        # Each is let go of when it is handed on: what the batch before took then serves the next.
+        samples = self.samples[start:stop][::-1]
+        return (samples.pop() for _ in range(len(samples)))
 
 
 class NextRows(NamedTuple):
@@ -163,8 +192,8 @@ class _ReadIterator(DatasetIterator[Any]):
         self._noted_row = 0
         self._noted_batch = self.num_batches
         self._row = 0
-        # The next sample is the last, so that each is let go of when it is handed on: what the
-        # batch before took then serves the next one, and garbage is collected a third as often.
+        # What is read, and of that the next samples, made already.
+        self._late: deque[Iterator[Any]] = deque()
         self._waiting: list[Any] = []
         self._stop = 0
         self._plan: Plan | None = None
@@ -190,9 +219,9 @@ class _ReadIterator(DatasetIterator[Any]):
 
     def __next__(self) -> Any:
         while True:
-            if not self._waiting:
-                self._read(1)
-            sample = self._waiting.pop()
+            if not (self._waiting or self._next_samples(1)):
+                raise StopIteration
+            sample = self._waiting.pop(0)
             self._row += 1
             if self._row > self.reading.row:
                 self.reading.row = self._row
@@ -233,19 +262,27 @@ class _ReadIterator(DatasetIterator[Any]):
         return [] if self._has_gaps else samples
 
     def advance(self, count: int) -> None:
-        if count:
-            del self._waiting[-count:]
+        del self._waiting[:count]
         self._row += count
         self.reading.row = max(self.reading.row, self._row)
 
     def _next_samples(self, count: int) -> list[Any]:
         """Return up to `count` of the next samples, none at the end."""
-        if not self._waiting:
+        waiting, late = self._waiting, self._late
+        if not (waiting or late):
             try:
                 self._read(count)
             except StopIteration:
                 return []
-        return self._waiting[: -count - 1 : -1]
+        while late and len(waiting) < count:
+            wanted = count - len(waiting)
+            made = list(islice(late[0], wanted))
+            waiting += made
+            if len(made) < wanted:
+                late.popleft()
+        if not waiting:  # what was read has just come to its end
+            return self._next_samples(count)
+        return waiting[:count]
 
     def state_dict(self) -> State:
         return {"row": self._row}
@@ -253,6 +290,7 @@ class _ReadIterator(DatasetIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         (self._row,) = unpack(state, self.saves)
         self._waiting, self._stop = [], self._row
+        self._late.clear()
         self._planned, self._planned_start = _NO_ROWS, self._row
         self._noted_row = self._row
 
@@ -313,10 +351,10 @@ class _ReadIterator(DatasetIterator[Any]):
         self.used_of_turn = used_of_turn
         self._noted_row, self._noted_batch = self._row, self.num_batches
 
-    def extend(self, samples: list[Any], *, gaps: bool) -> None:
-        """Append what was read, with or without gaps."""
-        self._waiting[:0] = samples[::-1]
-        self._stop += len(samples)
+    def extend(self, late: Iterator[Any], number: int, *, gaps: bool) -> None:
+        """Append a number of samples that were read, with or without gaps."""
+        self._late.append(late)
+        self._stop += number
         self._has_gaps |= gaps
 
 
@@ -380,14 +418,16 @@ class _Blocks:
         )
         gaps = bool((together.leaf < 0).any())
         with _uncollected():
-            samples = (
-                self._read_between_gaps(together, reading) if gaps else self._reader.read(together)
+            late: LateRows = (
+                RowsAtOnce(self._read_between_gaps(together, reading))
+                if gaps
+                else self._reader.read_late(together)
             )
         if self._ahead is not None:
             first.lane.counts.update(self._ahead.take_counts())
         start = 0
         for (lane, _), number in zip(reading, counts, strict=True):
-            lane.extend(samples[start : start + number], gaps=gaps)
+            lane.extend(late.between(start, start + number), number, gaps=gaps)
             start += number
 
     def _read_between_gaps(
