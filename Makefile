@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+# Long files are divided: workers steal tests from each other when they have none left.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 # Tests start hundreds of processes: what the first one compiles the others import.
 unexport PYTHONDONTWRITEBYTECODE

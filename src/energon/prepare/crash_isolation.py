@@ -171,5 +171,10 @@ def _pool(context: Any, num_processes: int, noted: Any) -> Iterator[ProcessPoolE
     )
     try:
         yield pool
+    except BaseException:
+        # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
