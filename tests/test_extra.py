@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import re
+from importlib.metadata import requires
+from pathlib import Path
+
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from energon.errors import MissingExtraError
 from energon.extra import needs_extra
@@ -20,3 +26,23 @@ def test_says_what_to_install_for_what():
 def test_other_errors_pass():
     with pytest.raises(ValueError, match="hot"), needs_extra("tea", "tea needs water"):
         raise ValueError("hot")
+
+
+def test_the_demo_installs_fewer_than_25_packages():
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    extras = re.search(r"\.ci/install ([\w,-]*torch[\w,-]*)", makefile)
+    assert extras is not None
+    found: set[tuple[str, tuple[str, ...]]] = set()
+    todo = [("energon-loader", tuple(extras[1].split(",")))]
+    while todo:
+        name, wanted = todo.pop()
+        if (name, wanted) not in found:
+            found.add((name, wanted))
+            for line in requires(name) or ():
+                each = Requirement(line)
+                places = [{"extra": extra} for extra in wanted or ("",)]
+                if each.marker is None or any(map(each.marker.evaluate, places)):
+                    todo.append((canonicalize_name(each.name), tuple(sorted(each.extras))))
+    others = {name for name, _ in found} - {"energon-loader"}
+    # Builds of torch that bring CUDA are not what `make demo` installs.
+    assert len({name for name in others if not name.startswith(("nvidia", "cuda", "triton"))}) < 25

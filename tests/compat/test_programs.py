@@ -42,6 +42,7 @@ def different(package, found):
     return {n: (recorded.get(n), found.get(n)) for n in names if recorded.get(n) != found.get(n)}
 
 
+@pytest.mark.slow
 def test_programs_for_webdataset_give_what_they_give_there():
     assert different("webdataset", run(sys.executable, "energon.webdataset")) == {}
 

@@ -18,13 +18,12 @@ PAGES = sorted(
 )
 
 STARTS_TRAINERS = (
-    "docs/getting_started.md",
     "docs/loss_spike.md",
     "docs/save_and_resume.md",
     "docs/trainers.md",
     "docs/webdataset.md",
 )
-"""Pages that run programs, torchrun or trainers, each process of which imports torch first."""
+"""Pages that run torchrun or trainers, each process of which imports torch first."""
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def check(address):
     assert [found.key for found in store.list(key)] == [f"{key}/x"]
 
 
+@pytest.mark.slow  # as Ceph is, and no other server here checks keys
 def test_s3_by_the_profile_of_the_aws_tools(configure, ceph_port, tmp_path):
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws/credentials").write_text(
@@ -72,6 +73,7 @@ def test_s3_by_the_profile_of_the_aws_tools(configure, ceph_port, tmp_path):
         store.read(key)
 
 
+@pytest.mark.slow  # as Ceph is, and no other server here checks keys
 def test_keys_that_the_server_refuses_are_looked_up_anew(configure, ceph_port, tmp_path):
     (tmp_path / ".aws").mkdir()
 

@@ -10,6 +10,7 @@ from tests.loader.fake_pipeline import fake, in_order
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.slow
 def test_torch_distributed_checkpoint_loads_it_on_other_ranks(tmp_path):
     torch = pytest.importorskip("torch")
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")

@@ -136,7 +136,7 @@ def test_a_saved_dataset_of_hugging_face_is_copied_and_packed(s3, tmp_path):
     assert shards_of(f"{s3.address}/packed") == shards_of(tmp_path / "packed")
 
 
-@pytest.mark.parametrize("kind", ["gcs", "azure"])
+@pytest.mark.parametrize("kind", ["gcs", pytest.param("azure", marks=pytest.mark.slow)])
 def test_other_stores_are_packed_alike(request, tmp_path, kind):
     for place in open_place(kind, request):
         there = upload(write_archives(tmp_path / "source"), place.address)

@@ -296,7 +296,7 @@ def test_web_servers_are_read_only(web):
         repair(web)
 
 
-@pytest.mark.parametrize("kind", ["gcs", "azure"])
+@pytest.mark.parametrize("kind", ["gcs", pytest.param("azure", marks=pytest.mark.slow)])
 def test_other_stores_are_checked_and_repaired_alike(request, dataset, kind):
     for place in open_place(kind, request):
         flip(dataset / "part/1.tar.parts", 200)

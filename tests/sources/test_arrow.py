@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import pickle
 
-import datasets
 import numpy as np
 import pytest
 
@@ -22,6 +21,8 @@ N = 60
 
 
 def make(count, start=0):
+    import datasets  # which takes a second, in each process that collects tests
+
     rows = {
         "n": list(range(start, start + count)),
         "text": [f"text {n}" for n in range(start, start + count)],
@@ -59,6 +60,8 @@ def test_rows_come_by_number_with_the_names_of_classes(folder):
 
 
 def test_splits_are_those_of_the_dataset(tmp_path):
+    import datasets
+
     parts = {"train": make(8), "validation": make(3, 100)}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "d")
     assert dataset_kind(tmp_path / "d") == "arrow"
@@ -83,6 +86,8 @@ def test_a_ratio_deals_rows_where_there_are_no_splits(folder):
 
 
 def test_images_are_decoded(tmp_path):
+    import datasets
+
     rows = {"image": [{"bytes": jpeg(n), "path": None} for n in range(6)]}
     features = datasets.Features({"image": datasets.Image()})
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "d")

@@ -87,6 +87,7 @@ def test_a_fluid_pipeline_over_a_web_server(url):
     assert patches[0][0].shape == (PATCH, PATCH, 3)
 
 
+@pytest.mark.slow
 def test_the_loader_of_torch_and_ours(url):
     dataset = wds.WebDataset(url).shuffle(1000).decode("rgb").to_tuple("png", "json")
     dataset = dataset.map(preprocess).compose(get_patches)
