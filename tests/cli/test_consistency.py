@@ -203,7 +203,7 @@ def test_what_is_no_dataset_yet_is_said_to_become_one_by_a_command(tmp_path, fil
         )
     assert wanted in str(caught.value)
     if files == ["a.csv", "b.csv"]:
-        assert "a .jsonl file" in str(caught.value)
+        assert "a .jsonl, .jsonl.gz or .jsonl.zst file" in str(caught.value)
 
 
 def test_a_table_is_said_to_be_packed(tmp_path):
