@@ -341,7 +341,7 @@ LENGTHS_AT, POINTERS_AT, DOCUMENTS_AT = 34, 34 + 4 * N, 34 + 12 * N
     ("change", "error", "problem"),
     [
         (lambda data: b"", FormatError, "begins with b''"),
-        (lambda data: b"PK\x03\x04" + data, FormatError, "it is no index of a token file"),
+        (lambda data: b"PK\x03\x04" + data, FormatError, "it is not an index of a token file"),
         (lambda data: data[:20], TruncatedError, "has 20 bytes, not a whole header"),
         (lambda data: data[:-1], TruncatedError, "200 sequences and 200 documents take"),
         (lambda data: data + b"123", FormatError, "it is damaged, write it again"),

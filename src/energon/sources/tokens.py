@@ -131,6 +131,19 @@ class TokenFile:
         return [index.num_sequences, index.num_documents, index.num_bytes, digest]
 
 
+def _edges_of_samples(ends: Ints, first: Ints) -> NDArray[np.int32]:
+    """Return where the pieces of each sample begin in it, and the end: one sample after the other.
+
+    Args:
+        ends: Where each piece begins in the tokens of all samples, and the end.
+        first: The first piece of each sample, and the number of pieces.
+    """
+    counts = np.diff(first) + 1
+    sample = np.repeat(np.arange(len(counts)), counts)
+    edge = np.arange(len(sample)) - sample
+    return (ends[edge] - ends[first[sample]]).astype(np.int32)
+
+
 def token_files(address: str) -> list[str]:
     """Return what the names of the pairs of files at an address have in common.
 
@@ -269,20 +282,21 @@ class TokenSource(SingleSource):
         modes = self._modes(pieces, ends)
         bounds = zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
         keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
-        shards = [self.files[number].name + DATA for number in pieces.file.tolist()]
+        names = [file.name + DATA for file in self.files]
+        shards = [names[number] for number in pieces.file.tolist()]
+        edges, all_ends = _edges_of_samples(ends, first), ends.tolist()
         samples = []
-        for place, (low, high) in enumerate(bounds):
-            own = tokens[ends[low] : ends[high]]
-            edges = ends[low : high + 1] - ends[low]
+        for place, (number, (low, high)) in enumerate(zip(numbers.tolist(), bounds, strict=True)):
+            start, stop = all_ends[low], all_ends[high]
             sample = CrudeSample(
                 {
-                    "__key__": str(numbers[place]),
-                    "__shard__": shards[low] if low < high else self.files[0].name + DATA,
+                    "__key__": str(number),
+                    "__shard__": shards[low] if low < high else names[0],
                     "__restore_key__": keys[place],
                     "__subflavors__": subflavors,
-                    "tokens": own,
-                    "cu_seqlens": edges.astype(np.int32),
-                    "modes": None if modes is None else modes[ends[low] : ends[high]],
+                    "tokens": tokens[start:stop],
+                    "cu_seqlens": edges[low + place : high + place + 1],
+                    "modes": None if modes is None else modes[start:stop],
                 }
             )
             samples.append(sample)
@@ -404,9 +418,13 @@ class TokenSource(SingleSource):
             order = full[np.argsort(pieces.low[full], kind="stable")]
             low, dtype = pieces.low[order], file.index.dtype
             buffers, begin = read_spans(file.file, low, pieces.high[order])
-            at, where, size = (low - begin).tolist(), ends[order].tolist(), sizes[order].tolist()
+            at = ((low - begin) // dtype.itemsize).tolist()
+            where, size = ends[order].tolist(), sizes[order].tolist()
+            last, view = None, np.empty(0, dtype)
             for buffer, offset, to, length in zip(buffers, at, where, size, strict=True):
-                tokens[to : to + length] = np.frombuffer(buffer, dtype, length, offset)
+                if buffer is not last:
+                    last, view = buffer, np.frombuffer(buffer, dtype)
+                tokens[to : to + length] = view[offset : offset + length]
         return tokens, ends
 
     def _modes(self, pieces: _TokenRuns, ends: Ints) -> NDArray[np.int8] | None:
