@@ -54,3 +54,14 @@ def test_a_forked_child_opens_files_of_its_own(tmp_path):
     pool._pid += 1  # as seen in a child
     assert pool.pread(str(path), 0, 6) == b"parent"
     assert pool._pid == os.getpid()
+
+
+def test_ranges_are_read_into_a_buffer(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(range(100)))
+    file = OpenFile(str(tmp_path / "x"))
+    file.will_read(0, 100)
+    buffer = bytearray(20)
+    file.pread_into(30, memoryview(buffer)[5:15])
+    assert buffer == bytes(5) + bytes(range(30, 40)) + bytes(5)
+    with pytest.raises(TruncatedError, match="ends at byte 100, wanted 20 bytes from byte 90"):
+        file.pread_into(90, memoryview(buffer))

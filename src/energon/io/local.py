@@ -96,6 +96,27 @@ class OpenFile:
             data += more
         return data
 
+    def pread_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer of bytes with those from `offset` on.
+
+        Raises:
+            TruncatedError: If the file ends earlier.
+        """
+        if not hasattr(os, "preadv"):  # macOS
+            buffer[:] = self.pread(offset, len(buffer))
+            return
+        done = os.preadv(self.descriptor, [buffer], offset)
+        while done < len(buffer):
+            more = os.preadv(self.descriptor, [buffer[done:]], offset + done)
+            if not more:
+                raise cut_off(self.path, offset + done, offset, len(buffer))
+            done += more
+
+    def will_read(self, offset: int, size: int) -> None:
+        """Let the system fetch a range from the disk, if it is not in memory yet."""
+        if hasattr(os, "posix_fadvise"):  # macOS has none
+            os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
     def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Return several ranges, see `pread`."""
         return list(map(self.pread, offsets, sizes))

@@ -32,7 +32,7 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.samples.crude import CrudeSample
-from energon.sources.extents import Extents, read_spans
+from energon.sources.extents import Extents, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 from energon.sources.kinds import DatasetKind, Location, SingleSource, content_fingerprint
 from energon.sources.part_filter import PartFilter
@@ -141,7 +141,7 @@ def _edges_of_samples(ends: Ints, first: Ints) -> NDArray[np.int32]:
     counts = np.diff(first) + 1
     sample = np.repeat(np.arange(len(counts)), counts)
     edge = np.arange(len(sample)) - sample
-    return (ends[edge] - ends[first[sample]]).astype(np.int32)
+    return np.asarray(ends[edge] - ends[first[sample]], np.int32)
 
 
 def token_files(address: str) -> list[str]:
@@ -284,7 +284,7 @@ class TokenSource(SingleSource):
         keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
         names = [file.name + DATA for file in self.files]
         shards = [names[number] for number in pieces.file.tolist()]
-        edges, all_ends = _edges_of_samples(ends, first), ends.tolist()
+        edges, all_ends, dtype = _edges_of_samples(ends, first), ends.tolist(), self.dtype
         samples = []
         for place, (number, (low, high)) in enumerate(zip(numbers.tolist(), bounds, strict=True)):
             start, stop = all_ends[low], all_ends[high]
@@ -294,7 +294,7 @@ class TokenSource(SingleSource):
                     "__shard__": shards[low] if low < high else names[0],
                     "__restore_key__": keys[place],
                     "__subflavors__": subflavors,
-                    "tokens": tokens[start:stop],
+                    "tokens": tokens[start:stop].astype(dtype),
                     "cu_seqlens": edges[low + place : high + place + 1],
                     "modes": None if modes is None else modes[start:stop],
                 }
@@ -405,27 +405,47 @@ class TokenSource(SingleSource):
     def _tokens(self, pieces: _TokenRuns, count: int) -> tuple[NDArray[Any], Ints]:
         """Return the tokens of all pieces behind one another, and where each ends."""
         sizes = pieces.high - pieces.low
-        for number in np.unique(pieces.file).tolist():
+        numbers = np.unique(pieces.file).tolist()
+        for number in numbers:
             inside = pieces.file == number
             sizes[inside] //= self.files[number].index.dtype.itemsize
         ends = np.concatenate(([0], np.cumsum(sizes)))
-        tokens = np.empty(int(ends[-1]), self.dtype)
-        for number in np.unique(pieces.file).tolist():
-            file = self.files[number]
+        dtypes = {self.files[number].index.dtype for number in numbers}
+        tokens = np.empty(int(ends[-1]), dtypes.pop() if len(dtypes) == 1 else self.dtype)
+        for number in numbers:
             full = np.flatnonzero((pieces.file == number) & (sizes > 0))
             if not len(full):
                 continue
             order = full[np.argsort(pieces.low[full], kind="stable")]
-            low, dtype = pieces.low[order], file.index.dtype
-            buffers, begin = read_spans(file.file, low, pieces.high[order])
-            at = ((low - begin) // dtype.itemsize).tolist()
-            where, size = ends[order].tolist(), sizes[order].tolist()
-            last, view = None, np.empty(0, dtype)
-            for buffer, offset, to, length in zip(buffers, at, where, size, strict=True):
-                if buffer is not last:
-                    last, view = buffer, np.frombuffer(buffer, dtype)
-                tokens[to : to + length] = view[offset : offset + length]
+            self._fill(tokens, number, pieces.low[order], pieces.high[order], ends[order])
         return tokens, ends
+
+    def _fill(self, tokens: NDArray[Any], number: int, low: Ints, high: Ints, where: Ints) -> None:
+        """Read pieces of a file from `low` to `high`, ascending, into `tokens` at `where`."""
+        file, dtype = self.files[number].file, self.files[number].index.dtype
+        if isinstance(file, OpenFile) and tokens.dtype == dtype:
+            # Between the pieces lie others of the same block. To copy them along costs more than
+            # a call for each piece; but a disk is asked for all of it at once.
+            edges = span_edges(low, high)
+            sizes = np.maximum.reduceat(high, edges) - low[edges]
+            for start, size in zip(low[edges].tolist(), sizes.tolist(), strict=True):
+                file.will_read(start, size)
+            content: Any = tokens
+            target, at = memoryview(content).cast("B"), where * dtype.itemsize
+            bounds = zip(low.tolist(), at.tolist(), (at + high - low).tolist(), strict=True)
+            for start, first, stop in bounds:
+                file.pread_into(start, target[first:stop])
+            return
+        buffers, begin = read_spans(file, low, high)
+        offsets = ((low - begin) // dtype.itemsize).tolist()
+        lengths = ((high - low) // dtype.itemsize).tolist()
+        last, view = None, np.empty(0, dtype)
+        for buffer, offset, to, length in zip(
+            buffers, offsets, where.tolist(), lengths, strict=True
+        ):
+            if buffer is not last:
+                last, view = buffer, np.frombuffer(buffer, dtype)
+            tokens[to : to + length] = view[offset : offset + length]
 
     def _modes(self, pieces: _TokenRuns, ends: Ints) -> NDArray[np.int8] | None:
         """Return the mode of each token; None if the files have none."""
