@@ -63,5 +63,5 @@ def test_ranges_are_read_into_a_buffer(tmp_path):
     buffer = bytearray(20)
     file.pread_into(30, memoryview(buffer)[5:15])
     assert buffer == bytes(5) + bytes(range(30, 40)) + bytes(5)
-    with pytest.raises(TruncatedError, match="ends at byte 100, wanted 20 bytes from byte 90"):
+    with pytest.raises(TruncatedError, match="ends at byte 100, expected 20 bytes from byte 90"):
         file.pread_into(90, memoryview(buffer))

@@ -51,8 +51,8 @@ class UnpackedFile:
         high = low + np.asarray(sizes, np.int64)
         if len(high) and high.max() > self.points.unpacked_size:
             raise TruncatedError(
-                f"{self.path}: its content ends at byte {self.points.unpacked_size}, wanted bytes "
-                f"up to {high.max()}"
+                f"{self.path}: its content ends at byte {self.points.unpacked_size}, expected "
+                f"bytes up to {high.max()}"
             )
         first = self.points.holding(low)
         last = self.points.holding(np.maximum(low, high - 1))

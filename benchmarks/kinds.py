@@ -1,0 +1,553 @@
+"""Measure token files and Parquet files against what people train on them with today.
+
+    make servers
+    .venv/bin/python benchmarks/kinds.py [--rounds 3] [--only tokens,start,images,bucket]
+
+Every figure comes from a fresh process; contenders take turns. A section that is left out keeps
+what stands on the page, docs/benchmarks_kinds.md. The bucket is a real S3 server on this machine,
+made distant by a proxy: every request takes 30 ms longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+PAGE = ROOT / "docs" / "benchmarks_kinds.md"
+LENGTH, BATCH = 2048, 8
+DOCUMENTS, SIMULATED = 40_000, 10_000_000
+IMAGES, IMAGE_FILES, IMAGE_BATCH = 3_000, 12, 32
+BUCKET_FILES, BUCKET_ROWS = 1_000, 40
+SECONDS = 3.0
+Found = dict[str, list[dict[str, float]]]
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made" / "kinds")
+    parser.add_argument("--only", default="tokens,start,images,bucket")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        name, address = arguments.measure
+        sys.stdout.write(json.dumps(MEASURED[name](address)) + "\n")
+        sys.stdout.flush()
+        os._exit(0)  # workers of peers do not always end
+    for section in arguments.only.split(","):
+        table = SECTIONS[section](arguments.data, arguments.rounds)
+        write_section(section, table)
+
+
+def repeated(names: list[str], address: str, rounds: int, **environment: str) -> Found:
+    """Return what contenders measure, each in processes of its own."""
+    found: Found = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            command = [sys.executable, __file__, "--measure", name, address]
+            done = subprocess.run(
+                command, env={**os.environ, **environment}, capture_output=True, text=True
+            )
+            if done.returncode:
+                raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
+            found[name].append(json.loads(done.stdout.splitlines()[-1]))
+            print(name, found[name][-1], flush=True)
+    return found
+
+
+def middle(found: Found, name: str, figure: str) -> float:
+    """Return the median of a figure."""
+    return float(median(each[figure] for each in found[name]))
+
+
+def rate(items: Iterator[int]) -> dict[str, float]:
+    """Return how many items come in a second, and what CPU time each takes, workers included."""
+    from measure import tree_cpu_seconds
+
+    for _ in range(30):
+        next(items)
+    count, start, cpu = 0, time.perf_counter(), tree_cpu_seconds()
+    while (elapsed := time.perf_counter() - start) < SECONDS:
+        count += next(items)
+    return {"rate": count / elapsed, "cpu_us": 1e6 * (tree_cpu_seconds() - cpu) / count}
+
+
+# Tokens
+
+
+def tokens_ours(path: str) -> dict[str, float]:
+    """Shuffled windows over shuffled documents, with a state after each batch."""
+    from energon import WorkerConfig, get_savable_loader, get_train_dataset
+
+    read = {"unit": "sequence", "length": LENGTH + 1, "overlap": 1}
+    dataset = get_train_dataset(
+        {"splits": {"train": {"path": f"{path}.idx", "read": read}}},
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=BATCH,
+    )
+    with get_savable_loader(dataset) as loader:
+        return rate(len(batch.tokens) for batch in loader)
+
+
+def tokens_memmap(path: str) -> dict[str, float]:
+    """Random windows over documents as they lie, as small trainers have it."""
+    data = np.memmap(f"{path}.bin", np.uint16, "r")
+    generator = np.random.default_rng(0)
+
+    def batches() -> Iterator[int]:
+        while True:
+            starts = generator.integers(0, len(data) - LENGTH - 1, BATCH).tolist()
+            rows = [data[start : start + LENGTH + 1].astype(np.int64) for start in starts]
+            yield len(np.stack(rows))
+
+    return rate(batches())
+
+
+def tokens_gpt(path: str) -> dict[str, float]:
+    """Windows over shuffled documents by three indexes, as Megatron-LM describes GPTDataset.
+
+    One lists documents in their order, one says where each window begins on the line of these
+    documents, and one shuffles the windows. A window is joined of pieces of documents.
+    """
+    import torch
+
+    from energon.formats.tokens import TokenIndex
+
+    index = TokenIndex.parse(
+        Path(f"{path}.idx").read_bytes(), num_bytes=os.path.getsize(f"{path}.bin"), origin=path
+    )
+    data = np.memmap(f"{path}.bin", np.uint16, "r")
+    lengths = np.asarray(index.document_lengths(0, index.num_documents))
+    begins = np.cumsum(lengths) - lengths
+    generator = np.random.default_rng(0)
+    documents = generator.permutation(len(lengths))
+    ends = np.concatenate(([0], np.cumsum(lengths[documents])))
+    starts = np.arange(0, ends[-1] - LENGTH, LENGTH)
+    first = np.searchsorted(ends, starts, side="right") - 1
+    samples = np.stack([first, starts - ends[first]], axis=1).astype(np.int32)
+    shuffled = generator.permutation(len(samples) - 1)
+
+    ones, places = torch.ones(LENGTH), torch.arange(LENGTH)
+
+    class Windows(torch.utils.data.Dataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return len(shuffled)
+
+        def __getitem__(self, at: int) -> dict[str, Any]:
+            number = shuffled[at]
+            (low, offset), (high, stop) = samples[number], samples[number + 1]
+            pieces = []
+            for place in range(low, high + 1):
+                document = documents[place]
+                begin = begins[document] + (offset if place == low else 0)
+                last = stop + 1 if place == high else lengths[document]
+                pieces.append(data[begin : begins[document] + last])
+            tokens = torch.from_numpy(np.concatenate(pieces).astype(np.int64))
+            about = {"loss_mask": ones, "position_ids": places}
+            return {"tokens": tokens[:-1], "labels": tokens[1:], **about}
+
+    loader = torch.utils.data.DataLoader(Windows(), batch_size=BATCH, drop_last=True)
+
+    def batches() -> Iterator[int]:
+        while True:
+            for batch in loader:
+                yield len(batch["tokens"])
+
+    return rate(batches())
+
+
+def token_section(data: Path, rounds: int) -> str:
+    """Return the table of token sequences."""
+    prefix = make_tokens(data / "tokens", DOCUMENTS)
+    names = {
+        "energon (this)": "tokens_ours",
+        "GPTDataset's logic": "tokens_gpt",
+        "numpy memmap loop": "tokens_memmap",
+    }
+    found = repeated(list(names.values()), str(prefix), rounds)
+    lines = [
+        "## Token sequences",
+        "",
+        f"Sequences of {LENGTH:,} tokens in batches of {BATCH}, int64, in-line, of {DOCUMENTS:,} "
+        "documents in the page cache. GPTDataset's logic is rebuilt from its description: tokens, "
+        "labels, positions and loss masks through a DataLoader of torch. energon gives tokens and "
+        "where documents begin, and a state. The memmap loop cuts random windows out of the file "
+        "as it lies: no documents, no epochs, no state.",
+        "",
+        "| | sequences/s | CPU µs a sequence | of the memmap loop |",
+        "|---|---:|---:|---:|",
+    ]
+    least = middle(found, "tokens_memmap", "cpu_us")
+    for title, name in names.items():
+        cost = middle(found, name, "cpu_us")
+        lines.append(
+            f"| {title} | {middle(found, name, 'rate'):,.0f} | {cost:.1f} | {least / cost:.2f} x |"
+        )
+    return "\n".join(lines)
+
+
+def make_tokens(folder: Path, count: int) -> Path:
+    """Write documents of random tokens, of about a thousand each."""
+    from energon.formats.tokens import token_index_bytes
+
+    prefix = folder / "corpus"
+    if not prefix.with_suffix(".idx").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        generator = np.random.default_rng(0)
+        lengths = generator.lognormal(6.5, 1, count).astype(int) + 1
+        generator.integers(0, 50_000, lengths.sum()).astype(np.uint16).tofile(
+            prefix.with_suffix(".bin")
+        )
+        with open(prefix.with_suffix(".idx"), "wb") as file:
+            file.writelines(token_index_bytes(np.dtype(np.uint16), lengths.tolist()))
+    return prefix
+
+
+def token_start(path: str) -> dict[str, float]:
+    """Return seconds to the first batch of a corpus, and how much memory it takes at most."""
+    from energon import WorkerConfig, get_savable_loader, get_train_dataset
+
+    before = status_mb("RssAnon")
+    start, cpu = time.perf_counter(), time.process_time()
+    read = {"unit": "sequence", "length": LENGTH + 1, "overlap": 1}
+    dataset = get_train_dataset(
+        {"splits": {"train": {"path": f"{path}.idx", "read": read}}},
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=BATCH,
+    )
+    with get_savable_loader(dataset) as loader:
+        next(iter(loader))
+        seconds = time.perf_counter() - start
+        return {
+            "seconds": seconds,
+            "cpu": time.process_time() - cpu,
+            "peak_mb": status_mb("VmHWM"),
+            "own_mb": status_mb("RssAnon") - before,
+        }
+
+
+def status_mb(name: str) -> float:
+    """Return a figure of the memory of this process."""
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
+
+
+def start_section(data: Path, rounds: int) -> str:
+    """Return the table of the start on a large corpus."""
+    prefix = data / "simulated" / "corpus"
+    if not prefix.with_suffix(".idx").exists():
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        count, size = SIMULATED, 1000
+        with open(prefix.with_suffix(".idx"), "wb") as file:
+            file.write(b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + b"\x08")
+            file.write(count.to_bytes(8, "little") + (count + 1).to_bytes(8, "little"))
+            file.write(np.full(count, size, "<i4").tobytes())
+            file.write((2 * size * np.arange(count, dtype="<i8")).tobytes())
+            file.write(np.arange(count + 1, dtype="<i8").tobytes())
+        with open(prefix.with_suffix(".bin"), "wb") as file:
+            file.truncate(2 * size * count)  # nothing but zeros, which take no room
+    found = repeated(["token_start"], str(prefix), rounds)
+    peak = middle(found, "token_start", "peak_mb")
+    return "\n".join(
+        [
+            "## Start on 10 billion tokens",
+            "",
+            f"An index of {SIMULATED:,} documents of 1,000 tokens; the tokens are simulated. From "
+            "the call of `get_train_dataset` to the first batch, in-line. Peak memory is that of "
+            "the whole process with Python and its packages.",
+            "",
+            "| | first batch, s | CPU for it, s | memory for it, MB | peak memory, MB |",
+            "|---|---:|---:|---:|---:|",
+            f"| energon (this) | {middle(found, 'token_start', 'seconds'):.2f} | "
+            f"{middle(found, 'token_start', 'cpu'):.2f} | "
+            f"{middle(found, 'token_start', 'own_mb'):.0f} | {peak:.0f} |",
+        ]
+    )
+
+
+# Parquet
+
+
+def decoded(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its image as an array: what every contender does to it."""
+    from adapters.thumbnail import thumbnail
+
+    return {"image": thumbnail(row["image"]["bytes"]), "caption": row["caption"]}
+
+
+def images_ours(workers: int) -> Callable[[str], dict[str, float]]:
+    """Return what measures rows as samples, shuffled, decoded in a hook."""
+
+    def measure(path: str) -> dict[str, float]:
+        from adapters.thumbnail import thumbnail
+        from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+        class Encoder(DefaultTaskEncoder):
+            decoder = None
+
+            def encode_sample(self, sample: Any) -> Any:
+                sample["image"] = thumbnail(sample["image"])
+                return sample
+
+        dataset = get_train_dataset(
+            {"splits": {"train": {"path": path, "read": {"columns": ["image", "caption"]}}}},
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+            batch_size=IMAGE_BATCH,
+            task_encoder=Encoder(),
+        )
+        with get_savable_loader(dataset) as loader:
+            return rate(len(batch["caption"]) for batch in loader)
+
+    return measure
+
+
+def images_streaming(workers: int) -> Callable[[str], dict[str, float]]:
+    """Return what measures `datasets` as a stream, shuffled by a buffer of a thousand rows."""
+
+    def measure(path: str) -> dict[str, float]:
+        import datasets
+
+        stream = datasets.load_dataset(
+            "parquet", data_files=f"{path}/*.parquet", split="train", streaming=True
+        )
+        stream = stream.cast_column("image", datasets.Image(decode=False))
+        shuffled = stream.shuffle(seed=0, buffer_size=1000).map(decoded)
+        return torch_rate(shuffled, workers)
+
+    return measure
+
+
+def images_map_style(workers: int) -> Callable[[str], dict[str, float]]:
+    """Return what measures `datasets` as a table on disk, shuffled by the DataLoader."""
+
+    def measure(path: str) -> dict[str, float]:
+        import datasets
+
+        table = datasets.load_dataset("parquet", data_files=f"{path}/*.parquet", split="train")
+        table = table.cast_column("image", datasets.Image(decode=False))
+        table = table.with_transform(decoded_columns)
+        return torch_rate(table, workers, shuffle=True)
+
+    return measure
+
+
+def decoded_columns(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return columns of rows with their images as arrays."""
+    from adapters.thumbnail import thumbnail
+
+    return {
+        "image": [thumbnail(image["bytes"]) for image in rows["image"]],
+        "caption": rows["caption"],
+    }
+
+
+def torch_rate(dataset: Any, workers: int, **settings: Any) -> dict[str, float]:
+    """Return how fast a DataLoader of torch makes batches, epoch after epoch."""
+    import torch
+
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=IMAGE_BATCH, num_workers=workers, collate_fn=stacked, **settings
+    )
+
+    def batches() -> Iterator[int]:
+        while True:
+            for batch in loader:
+                yield len(batch["caption"])
+
+    return rate(batches())
+
+
+def stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return rows as a batch."""
+    return {
+        "image": np.stack([row["image"] for row in rows]),
+        "caption": [row["caption"] for row in rows],
+    }
+
+
+def image_section(data: Path, rounds: int) -> str:
+    """Return the table of images in Parquet files."""
+    import datasets
+
+    folder = make_images(data / "images", IMAGES, IMAGE_FILES)
+    names = {
+        "energon (this)": "images_ours",
+        "`datasets`, streaming": "images_streaming",
+        "`datasets`, map-style": "images_map_style",
+    }
+    measured = [f"{name}_{workers}" for name in names.values() for workers in (0, 2)]
+    found = repeated(
+        measured,
+        str(folder),
+        rounds,
+        HF_DATASETS_CACHE=str(data / "hf"),
+        HF_HUB_OFFLINE="1",
+        TOKENIZERS_PARALLELISM="false",
+    )
+    lines = [
+        "## Images in Parquet files",
+        "",
+        f"{IMAGES:,} JPEGs of about 70 kB in {IMAGE_FILES} files, shuffled, decoded to 224 x 224 "
+        f"by the same function, in batches of {IMAGE_BATCH}. CPU ms are those of an image, of all "
+        "processes together, and for the most part those of the decoder. `datasets` "
+        f"{datasets.__version__} with the DataLoader of torch; its stream is shuffled by files and "
+        "a buffer of 1,000 rows, its table was converted to Arrow before.",
+        "",
+        "| | images/s | with 2 workers | CPU ms | with 2 workers |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for title, name in names.items():
+        cells = [f"{middle(found, f'{name}_{workers}', 'rate'):,.0f}" for workers in (0, 2)]
+        cells += [
+            f"{middle(found, f'{name}_{workers}', 'cpu_us') / 1000:.2f}" for workers in (0, 2)
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def make_images(folder: Path, rows: int, files: int, *, size: int | None = None) -> Path:
+    """Write images and captions as `datasets` does; with a size, bytes that are no images."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from data import image
+
+    if (folder / "done").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(0)
+    for file in range(files):
+        table = []
+        for number in range(file * rows // files, (file + 1) * rows // files):
+            content = generator.bytes(size) if size else image(number, generator)["jpg"]
+            about = {"image": {"bytes": content, "path": f"{number}.jpg"}}
+            table.append({**about, "caption": f"picture {number}"})
+        pq.write_table(
+            pa.Table.from_pylist(table), folder / f"{file:05}.parquet", row_group_size=50
+        )
+    (folder / "done").touch()
+    return folder
+
+
+# A bucket
+
+
+def bucket_start(address: str) -> dict[str, float]:
+    """Return seconds to the first batch, and to the first behind states of a run."""
+    from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+    class Encoder(DefaultTaskEncoder):
+        decoder = None
+
+    def seconds(state: Any = None) -> tuple[float, Any]:
+        start = time.perf_counter()
+        dataset = get_train_dataset(
+            address,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            batch_size=IMAGE_BATCH,
+            task_encoder=Encoder(),
+        )
+        with get_savable_loader(dataset) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            next(iter(loader))
+            return time.perf_counter() - start, loader.state_dict()
+
+    first, state = seconds()
+    found = {"first": first}
+    for name, share in (("1 %", 0.01), ("99 %", 0.99), ("epoch 1,000", 1000.5)):
+        moved = json.loads(json.dumps(state))
+        move(moved, int(share * BUCKET_FILES * BUCKET_ROWS))
+        found[name] = seconds(moved)[0]
+    return found
+
+
+def move(state: Any, row: int) -> None:
+    """Put a state where it would be after so many rows."""
+    for lane in state["lanes"]:
+        lane["row"] = row - row % IMAGE_BATCH
+        lane["batches"] = lane["row"] // IMAGE_BATCH
+
+
+def bucket_section(data: Path, rounds: int) -> str:
+    """Return the table of the start on many files far away."""
+    import tempfile
+
+    from energon.sources.parquet import KIND
+    from remote import LATENCY_SECONDS, distant_server
+
+    folder = make_images(
+        data / "bucket" / "rows", BUCKET_FILES * BUCKET_ROWS, BUCKET_FILES, size=2_000
+    )
+    KIND.prepare(str(folder))
+    with distant_server(folder.parent) as (_, environment), tempfile.TemporaryDirectory() as none:
+        environment["ENERGON_STORAGE_CACHE_DIR"] = none
+        found = repeated(["bucket_start"], "s3://bench/rows", rounds, **environment)
+    figures = list(found["bucket_start"][0])
+    cells = [f"{middle(found, 'bucket_start', name):.2f}" for name in figures]
+    return "\n".join(
+        [
+            f"## {BUCKET_FILES:,} Parquet files on a bucket",
+            "",
+            f"Seconds from the call of `get_train_dataset` to the first batch of {IMAGE_BATCH}, "
+            f"in-line, and to the first one behind a state. The files were prepared; each request "
+            f"takes {LATENCY_SECONDS * 1000:.0f} ms longer than on this machine.",
+            "",
+            f"| | start | {' | '.join(f'resumed at {name}' for name in figures[1:])} |",
+            f"|---|{'---:|' * len(figures)}",
+            f"| energon (this) | {' | '.join(cells)} |",
+        ]
+    )
+
+
+def write_section(name: str, text: str) -> None:
+    """Put a section between its marks on the page."""
+    mark, end = f"<!-- {name}, made by benchmarks/kinds.py -->", f"<!-- end of {name} -->"
+    about = f"Measured on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), "
+    about += f"Python {platform.python_version()}; medians of fresh processes that take turns."
+    title, _, rest = text.partition("\n\n")
+    page = PAGE.read_text()
+    before, _, after = page.partition(f"{mark}\n")
+    _, _, after = after.partition(f"{end}\n")
+    PAGE.write_text(f"{before}{mark}\n\n{title}\n\n{about} {rest}\n\n{end}\n{after}")
+
+
+MEASURED: dict[str, Callable[[str], dict[str, float]]] = {
+    "tokens_ours": tokens_ours,
+    "tokens_memmap": tokens_memmap,
+    "tokens_gpt": tokens_gpt,
+    "token_start": token_start,
+    "bucket_start": bucket_start,
+}
+for _workers in (0, 2):
+    MEASURED[f"images_ours_{_workers}"] = images_ours(_workers)
+    MEASURED[f"images_streaming_{_workers}"] = images_streaming(_workers)
+    MEASURED[f"images_map_style_{_workers}"] = images_map_style(_workers)
+SECTIONS = {
+    "tokens": token_section,
+    "start": start_section,
+    "images": image_section,
+    "bucket": bucket_section,
+}
+
+if __name__ == "__main__":
+    main()
