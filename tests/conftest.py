@@ -70,7 +70,7 @@ def store(request):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Outside CI, try a sixth of the examples that a property asks for, but 8 at least."""
+    """Outside CI, try an eighth of the examples that a property asks for, but 5 at least."""
     if IN_CI:
         return
     scaled = set()
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_hypothesis_test(function) and function not in scaled:
             scaled.add(function)
             asked = function._hypothesis_internal_use_settings
-            few = min(asked.max_examples, max(8, asked.max_examples // 6))
+            few = min(asked.max_examples, max(5, asked.max_examples // 8))
             function._hypothesis_internal_use_settings = settings(asked, max_examples=few)
 
 

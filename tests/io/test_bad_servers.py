@@ -53,7 +53,13 @@ def ask(misbehaviour, question):
         return answer, time.monotonic() - begun
 
 
-@pytest.mark.parametrize("misbehaviour", MISBEHAVIOURS)
+@pytest.mark.parametrize(
+    "misbehaviour",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in MISBEHAVIOURS
+    ],
+)
 def test_answers_are_right_or_named_errors(misbehaviour):
     with ThreadPoolExecutor(len(QUESTIONS)) as threads:
         answers = list(threads.map(lambda question: ask(misbehaviour, question), QUESTIONS))

@@ -78,7 +78,14 @@ DRILLS = {
 }
 
 
-@pytest.mark.parametrize("name", DRILLS)
+WAIT = ("silence", "slow first byte")
+"""Drills that are over when time is up."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in WAIT else name for name in DRILLS],
+)
 def test_a_bad_network_changes_nothing_but_statistics(s3, local, quick_retries, monkeypatch, name):
     faults = DRILLS[name]
     monkeypatch.setattr("energon.io.backends.object_backend.READ_SECONDS", 2)

@@ -105,7 +105,7 @@ def test_no_handler_tolerates_what_the_lock_refuses(pickled, monkeypatch):
     [
         ("True", ("pickle",), "True True"),
         ("None", (), "True False"),
-        ("None", ("pickle",), "['list']"),
+        pytest.param("None", ("pickle",), "['list']", marks=pytest.mark.slow),
         ("False", (), "['list']"),
     ],
 )
