@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 
 import pexpect
@@ -45,6 +46,33 @@ class Terminal:
         self.process.expect(pexpect.EOF)
         self.process.close()
         return self.process.before, self.process.exitstatus
+
+
+def piped(root, answers, *options):
+    command = [sys.executable, "-m", "energon", "prepare", root, "--num-workers", "1", *options]
+    return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120)
+
+
+def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_path):
+    root = tmp_path / "ds"
+    write_captions(root)
+    done = piped(root, "1,0,0\ny\n0\ny\njpg\njson[about]\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Done\n")
+    described = yaml.load((root / ".nv-meta/dataset.yaml").read_text(), origin="")
+    assert "Captioning" in str(described)
+    assert described["field_map"] == {"image": "jpg", "caption": "json[about]"}
+    again = piped(root, "n\n")
+    assert again.returncode == 2
+    assert "is prepared already" in again.stderr
+    # Crude samples are the last of the list.
+    assert piped(root, "y\n1,0,0\ny\n11\n").returncode == 0
+    assert "CrudeWebdataset" in (root / ".nv-meta/dataset.yaml").read_text()
+    short = piped(root, "y\n1,0,0\ny\n")
+    assert "the answers in the pipe end before the number of a sample type" in short.stderr
+    (root / ".nv-meta/dataset.yaml").unlink()
+    # Options ask nothing, so what is piped is left to others.
+    assert piped(root, "x\n", "--split-ratio", "1,0,0", "--force-overwrite").returncode == 0
 
 
 def write_captions(root, counts=(2, 1, 1), names="{}.tar"):

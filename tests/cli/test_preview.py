@@ -188,3 +188,26 @@ def test_writes_a_page_that_needs_nothing_else(tmp_path):
     assert re.findall(r"(?:src|href)=\"(.{5})", page) == ["data:"]
     data = base64.b64decode(re.search(r'src="data:image/jpeg;base64,(.*?)"', page)[1])
     assert Image.open(io.BytesIO(data)).size == (12, 8)
+
+
+def test_goes_through_splits_until_somebody_says_no(tmp_path):
+    root = make_captions(tmp_path / "a", [2])
+    arguments = ["preview", str(root), "--split-parts", "train,val"]
+    done = CliRunner().invoke(main, arguments, input="y\nn\n")
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert [line for line in lines if line.startswith("Sample")] == ["Sample 0", "Sample 1"]
+    assert " - caption (str): 'caption 0'" in lines
+    assert done.output.count("Continue?") == 2
+
+
+def test_draws_which_samples_were_seen_when(log, tmp_path):
+    image = tmp_path / "seen.png"
+    output = invoke("analyze-debug", log, "--heatmap-path", image).output
+    assert "Analyzing 1 log" in output
+    assert "Found 4 unique sample keys, 4 steps" in output
+    pixels = np.asarray(Image.open(image))
+    assert pixels.shape == (4, 4)
+    assert sorted(set(pixels.ravel().tolist())) == [0, 25]
+    skipped = invoke("analyze-debug", log, "--skip", 1, "--json").output
+    assert json.loads(skipped)["batches"] == 2

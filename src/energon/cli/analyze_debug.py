@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,34 @@ from energon.messages import counted
 @click.option(
     "--most", type=click.IntRange(1), default=10, show_default=True, help="Number of keys to show."
 )
+@click.option("--skip", type=click.IntRange(0), default=0, help="Batches of each rank to skip.")
+@click.option(
+    "--heatmap-path",
+    type=click.Path(path_type=Path),
+    help="Draw which samples were seen when into this .png file: steps to the right, samples in "
+    "the order of their keys downwards.",
+)
+@click.option("--heatmap-steps", type=click.IntRange(1), default=1000, help="Columns, at most.")
+@click.option("--heatmap-samples", type=click.IntRange(1), default=1000, help="Rows, at most.")
+@click.option(
+    "--heatmap-gain", type=click.FloatRange(0), default=10, help="How bright a sample is, in %."
+)
+@click.option("--force-loading-order", is_flag=True, hidden=True)
+@click.option("--no-colors", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: bool) -> None:
+def command(
+    logs: tuple[Path, ...],
+    include_modality: str,
+    most: int,
+    skip: int,
+    heatmap_path: Path | None,
+    heatmap_steps: int,
+    heatmap_samples: int,
+    heatmap_gain: float,
+    force_loading_order: bool,
+    no_colors: bool,
+    as_json: bool,
+) -> None:
     """Count the samples in LOGS that LogSampleDataset wrote: how often each was seen.
 
     LOGS are files, or folders of .jsonl files.
@@ -30,12 +56,16 @@ def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: b
     \b
     Example:
       energon analyze-debug logs/*.jsonl
+      energon analyze-debug logs --heatmap-path seen.png
     """
     modes = set(include_modality.split(","))
     files = [
         file for log in logs for file in (sorted(log.glob("*.jsonl")) if log.is_dir() else [log])
     ]
-    lines = [line for log in files for line in _read(log) if line.get("m") in modes]
+    if not as_json:
+        echo(f"Analyzing {counted(len(files), 'log')}")
+    found = (line for log in files for line in _read(log) if line.get("m") in modes)
+    lines = [line for line in found if (line.get("idx") or 0) >= skip]
     if not lines:
         raise click.ClickException(
             f"no line of the modes {', '.join(sorted(modes))} in {counted(len(files), 'file')}"
@@ -43,6 +73,8 @@ def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: b
     keys = Counter(key for line in lines for key in line.get("keys") or ())
     ranks = Counter(line["r"] for line in lines)
     times = Counter(keys.values())
+    if heatmap_path is not None:
+        _draw(lines, heatmap_path, heatmap_steps, heatmap_samples, heatmap_gain)
     if as_json:
         about = {
             "batches": len(lines),
@@ -54,6 +86,9 @@ def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: b
         }
         echo_json(about)
         return
+    steps = -(-len(lines) // len(ranks))
+    unique = counted(len(keys), "unique sample key", grouped=True)
+    echo(f"Found {unique}, {counted(steps, 'step', grouped=True)}")
     batches = counted(len(lines), "batch", grouped=True)
     samples = counted(keys.total(), "sample", grouped=True)
     echo(f"{batches}, {samples}, {counted(len(keys), 'different one', grouped=True)}")
@@ -64,6 +99,26 @@ def command(logs: tuple[Path, ...], include_modality: str, most: int, as_json: b
         echo(f"seen {often}: {counted(seen, 'sample', grouped=True)}")
     for key, number in keys.most_common(most):
         echo(f"{number:>6}  {key}")
+
+
+def _draw(
+    lines: Sequence[Mapping[str, Any]], path: Path, steps: int, samples: int, gain: float
+) -> None:
+    """Draw how often samples were seen over time, as brightness."""
+    import numpy as np
+    from PIL import Image
+
+    keys = sorted({key for line in lines for key in line.get("keys") or ()})
+    numbers = {key: number for number, key in enumerate(keys)}
+    # A lane counts its own batches; those of all lanes are the columns.
+    ordered = sorted(lines, key=lambda line: (line.get("idx") or 0, line.get("w") or 0))
+    height, width = min(samples, len(numbers)), min(steps, len(ordered))
+    seen = np.zeros((height, width))
+    for column, line in enumerate(ordered):
+        for key in line.get("keys") or ():
+            seen[numbers[key] * height // len(numbers), column * width // len(ordered)] += 1
+    pixels = np.minimum(255, seen * gain * 2.55).astype(np.uint8)
+    Image.fromarray(pixels).save(path, "PNG")
 
 
 def _read(log: Path) -> Iterator[dict[str, Any]]:

@@ -29,8 +29,11 @@ END_SECONDS = 10
 @click.argument("mountpoint", type=click.Path(path_type=Path))
 @click.option("-s", "--sample-folders", is_flag=True, help="Show each sample as a folder.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background.")
+@click.option("-w", "--allow-slow", is_flag=True, hidden=True)
 @allow_option
-def command(path: str, mountpoint: Path, sample_folders: bool, detach: bool) -> None:
+def command(
+    path: str, mountpoint: Path, sample_folders: bool, detach: bool, allow_slow: bool
+) -> None:
     """Mount the dataset at PATH as a read-only folder, MOUNTPOINT.
 
     PATH may be a metadataset: then all datasets of its splits are shown, and their auxiliary data.

@@ -20,7 +20,13 @@ from energon.cli.options import (
     refuse_options,
     show_size,
 )
-from energon.cli.prepare_choices import PrepareOptions, choice_options, decide
+from energon.cli.prepare_choices import (
+    PrepareOptions,
+    answers_from_a_pipe,
+    choice_options,
+    decide,
+    says_yes,
+)
 from energon.cli.prepare_media import media_filter, media_options, report_json, show_report
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
@@ -57,6 +63,7 @@ _INDEX_ONLY = {
     "--tar-index-only", is_flag=True, help="Reindex the known shards; see `energon index`."
 )
 @click.option("--non-interactive", is_flag=True, help="Never prompt.")
+@click.option("--tmp-path", hidden=True)
 @click.option("--force-overwrite", is_flag=True, help="Prepare again without confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts; ask nothing.")
 @media_options
@@ -73,6 +80,7 @@ def command(
     no_sqlite: bool,
     tar_index_only: bool,
     non_interactive: bool,
+    tmp_path: str | None,
     force_overwrite: bool,
     as_json: bool,
     by_extension: bool,
@@ -128,9 +136,15 @@ def command(
     def prepare(folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
         if tar_index_only:
             return _index_only(folder, sqlite=not no_sqlite, **indexing), None
-        asks = not (non_interactive or as_json) and sys.stdin.isatty()
+        may_ask = not (non_interactive or as_json)
         arguments = _choose(
-            folder, options, exclude, ask=asks, overwrite=force_overwrite, source=path
+            folder,
+            options,
+            exclude,
+            ask=may_ask and sys.stdin.isatty(),
+            piped=may_ask and answers_from_a_pipe(options),
+            overwrite=force_overwrite,
+            source=path,
         )
         with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
             info = prepare_dataset(folder, exclude=exclude, indexing=how, **arguments)
@@ -173,6 +187,7 @@ def _choose(
     exclude: tuple[str, ...],
     *,
     ask: bool,
+    piped: bool,
     overwrite: bool,
     source: AnyPath,
 ) -> dict[str, Any]:
@@ -183,12 +198,13 @@ def _choose(
     shards = without_shards(find_shards(path), exclude)
     echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
     if (path / META / ".info.json").exists() and not overwrite:
-        if not ask:
+        if not ask and not (piped and says_yes()):
             raise ConfigError(
                 f"{source} is prepared already; pass --force-overwrite to do it again"
             )
-        click.confirm(f"{source} is prepared already. Prepare it again?", abort=True)
-    return decide(path, shards, options, ask=ask, source=source)
+        if ask:
+            click.confirm(f"{source} is prepared already. Prepare it again?", abort=True)
+    return decide(path, shards, options, ask=ask, piped=piped, source=source)
 
 
 def _media(

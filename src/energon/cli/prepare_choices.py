@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -122,7 +124,13 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decide(
-    path: Path, shards: Sequence[str], options: PrepareOptions, *, ask: bool, source: AnyPath
+    path: Path,
+    shards: Sequence[str],
+    options: PrepareOptions,
+    *,
+    ask: bool,
+    piped: bool,
+    source: AnyPath,
 ) -> dict[str, Any]:
     """Return the arguments of `prepare_dataset`.
 
@@ -131,6 +139,7 @@ def decide(
         shards: Its shards.
         options: What the command was told.
         ask: Whether someone can be asked for the rest.
+        piped: Whether a script has written answers instead.
         source: Where the contents of the shards are: the folder, or that for which it stands.
 
     Raises:
@@ -150,7 +159,10 @@ def decide(
         dataset_yaml_name=options.dataset_yaml_name,
         write=options.write,
     )
-    choices = _asked(path, shards, choices, source) if ask else _usual(choices)
+    if piped:
+        choices = _piped(path, shards, choices, source)
+    else:
+        choices = _asked(path, shards, choices, source) if ask else _usual(choices)
     split = choices.split
     if split is None:
         raise click.Abort
@@ -166,6 +178,96 @@ def decide(
         "sample_loader": choices.sample_loader,
         "dataset_yaml_name": choices.dataset_yaml_name,
     }
+
+
+def answers_from_a_pipe(options: PrepareOptions) -> bool:
+    """Return whether a script has written answers to the questions of the command.
+
+    A command whose options say how to split asks nothing, so it leaves what it inherits to others,
+    such as the loop of a shell that reads a list of folders.
+    """
+    stdin = sys.stdin
+    if options.split() is not None or stdin is None or stdin.closed or stdin.isatty():
+        return False
+    try:
+        readable, _, _ = select.select([stdin], [], [], 0)
+    except (OSError, ValueError):  # not a file of the system
+        return False
+    return bool(readable)
+
+
+def says_yes() -> bool:
+    """Return whether the next answer in the pipe is yes; the end of the pipe is none."""
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _piped(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath) -> Choices:
+    """Return the choices with the answers in a pipe, in the order in which scripts write them.
+
+    That is: the ratio, whether to describe samples, the number of a sample type in the alphabet
+    (crude samples come last), whether to map fields, and the parts of each field.
+
+    Raises:
+        ConfigError: If answers are missing, or make no sense.
+    """
+    from energon.prepare.assistant.fields import (
+        check_field,
+        first_samples,
+        is_required,
+        loader_template,
+        own_fields,
+    )
+    from energon.prepare.dataset import CRUDE
+    from energon.prepare.splits import SplitRequest, parse_ratio
+    from energon.samples.registry import resolve_class, sample_types
+
+    ratio = _answer("the ratio of the splits, like 8,1,1")
+    split = SplitRequest(ratio=parse_ratio(ratio), **choices.split_settings)
+    choices = replace(choices, split=split, write=True)
+    if not choices.describe or not _yes("whether to describe the samples"):
+        return replace(choices, describe=False)
+    names = [*sorted(set(sample_types()) - _NEWER_TYPES), CRUDE]
+    number = _answer("the number of a sample type")
+    if not number.isdigit() or int(number) >= len(names):
+        numbered = ", ".join(f"{n} {name}" for n, name in enumerate(names))
+        raise ConfigError(f"{number!r} is not the number of a sample type: {numbered}")
+    name = names[int(number)]
+    if name == CRUDE:
+        return replace(choices, sample_type=CRUDE)
+    sample_type = resolve_class("megatron.energon", name)
+    samples = first_samples(source, shards, 2)
+    if not _yes("whether to map fields to parts"):
+        loader = loader_template(sample_type, samples)
+        return replace(choices, sample_type=name, sample_loader=loader)
+    mapping = {}
+    for own in own_fields(sample_type):
+        way = _answer(f"the part of the field {own.name!r}", optional=not is_required(own))
+        if way:
+            check_field(own.name, way, samples)
+            mapping[own.name] = way
+    return replace(choices, sample_type=name, field_map=mapping)
+
+
+_NEWER_TYPES = frozenset({"TokensSample", "VQAOCRSample"})
+"""Are not numbered in the list that scripts know."""
+
+
+def _answer(what: str, *, optional: bool = False) -> str:
+    line = sys.stdin.readline()
+    answer = line.strip()
+    if not line or (not answer and not optional):
+        raise ConfigError(
+            f"the answers in the pipe end before {what}; say how to split with --split-ratio or "
+            "--split-parts or --split-by-folder, to be asked nothing"
+        )
+    return answer
+
+
+def _yes(what: str) -> bool:
+    answer = _answer(what, optional=True).lower()
+    if answer not in ("", "y", "yes", "n", "no"):
+        raise ConfigError(f"{answer!r} does not say {what}; expected y or n")
+    return answer in ("", "y", "yes")
 
 
 def _usual(choices: Choices) -> Choices:

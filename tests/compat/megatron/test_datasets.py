@@ -24,6 +24,7 @@ from megatron.energon import (
 )
 from megatron.energon.epathlib import EPath
 from tests.datasets import CAPTIONING, make_captions, write_shard
+from tests.sources.distant import upload
 from tests.task_encoder.runs import config
 
 
@@ -183,3 +184,17 @@ def test_validation_datasets_come_with_factories(root):
 def test_arguments_that_make_no_sense_are_refused(root, settings, message):
     with pytest.raises(ConfigError, match=message):
         standard(root, **settings)
+
+
+def test_programs_prepare_datasets_in_object_stores(s3, tmp_path):
+    for number in range(2):
+        write_shard(tmp_path / f"ds/{number}.tar", [(f"k{number}", {"txt": b"a %d" % number})])
+    remote = EPath(upload(tmp_path / "ds", s3.address))
+    parts = WebdatasetFactory.prepare_dataset(
+        remote, ["{0..1}.tar"], split_parts_ratio=[("train", 1.0)], workers=1
+    )
+    assert parts == {"txt"}
+    assert load_info(remote).shard_counts == {"0.tar": 1, "1.tar": 1}
+    assert sorted(load_split(remote, "split.yaml").shards("train")) == ["0.tar", "1.tar"]
+    with pytest.raises(ConfigError, match="prepare a local copy"):
+        WebdatasetFactory.prepare_dataset(remote, fix_duplicates=True)

@@ -18,13 +18,14 @@ from energon.formats.meta.yaml import load
 from energon.formats.tables.part_table_file import open_part_table
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members
-from energon.io.epath import EPath
+from energon.io.epath import EPath, any_path
 from energon.metadataset.kind import dataset_kind
 from energon.prepare.dataset import Indexing, index_dataset, locked
 from energon.prepare.engines import Engine
 from energon.prepare.index.shards import find_shards
-from energon.prepare.media.prepare import prepare_media
+from energon.prepare.media.prepare import prepare_media, prepare_remote_media
 from energon.prepare.media.probe import MediaFilter
+from energon.prepare.remote import standing_in
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
@@ -56,7 +57,7 @@ class PreparesShards:
         """Prepare a folder of tar shards; no `dataset.yaml` is written.
 
         Args:
-            parent_path: The folder.
+            parent_path: The folder, here or in an object store.
             paths: The shards, or patterns with braces; None for all below the folder.
             split_parts_ratio: Names of splits and their shares.
             split_parts_patterns: Instead of it, names of splits and regular expressions.
@@ -77,7 +78,28 @@ class PreparesShards:
             ConfigError: If the arguments make no sense.
             DuplicateSampleKeyError: If a key is there twice.
         """
-        folder = Path(parent_path)
+        folder = any_path(parent_path)
+        chosen = as_filter(media_filter)
+        if isinstance(folder, EPath):
+            if fix_duplicates:
+                raise ConfigError(
+                    f"{folder}: fix_duplicates rewrites shards, and those in an object store stay "
+                    "as they are; prepare a local copy with it"
+                )
+            with standing_in(folder.url, progress=_Shown(progress_fn)) as local:
+                names = cls.prepare_dataset(
+                    local,
+                    paths,
+                    split_parts_ratio=split_parts_ratio,
+                    split_parts_patterns=split_parts_patterns,
+                    split_config=split_config,
+                    shuffle_seed=shuffle_seed,
+                    workers=workers,
+                    tar_index_only=tar_index_only,
+                )
+            if chosen is not None:
+                prepare_remote_media(folder.url, chosen, num_workers=workers, progress=_Shown(None))
+            return names
         shards = _shards(folder, paths)
         request: SplitRequest | None = None
         if not tar_index_only:
@@ -104,7 +126,6 @@ class PreparesShards:
 
         with locked(folder, indexing) as held:
             index_dataset(folder, shards, held, documents)
-        chosen = as_filter(media_filter)
         if chosen is not None:
             prepare_media(folder, chosen, engine=Engine(num_workers=workers))
         return _part_names(folder, shards)
