@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import energon
@@ -108,7 +107,6 @@ def captions(tmp_path_factory):
 
 
 def batches_of(root, encoder, **settings):
-    np.random.seed(0)  # a normal number that numpy keeps has every batch seeded
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
     dataset = get_train_dataset(root, worker_config=config, task_encoder=encoder, **settings)
     return get_savable_loader(dataset)

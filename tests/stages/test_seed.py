@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from energon.errors import SkipSample
+from energon.stages import random_state
 from energon.stages.batch import BatchDataset
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane
@@ -159,8 +160,12 @@ def test_what_a_seeded_failure_depends_on_is_drawn_first():
     assert first
 
 
-def test_nothing_is_taken_for_the_same_while_numpy_keeps_a_normal_number():
-    """It would be given without a change of the state that shows it."""
+@pytest.mark.parametrize("is_known", [True, False])
+def test_drawing_the_normal_number_that_numpy_keeps_is_noticed(is_known, monkeypatch):
+    """It is given without a change of the words that numpy's generator holds."""
+    random_state.present_states()
+    if not is_known:  # where the number is, as on an interpreter that is not CPython
+        monkeypatch.setattr(random_state, "_numpy_kept", None)
     dataset = drawing(np.random.randn, start=LATE)
     expected = made(dataset, draws=True)
     lane = Lane(0, 1, seed=5)
@@ -170,3 +175,24 @@ def test_nothing_is_taken_for_the_same_while_numpy_keeps_a_normal_number():
         np.random.seed(3)
         np.random.randn()
     assert found == expected
+
+
+def test_the_normal_number_that_numpy_keeps_is_put_back():
+    dataset = drawing(np.random.randn, start=LATE)
+    np.random.seed(3)
+    expected = np.random.randn(4).tolist()
+    np.random.seed(3)
+    found = [np.random.randn()]
+    list(dataset.open(Lane(0, 1, seed=5)))
+    found += np.random.randn(3).tolist()
+    assert found == expected
+
+
+def test_hooks_that_draw_nothing_are_not_seeded_while_numpy_keeps_a_normal_number(monkeypatch):
+    lane = Lane(0, 1, seed=5)
+    batches = drawing(lambda: 0).open(lane)
+    next(batches)
+    np.random.seed(3)
+    np.random.randn()
+    monkeypatch.setattr(random_state, "_seed", lambda seed: pytest.fail("seeded"))
+    next(batches)

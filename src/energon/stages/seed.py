@@ -10,7 +10,7 @@ from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State, ThroughDataset, ThroughIterator
 from energon.stages.lane import Lane, RowAddress
-from energon.stages.random_state import DrawWatch, numpy_keeps_a_number, seeded
+from energon.stages.random_state import DrawWatch, numpy_hides_a_number, seeded
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _SeedIterator(ThroughIterator):
         self.saved: State | None = None
 
     def __next__(self) -> Any:
-        if self.lane.host.draws is False and not numpy_keeps_a_number():
+        if self.lane.host.draws is False and not numpy_hides_a_number():
             return self._next_watched()
         return self._next_seeded()
 
