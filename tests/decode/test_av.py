@@ -59,9 +59,9 @@ def test_clips_behind_the_end_are_empty_and_logged(caplog):
     assert clip.shape == (0, 3, 32, 48)
     (clip,), _ = decoder.get_audio_clips([(100, 101)])
     assert clip.shape == (2, 0)
-    assert caplog.text.count("behind the end") == 2
+    assert caplog.text.count("beyond the end") == 2
     AVDecoder(data, suppress_warnings=True).get_video_clips([(100, 101)])
-    assert caplog.text.count("behind the end") == 2
+    assert caplog.text.count("beyond the end") == 2
 
 
 def test_audio_clips_are_parts_of_the_whole():

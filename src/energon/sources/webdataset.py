@@ -371,7 +371,7 @@ class WebdatasetSource:
         try:
             return read()
         except ObjectChangedError:
-            # Replaced since it was opened: if by the same, reading goes on.
+            # Replaced since it was opened: if by the same, reading continues.
             self._pool.close(self._shard_path(shard))
             return read()
 
