@@ -64,9 +64,9 @@ def test_values_in_memory_are_named_by_their_path():
         read_mapping({"splits": {"train": {"blend": [{"path": 1}, {"path": "a", "weight": "x"}]}}})
     assert str(info.value).splitlines() == [
         "document.splits.train.blend[0].path: splits.train.blend[0].path is 1, "
-        "wanted text (in quotes, if it looks like something else)",
+        "expected text (in quotes, if it looks like something else)",
         "document.splits.train.blend[1].weight: splits.train.blend[1].weight is 'x', "
-        "wanted a number",
+        "expected a number",
     ]
 
 

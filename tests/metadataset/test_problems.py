@@ -64,7 +64,7 @@ def test_names_every_mistake_with_its_line(tmp_path):
         "11: splits.train.blend[1].blend[1].blend_epochized[1] is 3, expected a mapping with one "
         "of",
         "12: unknown key 'blnd' in splits.train.blend[2], did you mean 'blend'?",
-        f"14: splits.train.blend[3] has both 'path' and 'blend'; one of {kinds} is wanted",
+        f"14: splits.train.blend[3] has both 'path' and 'blend'; expected one of {kinds}",
         "15: splits.train.blend[4].path is empty, expected text",
         f"16: splits.train.blend[5] has none of {kinds}",
         "18: splits.val.path is 3, expected text",

@@ -118,7 +118,7 @@ def test_concatenated_datasets_are_one_line(tmp_path):
         ("blend: [{path: a, weight: {0: 1, 9: .nan}}]", 5, "nan at 9; expected a finite number"),
         ("blend: [{path: a, weight: {0: 0, 9: 0}}]", 5, "is 0 all the time"),
         ("blend: [{path: a, weight: automatic}]", 5, "'automatic', expected a number"),
-        ("blend: [{path: a, max_epochs: 0}]", 5, "max_epochs is 0, wanted more than 0"),
+        ("blend: [{path: a, max_epochs: 0}]", 5, "max_epochs is 0, expected more than 0"),
         ("blend: [{path: a, weight: auto}, {path: b}]", 5, "weights from sizes cannot be compared"),
         ("blend: [{path: a, tokens: 5}, {path: b}]", 5, "tokens only count for `weight: auto`"),
         (
@@ -133,8 +133,8 @@ def test_concatenated_datasets_are_one_line(tmp_path):
             5,
             "all weights of the blend are 0 from position 50 on",
         ),
-        ("blend: [{path: a}]\n    stopping_strategy: first", 6, "wanted 'all_exhausted' or"),
-        ("blend: [{path: a}]\n    unit: batches", 6, "wanted 'sample' or 'batch'"),
+        ("blend: [{path: a}]\n    stopping_strategy: first", 6, "expected 'all_exhausted' or"),
+        ("blend: [{path: a}]\n    unit: batches", 6, "expected 'sample' or 'batch'"),
         (
             "blend:\n    - {unit: batch, blend: [{path: a}]}",
             6,

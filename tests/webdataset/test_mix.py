@@ -126,7 +126,7 @@ def test_mistakes_in_documents_are_named_with_their_lines(tmp_path):
         ("dataset: []\n", r"spec.yaml:1"),
         (
             "dataset: [{shards: [a.tar, 1]}]\n",
-            r"spec.yaml:1:28: .*shards\[1\] is 1, wanted",
+            r"spec.yaml:1:28: .*shards\[1\] is 1, expected",
         ),
         ("dataset: [{shards: 1}]\n", r"spec.yaml:1:12: dataset\[0\].shards is 1, expected text"),
         ("other: 1\n", "expected a list of sources"),

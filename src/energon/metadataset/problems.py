@@ -128,7 +128,7 @@ def _unknown_key(address: DocumentPath, model: Model, raw: Any) -> str:
     own = [kind for kind in NODE_KINDS if kind in known]
     if key in NODE_KINDS and own:
         kinds = ", ".join(NODE_KINDS)
-        return f"{_path(address[:-1])} has both {own[0]!r} and {key!r}; one of {kinds} is wanted"
+        return f"{_path(address[:-1])} has both {own[0]!r} and {key!r}; expected one of {kinds}"
     if key in NODE_KINDS and "datasets" in known:
         return f"{key!r} is not part of version 1; set `__class__: MetadatasetV2`"
     if key in _BELONGS:
