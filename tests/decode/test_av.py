@@ -52,7 +52,7 @@ def test_seconds_include_the_frames_at_both_ends():
     assert times == [(pytest.approx(0.2), pytest.approx(0.6)), (0.3, 0.4)]
 
 
-def test_clips_behind_the_end_are_empty_and_logged(caplog):
+def test_clips_beyond_the_end_are_empty_and_logged(caplog):
     data, _, _ = video()
     decoder = AVDecoder(data)
     (clip,), _ = decoder.get_video_clips([(100, 101)])

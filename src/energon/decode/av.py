@@ -83,7 +83,7 @@ class AVDecoder:
 
     Args:
         stream: The file: bytes, or a stream that can be read and sought.
-        suppress_warnings: Whether to be silent about clips that lie behind the end.
+        suppress_warnings: Whether to be silent about clips that lie beyond the end.
     """
 
     def __init__(self, stream: IO[bytes] | bytes, suppress_warnings: bool = False) -> None:
@@ -168,7 +168,7 @@ class AVDecoder:
             video_out_frame_size: Height and width to which frames are scaled; None leaves them.
 
         Returns:
-            Clips of one frame or more, or of none if they lie behind the end.
+            Clips of one frame or more, or of none if they lie beyond the end.
         """
         reader = self._video
         find: Callable[..., Clip | None] = {
@@ -200,7 +200,7 @@ class AVDecoder:
             audio_unit: Whether ranges are of seconds or numbers of samples.
 
         Returns:
-            Clips of some samples, or of none if they lie behind the end.
+            Clips of some samples, or of none if they lie beyond the end.
         """
         reader = self._audio
         in_seconds = _checked(audio_unit, ("seconds", "samples"), "audio_unit") == "seconds"

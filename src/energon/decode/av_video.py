@@ -283,7 +283,7 @@ class VideoReader:
 
 
 class _Cursor:
-    """A place in decoded frames: the present one and the following, None behind the end."""
+    """A place in decoded frames: the present one and the following, None beyond the end."""
 
     def __init__(self, frames: Iterator[VideoFrame]) -> None:
         self._frames = frames
