@@ -76,6 +76,18 @@ class WorkerConfig:
     restore_error_handler: Callable[..., Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        numbers: dict[str, object] = {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+        }
+        for name, value in numbers.items():
+            if not hasattr(value, "__index__"):
+                raise TypeError(
+                    f"WorkerConfig({name}={value!r}): expected a whole number, found "
+                    f"{type(value).__name__}; numbers of the command line or the environment need "
+                    "int(...)"
+                )
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank {self.rank} of world size {self.world_size}: ranks count from 0 to "

@@ -346,7 +346,19 @@ class BasicDataLoader:
         return RankStream(self._workers, positions, lanes=self._lanes)
 
     def _make_workers(self, lanes: int) -> list[LaneWorker]:
-        number = min(self.worker_config.num_workers, lanes)
+        wanted = self.worker_config.num_workers
+        number = min(wanted, lanes)
+        if number < wanted:
+            warn_once(
+                log,
+                f"idle workers {wanted} {lanes}",
+                "%d of %d workers have nothing to do: this rank has %s, each of which one worker "
+                "hosts. Take fewer workers, or give the run more lanes with "
+                "WorkerConfig(lanes=...)",
+                wanted - number,
+                wanted,
+                counted(lanes, "lane"),
+            )
         if number == 0:
             return [InlineWorker(self.dataset, self.options)]
         names = [f"energon rank {self.worker_config.rank} worker {i}" for i in range(number)]

@@ -7,6 +7,7 @@ numbers. There is no other place where the order is decided.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import shown_address
+from energon.messages import counted
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
 from energon.sources.ahead import window_rows
@@ -38,7 +40,10 @@ from energon.task_encoder.train_plan import (
     streams,
     train_plan,
 )
+from energon.warn_once import warn_once
 from energon.worker import WorkerConfig
+
+logger = logging.getLogger("energon")
 
 
 def train_recipe(
@@ -188,6 +193,7 @@ class Recipe:
             from energon.stages.log_samples import LogSamplesDataset
 
             stage = LogSamplesDataset(stage, mode, config.rank, config.worker_debug_path)
+        self._warn_of_hopeless_settings()
         return SavableDataset(
             stage=stage,
             plan=self.plan,
@@ -202,6 +208,31 @@ class Recipe:
             grouping=self._groups,
             read_from=self._read_from,
         )
+
+    def _warn_of_hopeless_settings(self) -> None:
+        """Say once what cannot do what it is there for, since the data are too few."""
+        samples = sum(leaf.num_samples for leaf in self.plan.leaves)
+        names = ", ".join(leaf.leaf.name for leaf in self.opened[:3])
+        size, window = self.settings.batch_size or 1, self.plan.shuffle_window
+        if self.training and size > samples:
+            warn_once(
+                logger,
+                f"batch of {names}",
+                "batch_size=%d is more than the %s of %s: a batch holds samples several times",
+                size,
+                counted(samples, "sample"),
+                names,
+            )
+        if window > samples > 1:
+            warn_once(
+                logger,
+                f"window of {names}",
+                "shuffle_buffer_size=%d is more than the %s of %s, which are shuffled as well "
+                "without it",
+                window,
+                counted(samples, "sample"),
+                names,
+            )
 
     @cached_property
     def reader(self) -> LeafReader:

@@ -1,0 +1,52 @@
+"""Settings that cannot do what they are there for are told, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from tests.datasets import make_crude
+
+
+class Plain(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return len(samples)
+
+
+def test_numbers_have_to_be_numbers():
+    with pytest.raises(TypeError, match=r"num_workers='2'.*a whole number, found str"):
+        WorkerConfig(rank=0, world_size=1, num_workers="2")
+    with pytest.raises(TypeError, match=r"rank=0\.5"):
+        WorkerConfig(rank=0.5, world_size=1, num_workers=2)
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "energon"]
+
+
+def test_what_is_larger_than_the_data(tmp_path, caplog):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    settings = {"batch_size": 64, "shuffle_buffer_size": 1000}
+    for _ in range(2):
+        dataset = get_train_dataset(
+            make_crude(tmp_path / "tiny", [10]),
+            worker_config=config,
+            task_encoder=Plain(),
+            **settings,
+        )
+    assert next(iter(dataset)) == 64
+    batch, window = said(caplog)
+    assert "batch_size=64 is more than the 10 samples of" in batch
+    assert "shuffle_buffer_size=1000 is more than the 10 samples of" in window
+
+
+def test_workers_that_have_no_lane(tmp_path, caplog):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=7, lanes=2)
+    dataset = get_train_dataset(
+        make_crude(tmp_path / "ds", [50]), worker_config=config, batch_size=2, task_encoder=Plain()
+    )
+    with get_loader(dataset, workers="thread") as loader:
+        next(iter(loader))
+    assert any("5 of 7 workers have nothing to do" in line for line in said(caplog))
