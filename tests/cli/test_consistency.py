@@ -88,6 +88,7 @@ NOWHERE = {
     "checkpoint edit": ("{}", "{}_new", "--world-size", "2", "--skip-steps", "1"),
     "checkpoint info": ("{}",),
     "checkpoint redist": ("{}", "{}_new", "--new-world-size", "2"),
+    "doctor": ("{}",),
     "index": ("{}",),
     "info": ("{}",),
     "lint": ("{}",),

@@ -14,6 +14,7 @@ from energon.version import __version__
 COMMANDS = {
     "analyze-debug": "Count the samples in the logs of runs.",
     "checkpoint": "Inspect saved loader states, and redistribute them to other ranks.",
+    "doctor": "Measure what bounds loading here, and say what to change.",
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset holds.",
     "lint": "Decode samples, and report those that fail.",

@@ -124,7 +124,7 @@ def command(
             notes=None if quarantine is None else Notes(quarantine),
             saved=saved,
             encoder=_encoder(task_encoder),
-            tokenizer=None if tokenizer is None else _load("--tokenizer", tokenizer),
+            tokenizer=None if tokenizer is None else load_named("--tokenizer", tokenizer),
         )
         with _listen(host, port) as listening:
             warm_up(app)
@@ -163,13 +163,13 @@ def _saved_run(shown: Shown, state: State, read_from: ReadFrom, world_size: int 
 def _encoder(given: str | None) -> type[Any] | None:
     if given is None:
         return None
-    encoder = _load("--task-encoder", given)
+    encoder = load_named("--task-encoder", given)
     if not isinstance(encoder, type):
         raise ConfigError(f"--task-encoder {given}: expected MODULE:CLASS")
     return encoder
 
 
-def _load(option: str, given: str) -> Any:
+def load_named(option: str, given: str) -> Any:
     """Return what `module:name` names, in a module that may lie in the working directory."""
     module, _, name = given.partition(":")
     if os.getcwd() not in sys.path:

@@ -1,0 +1,93 @@
+"""`energon doctor`: what it measures, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+
+from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
+from energon.inspect.doctor import diagnose, surroundings
+from energon.loader.monitoring.surroundings import cpu_quota, usable_cpus
+from tests.commands import run
+from tests.datasets import make_crude
+
+QUICK = ("--seconds", "0.2", "--try-workers", "2", "--kind", "thread")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_crude(tmp_path_factory.mktemp("doctor") / "ds", [80, 80])
+
+
+class Waiting(DefaultTaskEncoder):
+    decoder = None
+
+    def encode_sample(self, sample):
+        time.sleep(0.005)
+        return sample
+
+    def batch(self, samples):
+        return len(samples)
+
+
+def make_with(root, encoder):
+    return lambda config: get_train_dataset(
+        root, worker_config=config, batch_size=4, task_encoder=encoder
+    )
+
+
+def test_it_names_the_stage_and_the_settings_that_help(root):
+    found = diagnose(make_with(root, Waiting()), seconds=0.4, workers=[4], kinds=["thread"])
+    assert next(iter(found.stages)) == "encode_sample"
+    assert (found.best.workers, found.best.kind) == (4, "thread")
+    assert found.best.samples_per_second > 1.5 * found.measured[0].samples_per_second
+    assert any("in encode_sample" in line for line in found.advice)
+    assert any("use num_workers=4, workers='thread'" in line for line in found.advice)
+    assert found.read_per_second[1] > found.best.samples_per_second
+
+
+def test_a_path_on_the_command_line(root):
+    done = run("doctor", root, *QUICK)
+    assert done.exit_code == 0, done.output
+    assert "reading alone:" in done.output
+    assert "num_workers=2, workers='thread'" in done.output
+    assert "<- best" in done.output
+
+
+def test_json_and_the_exit_code_for_ci(root):
+    done = run("doctor", root, *QUICK, "--at-least", "1e12", "--json")
+    assert done.exit_code == 1
+    about = json.loads(done.output)
+    assert "samples/s at best, expected" in about["failed"]
+    assert {each["workers"] for each in about["measured"]} == {0, 2}
+    assert about["best"]["samples_per_second"] > 0
+
+
+def test_a_function_of_the_user(root, tmp_path, monkeypatch):
+    (tmp_path / "my_training.py").write_text(
+        "from tests.cli.test_doctor import Waiting, make_with\n"
+        f"make = make_with({str(root)!r}, Waiting())\n"
+        "wrong = lambda config: 7\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        done = run("doctor", "my_training:make", *QUICK)
+        assert "encode_sample" in done.output, done.output
+        done = run("doctor", "my_training:wrong", *QUICK)
+        assert "my_training:wrong returned int, expected" in done.output
+    finally:
+        sys.modules.pop("my_training", None)
+
+
+def test_the_quota_of_a_container(root, tmp_path):
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert cpu_quota(tmp_path) == usable_cpus(tmp_path) == 0.5
+    dataset = make_with(root, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
+    found = [each.what for each in surroundings(dataset, cgroup=tmp_path)]
+    assert any("may use 0.5 of" in each for each in found)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(tmp_path) is None
+    assert cpu_quota(tmp_path / "none") is None
