@@ -74,6 +74,18 @@ def cook_text(sample: dict[str, Any]) -> TextSample:
     return TextSample(**basic_sample_keys(sample), text=sample["txt"])
 
 
+class Decoding(DefaultTaskEncoder):
+    """Decodes by extension, as task encoders do that say nothing else."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+    @stateless
+    def batch(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+
 class Cooking(Raw):
     cookers = (Cooker(pass_on),)
 
@@ -131,6 +143,10 @@ def _type_and_encode(sample: dict[str, Any]) -> Any:
     return encode(TextSample(__key__=sample["__key__"], text=sample["txt"]))
 
 
+def _decode_and_encode(sample: dict[str, Any]) -> Any:
+    return encode(TextSample(__key__=sample["__key__"], text=sample["txt"].decode()))
+
+
 def _in_pack(packs: Any) -> int:
     return sum(map(len, packs))
 
@@ -142,6 +158,7 @@ SCENARIOS = {
     "text, cooker + encode": Scenario("text", CookingEncoding, _cook_and_encode),
     "text, cooker to TextSample + encode": Scenario("text", Typing, _cook_text_and_encode),
     "typed + encode": Scenario("typed", Encoding, _type_and_encode),
+    "typed, decoded + encode": Scenario("typed", Decoding, _decode_and_encode),
     "interleaved": Scenario("interleaved", Raw, lambda sample: sample),
     "interleaved, cooker": Scenario("interleaved", Cooking, pass_on),
     "packed": Scenario(
