@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from energon.loader.transport.outbox import OUT_OF_BAND_BYTES, Columns, by_column
 from energon.samples.crude import CrudeSample, basic_sample_keys, sources_of
-from energon.samples.types import TextSample
+from energon.samples.sample import TextSample
 
 values = st.one_of(
     st.binary(max_size=20),
