@@ -223,3 +223,25 @@ def test_flat_figures_are_numbers_by_path(root):
     assert flat["run/batches"] == BATCHES - 1
     assert flat["workers/0/memory_bytes"] > 0
     assert all(isinstance(value, int | float) for value in flat.values())
+
+
+class Unreported:
+    """A pipeline of the user around another one, which cannot tell what was drawn."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def report(self, **about):
+        raise KeyError("read")
+
+
+def test_figures_are_not_worth_a_run(root):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    inner = train(root, worker_config=config, batch_size=4, task_encoder=Encoder(0.002))
+    with get_savable_loader(Unreported(inner), verdict_seconds=0.01) as loader:
+        assert len([batch for batch, _ in zip(loader, range(BATCHES), strict=False)]) == BATCHES
+        assert loader.stats()["run"]["bytes"] == 0
+        assert "encode_sample" in loader.verdict()
