@@ -454,6 +454,7 @@ def make_images(folder: Path, rows: int, files: int, *, size: int | None = None)
 def bucket_start(address: str) -> dict[str, float]:
     """Return seconds to the first batch, and to the first behind states of a run."""
     from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+    from restore import moved
 
     class Encoder(DefaultTaskEncoder):
         decoder = None
@@ -462,45 +463,38 @@ def bucket_start(address: str) -> dict[str, float]:
         start = time.perf_counter()
         dataset = get_train_dataset(
             address,
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1),
             batch_size=IMAGE_BATCH,
             task_encoder=Encoder(),
         )
         with get_savable_loader(dataset) as loader:
             if state is not None:
-                loader.load_state_dict(state)
+                loader.restore_state_rank(state)
             next(iter(loader))
-            return time.perf_counter() - start, loader.state_dict()
+            return time.perf_counter() - start, loader.save_state_rank()
 
     first, state = seconds()
     found = {"first": first}
     for name, share in (("1 %", 0.01), ("99 %", 0.99), ("epoch 1,000", 1000.5)):
-        moved = json.loads(json.dumps(state))
-        move(moved, int(share * BUCKET_FILES * BUCKET_ROWS))
-        found[name] = seconds(moved)[0]
+        found[name] = seconds(moved(state, int(share * BUCKET_FILES * BUCKET_ROWS) // IMAGE_BATCH))[
+            0
+        ]
     return found
-
-
-def move(state: Any, row: int) -> None:
-    """Put a state where it would be after so many rows."""
-    for lane in state["lanes"]:
-        lane["row"] = row - row % IMAGE_BATCH
-        lane["batches"] = lane["row"] // IMAGE_BATCH
 
 
 def bucket_section(data: Path, rounds: int) -> str:
     """Return the table of the start on many files far away."""
     import tempfile
 
-    from energon.sources.parquet import KIND
     from remote import LATENCY_SECONDS, distant_server
 
     folder = make_images(
         data / "bucket" / "rows", BUCKET_FILES * BUCKET_ROWS, BUCKET_FILES, size=2_000
     )
-    KIND.prepare(str(folder))
     with distant_server(folder.parent) as (_, environment), tempfile.TemporaryDirectory() as none:
         environment["ENERGON_STORAGE_CACHE_DIR"] = none
+        prepare = [sys.executable, "-m", "energon.cli.main", "prepare", "s3://bench/rows"]
+        subprocess.run(prepare, env={**os.environ, **environment}, check=True)
         found = repeated(["bucket_start"], "s3://bench/rows", rounds, **environment)
     figures = list(found["bucket_start"][0])
     cells = [f"{middle(found, 'bucket_start', name):.2f}" for name in figures]

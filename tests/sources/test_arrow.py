@@ -12,9 +12,7 @@ from energon.metadataset.kind import dataset_kind
 from energon.sources.arrow import ArrowSource
 from energon.sources.row_kind import RowOptions
 from tests.commands import run
-from tests.datasets import jpeg, make_crude
-from tests.kind_checks import check_kind
-from tests.sources.test_parquet import Encoder
+from tests.datasets import jpeg
 from tests.task_encoder.runs import config
 
 N = 60
@@ -95,20 +93,6 @@ def test_images_are_decoded(tmp_path):
     assert batch["image"].shape == (4, 3, 8, 12)
     result = run("lint", tmp_path / "d", "--num-workers", 1)
     assert (result.exit_code, result.output) == (0, "6 samples: no problems\n")
-
-
-def test_every_topology_and_every_restore_gives_the_same_batches(folder):
-    check_kind(folder, encoder=Encoder)
-
-
-def test_they_are_blended_with_shards(folder, tmp_path):
-    make_crude(tmp_path / "tars", [20, 15])
-    (tmp_path / "blend.yaml").write_text(
-        "splits: {train: {blend: [{path: tars}, {path: data, read: {columns: [text]}}]}}"
-    )
-    expected = check_kind(tmp_path / "blend.yaml", encoder=Encoder)
-    keys = [key for batch in expected for key in batch["__key__"]]
-    assert {"/" in key for key in keys} == {True, False}
 
 
 def test_the_commands_tell_about_them(folder):

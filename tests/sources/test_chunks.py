@@ -25,9 +25,6 @@ from energon.sources.browse.open import TreeOpener
 from energon.sources.chunks import LitDataRecords, MdsRecords
 from energon.sources.row_kind import RowOptions
 from tests.commands import run
-from tests.datasets import make_crude
-from tests.kind_checks import check_kind
-from tests.sources.test_media_folder import Keys
 from tests.task_encoder.runs import config
 
 DATA = Path(__file__).parents[1] / "data"
@@ -123,22 +120,6 @@ def test_a_ratio_deals_records_where_there_are_no_splits():
         MdsRecords(DATA / "mds", split_part="val")
     with pytest.raises(EmptyDatasetError, match="has 7 samples, of which none is left"):
         MdsRecords(DATA / "mds", exclude=[str(n) for n in range(7)])
-
-
-@pytest.mark.parametrize("name", ["mds_zstd", "litdata_arrays"])
-def test_every_topology_and_every_restore_gives_the_same_batches(name):
-    check_kind(DATA / name, encoder=Keys)
-
-
-def test_they_are_blended_with_shards(tmp_path):
-    make_crude(tmp_path / "tars", [20, 15])
-    (tmp_path / "blend.yaml").write_text(
-        "splits: {train: {blend: [{path: tars}, "
-        f"{{path: {DATA}/mds, read: {{columns: [id]}}}}, {{path: {DATA}/litdata}}]}}}}"
-    )
-    expected = check_kind(tmp_path / "blend.yaml", encoder=Keys, resumed=6)
-    keys = {key for batch in expected for key in batch["__key__"]}
-    assert {len(key) == 9 for key in keys} == {True, False}
 
 
 def test_the_commands_tell_about_them(folder):

@@ -13,7 +13,6 @@ import pytest
 from energon import (
     ConfigError,
     DatasetNotFoundError,
-    DefaultTaskEncoder,
     EmptyDatasetError,
     get_train_dataset,
 )
@@ -25,19 +24,10 @@ from energon.sources import ahead, media_folder
 from energon.sources.browse.open import TreeOpener
 from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
 from tests.commands import run
-from tests.datasets import jpeg, make_crude
-from tests.kind_checks import check_kind
+from tests.datasets import jpeg
 from tests.task_encoder.runs import config
 
 N = 60
-
-
-class Keys(DefaultTaskEncoder):
-    """Batches of keys."""
-
-    def batch(self, samples):
-        keys = [sample["__key__"] for sample in samples]
-        return {"__key__": keys, "__restore_key__": [s["__restore_key__"] for s in samples]}
 
 
 def put(folder, name, content=b"x"):
@@ -202,20 +192,6 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
     (tmp_path / "a.jpg").unlink()
     with pytest.raises(ShardChangedError, match="was there when the folder was listed"):
         source.read(np.array([0]))
-
-
-def test_every_topology_and_every_restore_gives_the_same_batches(folder):
-    check_kind(folder, encoder=Keys)
-
-
-def test_they_are_blended_with_shards(folder, tmp_path):
-    make_crude(tmp_path / "tars", [20, 15])
-    (tmp_path / "blend.yaml").write_text(
-        "splits: {train: {blend: [{path: tars}, {path: data, read: {columns: [label]}}]}}"
-    )
-    expected = check_kind(tmp_path / "blend.yaml", encoder=Keys)
-    keys = [key for batch in expected for key in batch["__key__"]]
-    assert {"/" in key for key in keys} == {True, False}
 
 
 def test_the_commands_tell_about_them(folder):

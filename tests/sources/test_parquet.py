@@ -219,10 +219,6 @@ class Encoder(DefaultTaskEncoder):
     )
 
 
-def test_every_topology_and_every_restore_gives_the_same_batches(folder):
-    check_kind(folder, encoder=Encoder)
-
-
 def test_they_are_blended_with_shards(folder, tmp_path):
     make_crude(tmp_path / "tars", [20, 15])
     (tmp_path / "blend.yaml").write_text(

@@ -252,12 +252,6 @@ def vars_of(sample):
     return {name: getattr(sample, name) for name in sample.__dataclass_fields__}
 
 
-@pytest.mark.parametrize("unit", ["document", "sequence"])
-def test_every_topology_and_every_restore_gives_the_same_batches(path, unit):
-    expected = check_kind(path if unit == "document" else sequence(path, 16, overlap=1))
-    assert len({str(batch["__key__"]) for batch in expected}) > 16
-
-
 def test_they_are_blended_with_shards(path, tmp_path):
     make_crude(tmp_path / "tars", [20, 15])
     (tmp_path / "blend.yaml").write_text(
