@@ -82,9 +82,12 @@ def loader(path: str, num_workers: int, batch_size: int, shuffle: int, program: 
     settings: dict[str, Any] = {"batch_size": batch_size}
     if program == "packed":
         settings = {"batch_size": batch_size // PACK, "packing_buffer_size": 8 * PACK}
+    lanes = {}
+    if "BENCHMARKED_LANES" in os.environ:
+        lanes["lanes"] = int(os.environ["BENCHMARKED_LANES"])
     dataset = energon.get_train_dataset(
         path,
-        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
+        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=num_workers, **lanes),
         shuffle_buffer_size=shuffle,
         max_samples_per_sequence=100,
         task_encoder=ENCODERS[program](),
