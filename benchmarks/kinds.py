@@ -453,6 +453,10 @@ def make_images(folder: Path, rows: int, files: int, *, size: int | None = None)
 
 def bucket_start(address: str) -> dict[str, float]:
     """Return seconds to the first batch, and to the first behind states of a run."""
+    # What takes seconds to import is not counted.
+    import obstore  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+
     from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
     from restore import moved
 

@@ -131,6 +131,7 @@ def test_the_order_is_equal_on_all_topologies_and_after_any_restore(entry, tmp_p
     assert len(contents) >= (7 if kind.startswith(("mds", "litdata")) else 50)
 
 
+@pytest.mark.slow  # many processes
 def test_it_is_blended_with_tar_shards(entry, tmp_path):
     del entry["kind"]
     make_crude(tmp_path / "tars", [20, 15])
@@ -141,6 +142,7 @@ def test_it_is_blended_with_tar_shards(entry, tmp_path):
     assert share == pytest.approx(1 / 3, abs=0.05)
 
 
+@pytest.mark.slow  # many processes
 def test_the_commands_take_it(entry, tmp_path):
     kind = entry.pop("kind")
     path = document(tmp_path, entry) if "read" in entry else entry["path"]
@@ -210,6 +212,7 @@ def test_a_missing_column_is_reported_with_those_that_there_are(tmp_path):
         )
 
 
+@pytest.mark.slow  # many processes
 def test_long_compressed_files_are_entered_in_the_middle(tmp_path):
     generator = np.random.default_rng(0)
     rows = [json.dumps({"n": n, "x": generator.bytes(4000).hex()}) for n in range(1500)]
