@@ -258,7 +258,7 @@ def _answer(what: str, *, optional: bool = False) -> str:
     if not line or (not answer and not optional):
         raise ConfigError(
             f"the answers in the pipe end before {what}; say how to split with --split-ratio or "
-            "--split-parts or --split-by-folder, to be asked nothing"
+            "--split-parts or --split-by-folder, to skip the prompts"
         )
     return answer
 
