@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -196,3 +198,25 @@ def test_hooks_that_draw_nothing_are_not_seeded_while_numpy_keeps_a_normal_numbe
     np.random.randn()
     monkeypatch.setattr(random_state, "_seed", lambda seed: pytest.fail("seeded"))
     next(batches)
+
+
+def test_a_hook_that_imports_torch_has_not_drawn():
+    program = """
+import sys
+from energon.stages.batch import BatchDataset
+from energon.stages.hook import Hook
+from energon.stages.map import MapDataset
+from energon.stages.seed import SeedDataset
+from energon.stages.lane import Lane
+from tests.stages.numbers import numbers
+calls = []
+def hook(sample):
+    calls.append(sample["n"])
+    import torch
+    return sample
+dataset = SeedDataset(BatchDataset(MapDataset(numbers(8), ((Hook("hook", hook),),)), 4))
+assert "torch" not in sys.modules
+list(dataset.open(Lane(0, 1)))
+assert calls == list(range(8)), calls
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
