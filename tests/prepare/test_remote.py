@@ -100,7 +100,7 @@ def test_another_machine_goes_on_with_what_was_uploaded(s3, shards, tmp_path, mo
     assert not any(request.is_data for request in s3.proxy.requests)
 
 
-def test_a_shard_that_was_replaced_is_indexed_anew(s3, shards, tmp_path):
+def test_a_shard_that_was_replaced_is_indexed_again(s3, shards, tmp_path):
     address = upload(shards, s3.address)
     prepare(address)
     write_shard(tmp_path / "new.tar", [(f"0{n:03}", {"txt": b"new"}) for n in range(7)])

@@ -349,9 +349,9 @@ def span_buffer() -> SpanBuffer:
     return _buffer
 
 
-def _begin_anew() -> None:
+def _start_afresh() -> None:
     global _buffer
     _buffer = SpanBuffer()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_start_afresh)

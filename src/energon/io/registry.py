@@ -110,7 +110,7 @@ def forget_stores() -> None:
         _taken.clear()
 
 
-def _begin_anew() -> None:
+def _start_afresh() -> None:
     """Drop what belongs to the parent: threads and connections do not survive a fork."""
     global _lock
     _stores.clear()
@@ -118,4 +118,4 @@ def _begin_anew() -> None:
     _lock = Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_start_afresh)

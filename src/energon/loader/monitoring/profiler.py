@@ -210,9 +210,9 @@ def profiler() -> Profiler:
     return _profiler
 
 
-def _begin_anew() -> None:
+def _start_afresh() -> None:
     global _profiler
     _profiler = Profiler()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_start_afresh)

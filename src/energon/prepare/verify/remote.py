@@ -116,7 +116,7 @@ class RemoteCheck:
             return None
         return self._scanned[name], PartTable.open(self._saved(name))
 
-    def indexed_anew(self, stale: Sequence[str], shards: Sequence[str]) -> None:
+    def indexed_again(self, stale: Sequence[str], shards: Sequence[str]) -> None:
         """Note that shards have another index now, so that none of them is read again.
 
         Args:
@@ -277,4 +277,4 @@ class _InStore:
             else:
                 part_table_path(mirror.folder / name).unlink(missing_ok=True)
         mirror.index(shards, self._options)
-        self._check.indexed_anew(stale, shards)
+        self._check.indexed_again(stale, shards)
