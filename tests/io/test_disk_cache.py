@@ -60,7 +60,9 @@ def test_the_least_recently_used_entries_make_room(tmp_path, store):
     open_file(cache, store, "0").complete()
     open_file(cache, store, "5").complete()
     assert store.statistics.snapshot()["bytes_read"] == before
-    open_file(cache, store, "1").complete()
+    # File systems are imprecise about the time of use: one of these may be the third entry.
+    for number in (1, 2, 3):
+        open_file(cache, store, str(number)).complete()
     assert store.statistics.snapshot()["bytes_read"] > before
 
 

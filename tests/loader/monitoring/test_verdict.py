@@ -137,7 +137,7 @@ def test_a_slow_store(distant):
     with load(f"{distant.url}/far", Encoder(), step=0.001) as loader:
         verdict = loader.verdict()
         stores = loader.stats()["run"]["stores"]
-    assert "in reading of 'far/train'" in verdict
+    assert "in reading" in verdict
     assert stores[distant.url]["requests"] > 5
 
 
