@@ -6,19 +6,23 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from energon.errors import ConfigError, StateError, WorkerError
 from energon.loader.hosting import DeliveryOrder, Event, WorkerStatus
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
+from energon.loader.monitoring.progress import with_progress
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.messages import counted
 from energon.warn_once import warn_once
 from energon.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class LaneWorker(Protocol):
@@ -228,6 +232,22 @@ class BasicDataLoader:
     def verdict(self) -> str:
         """Return one sentence on what the trainer has waited for in the last minute."""
         return self._monitor.verdict(self._watched())
+
+    def progress(self, console: Console | None = None) -> Iterator[Any]:
+        """Yield the batches, and show in the terminal or notebook meanwhile where the run is.
+
+        Samples a second, the share of the time that the trainer waits, samples that were skipped
+        or failed, and how many epochs of each dataset were drawn. Where the output is a file,
+        nothing is shown.
+
+        Args:
+            console: Where to show it; None for standard error, or the cell of a notebook.
+
+        Example:
+            >>> for batch in loader.progress():  # doctest: +SKIP
+            ...     train(batch)
+        """
+        return with_progress(self, console)
 
     def _watched(self) -> Watched:
         positions = self._positions or {}

@@ -1,0 +1,100 @@
+"""Show in a terminal or a notebook where a run is, and whether its trainer waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from energon.errors import ConfigError
+from energon.messages import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+REFRESH_SECONDS = 0.5
+"""The display is drawn again this often at most."""
+DRAWING_SHARE = 0.01
+"""And so seldom that drawing takes no more of the time than this."""
+MAX_DATASETS = 20
+"""Of more datasets, those are shown that have the largest shares."""
+
+
+class Shown(Protocol):
+    """A loader."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def stats(self, *, flat: bool = False) -> dict[str, Any]:
+        """Return what happened since it was made."""
+
+    def report(self) -> dict[str, Any]:
+        """Return what it has drawn from each dataset."""
+
+
+def with_progress(loader: Shown, console: Console | None = None) -> Iterator[Any]:
+    """Yield the batches of a loader, and draw its progress between them.
+
+    Nothing is drawn by another thread, nor where the output is a file: logs have the verdict.
+
+    Args:
+        loader: Whose batches.
+        console: Where to; None for standard error, or the cell of the notebook.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    console = console or Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield from loader
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        next_at = 0.0
+        try:
+            for batch in loader:
+                begun = time.perf_counter()
+                if begun >= next_at:
+                    live.update(_drawn(loader), refresh=True)
+                    now = time.perf_counter()
+                    next_at = now + max(REFRESH_SECONDS, (now - begun) / DRAWING_SHARE)
+                yield batch
+        finally:
+            live.update(_drawn(loader), refresh=True)
+
+
+def _drawn(loader: Shown) -> RenderableType:
+    """Return the figures of the last minute, and how far each dataset is."""
+    from rich.console import Group
+    from rich.table import Table
+
+    stats = loader.stats()
+    minute = stats["last_minute"]
+    line = [
+        counted(stats["batches"], "batch"),
+        f"{minute['samples_per_second']:,.0f} samples/s",
+        f"trainer waits {minute['wait_share']:.0%} of the time",
+    ]
+    for name, about in (("skipped", stats["skips"]), ("failed", stats["failures"])):
+        if total := sum(each["count"] for each in about):
+            line.append(f"{counted(total, 'sample')} {name}")
+    table = Table("dataset", box=None, pad_edge=False)
+    for name in ("epochs", "samples", "share"):
+        table.add_column(name, justify="right")
+    datasets = _datasets(loader)
+    largest = sorted(datasets, key=lambda name: -datasets[name]["share"])[:MAX_DATASETS]
+    for name in largest:
+        about = datasets[name]
+        table.add_row(
+            name, f"{about['epochs']:.2f}", f"{about['samples']:,}", f"{about['share']:.1%}"
+        )
+    if len(largest) < len(datasets):
+        table.add_row(f"… and {len(datasets) - len(largest)} more")
+    return Group(" · ".join(line), *([table] if datasets else []))
+
+
+def _datasets(loader: Shown) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        found: Mapping[str, Mapping[str, Any]] = loader.report()["datasets"]
+    except ConfigError:
+        return {}  # a pipeline of the user, which does not know
+    return found

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from energon import DefaultTaskEncoder, SkipSample, WorkerConfig, get_savable_loader
+from energon import get_train_dataset as train
+from tests.datasets import make_crude
+
+
+class Choosing(DefaultTaskEncoder):
+    decoder = None
+
+    def encode_sample(self, sample):
+        if sample["__key__"].endswith("3"):
+            raise SkipSample("too short")
+        return sample
+
+    def batch(self, samples):
+        return [sample["__key__"] for sample in samples]
+
+
+@pytest.fixture
+def loader(tmp_path):
+    make_crude(tmp_path / "ds", [10, 10])
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
+    dataset = train(tmp_path / "ds", worker_config=config, batch_size=2, task_encoder=Choosing())
+    with get_savable_loader(dataset) as loader:
+        yield loader
+
+
+def batches(loader, console, count=12):
+    return [batch for _, batch in zip(range(count), loader.progress(console), strict=False)]
+
+
+def test_a_terminal_shows_where_the_run_is(loader):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    found = batches(loader, console)
+    last = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue().split("\x1b[2K")[-1])
+    assert last.startswith("12 batches · ")
+    assert "samples/s · trainer waits" in last
+    assert "samples skipped" in last
+    epochs = loader.report()["datasets"]["ds/train"]["epochs"]
+    assert f"{epochs:.2f}" in last
+    # Watching changes nothing.
+    loader.close()
+    with get_savable_loader(loader.dataset) as plain:
+        assert [batch for _, batch in zip(range(12), plain, strict=False)] == found
+
+
+def test_a_file_gets_the_batches_and_no_text(loader):
+    console = Console(file=io.StringIO())
+    assert len(batches(loader, console)) == 12
+    assert console.file.getvalue() == ""
+
+
+def test_the_display_is_left_when_the_loop_fails(loader):
+    console = Console(file=io.StringIO(), force_terminal=True)
+    shown = loader.progress(console)
+    next(shown)
+    with pytest.raises(ZeroDivisionError):
+        shown.throw(ZeroDivisionError)
+    # The cursor is shown again.
+    assert console.file.getvalue().endswith("\x1b[?25h")
