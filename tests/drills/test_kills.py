@@ -235,8 +235,8 @@ def tokens(text):
 
 
 READ_ONLY = {
-    *("analyze-debug", "checkpoint diff", "checkpoint info", "info", "mount", "plan"),
-    *("tar ls", "tar stat", "tar verify", "view"),
+    *("analyze-debug", "checkpoint diff", "checkpoint info", "doctor", "info"),
+    *("mount", "plan", "tar ls", "tar stat", "tar verify", "view"),
 }
 """Commands that write nothing; what people exclude in `view` is tested with the viewer."""
 

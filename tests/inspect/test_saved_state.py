@@ -235,6 +235,18 @@ def with_option(name, values):
     return [text for value in values for text in (name, value)]
 
 
+def test_an_edit_may_be_repeated_into_its_folder_and_another_may_not(blend, tmp_path):
+    train(blend, tmp_path / "state", 3)
+    for _ in range(2):
+        done = edit(tmp_path / "state", tmp_path / "edited", "--skip-steps", 1)
+        assert done.exit_code == 0, done.output
+    before = {path.name: path.read_bytes() for path in (tmp_path / "edited").iterdir()}
+    done = edit(tmp_path / "state", tmp_path / "edited", "--skip-steps", 2)
+    assert done.exit_code == 1
+    assert "is not empty" in done.output
+    assert {path.name: path.read_bytes() for path in (tmp_path / "edited").iterdir()} == before
+
+
 def test_edits_that_cannot_be_exact_or_make_no_sense_are_refused(blend, tmp_path):
     train(blend, tmp_path / "state", 3)
     for options, said in [

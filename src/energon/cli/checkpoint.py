@@ -93,7 +93,7 @@ def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
     echo_lines(lines or ["the states are of the same position of the same run"])
 
 
-class _Named(click.ParamType[Any]):
+class _Named(click.ParamType):  # type: ignore[type-arg]
     """NAME=NUMBER, of which the name may contain further signs of equality."""
 
     name = "NAME=NUMBER"

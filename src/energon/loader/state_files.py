@@ -6,10 +6,9 @@ import io
 import json
 import os
 import re
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
-from pathlib import Path
 from typing import Any
 
 from energon.errors import FormatError, StateError
@@ -111,25 +110,30 @@ def write_states(
         like: The files, or folders of files, that the states came from. Where their names end
             in the number of the rank, the new files are called and written like them: programs
             that look for `train_dataloader_dprank003.pt` find it. Others become `rank_3.json`.
-        new: Whether the folder must be new or empty. On this machine, it then appears when all
-            files are complete.
+        new: Whether the folder must be new or empty, or hold these very files, as after a
+            command that was killed at its end. On this machine, it appears when all are complete.
 
     Raises:
         StateError: If it is not.
     """
     target = any_path(folder)
-    if new and (target.is_file() or (target.is_dir() and any(target.glob("*")))):
+    contents = _contents(states, like)
+    found = {path.name for path in target.glob("*")} if new and target.is_dir() else set()
+    if new and (target.is_file() or any(_is_other(target / name, contents) for name in found)):
         raise StateError(f"{folder} is not empty; give a new folder for the states")
-    if not isinstance(target, EPath) and new:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
-        ) as partial:
-            whole = Path(partial) / target.name
-            written = write_states(states, whole, like=like)
-            os.rename(whole, target)
-        return [target / path.name for path in written]
-    target.mkdir(parents=True, exist_ok=True)
+    if new and not found and not isinstance(target, EPath):
+        # Whoever was killed before has left the same folder, and not one more of another name.
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        _write(contents, partial)
+        os.rename(partial, target)
+    else:
+        _write({name: contents[name] for name in contents if name not in found}, target)
+    return [target / name for name in contents]
+
+
+def _contents(states: Sequence[State], like: Sequence[str | os.PathLike[str]]) -> dict[str, bytes]:
+    """Return the files of states by their names, see `write_states`."""
     files = [file for path in like for file in _files(any_path(path))]
     if _are_of_ranks(files):
         stem, digits, suffix = _NUMBERED.findall(files[0].name)[0]
@@ -137,14 +141,25 @@ def write_states(
         wrapped = isinstance(content, Mapping) and WRAPPED in content
     else:
         stem, width, suffix, wrapped = "rank_", len(str(len(states) - 1)), ".json", False
-    paths = [target / f"{stem}{rank:0{width}}{suffix}" for rank in range(len(states))]
-    for path, state in zip(paths, states, strict=True):
-        content = _bytes({WRAPPED: state} if wrapped else state, suffix)
+    return {
+        f"{stem}{rank:0{width}}{suffix}": _bytes({WRAPPED: state} if wrapped else state, suffix)
+        for rank, state in enumerate(states)
+    }
+
+
+def _is_other(path: AnyPath, contents: Mapping[str, bytes]) -> bool:
+    """Return whether something would be lost, or mixed up with the contents."""
+    return path.is_dir() or path.read_bytes() != contents.get(path.name)
+
+
+def _write(contents: Mapping[str, bytes], folder: AnyPath) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        path = folder / name
         if isinstance(path, EPath):
             path.write_bytes(content)
         else:
             write_atomic(path, content)
-    return paths
 
 
 def _are_of_ranks(files: Sequence[AnyPath]) -> bool:
