@@ -20,8 +20,8 @@ MAX_DATASETS = 20
 """Of more datasets, those are shown that have the largest shares."""
 
 
-class Shown(Protocol):
-    """A loader."""
+class ReportingLoader(Protocol):
+    """A loader that tells where it is."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -32,7 +32,7 @@ class Shown(Protocol):
         """Return what it has drawn from each dataset."""
 
 
-def with_progress(loader: Shown, console: Console | None = None) -> Iterator[Any]:
+def with_progress(loader: ReportingLoader, console: Console | None = None) -> Iterator[Any]:
     """Yield the batches of a loader, and draw its progress between them.
 
     Nothing is drawn by another thread, nor where the output is a file: logs have the verdict.
@@ -62,7 +62,7 @@ def with_progress(loader: Shown, console: Console | None = None) -> Iterator[Any
             live.update(_drawn(loader), refresh=True)
 
 
-def _drawn(loader: Shown) -> RenderableType:
+def _drawn(loader: ReportingLoader) -> RenderableType:
     """Return the figures of the last minute, and how far each dataset is."""
     from rich.console import Group
     from rich.table import Table
@@ -92,7 +92,7 @@ def _drawn(loader: Shown) -> RenderableType:
     return Group(" · ".join(line), *([table] if datasets else []))
 
 
-def _datasets(loader: Shown) -> Mapping[str, Mapping[str, Any]]:
+def _datasets(loader: ReportingLoader) -> Mapping[str, Mapping[str, Any]]:
     try:
         found: Mapping[str, Mapping[str, Any]] = loader.report()["datasets"]
     except ConfigError:
