@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import sys
 import threading
 import time
 import traceback
@@ -20,6 +19,7 @@ from typing import TypeVar
 
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.loader.hosting import Event, LaneHost, WorkerStatus
+from energon.loader.monitoring.profiler import thread_frames
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
@@ -163,7 +163,7 @@ os.register_at_fork(after_in_child=_clock.__init__)  # type: ignore[misc]
 def _stacks() -> Iterator[str]:
     """Yield what each thread but this one does."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for number, frame in sys._current_frames().items():
+    for number, frame in thread_frames().items():
         if number != threading.get_ident():
             yield f"{names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
 

@@ -9,6 +9,7 @@ Shares travel with the statistics of lanes, as microseconds under names made by 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -142,7 +143,7 @@ class Profiler:
         now = time.perf_counter()
         microseconds = int((now - self._looked_at) * 1e6)
         self._looked_at = now
-        frames = sys._current_frames()
+        frames = thread_frames()
         with self._lock:
             for host in list(self._hosts):
                 frame = frames.get(host.thread)
@@ -210,9 +211,36 @@ def profiler() -> Profiler:
     return _profiler
 
 
+_frames_lock = threading.Lock()
+_pauses_gc = False
+
+
+def thread_frames() -> dict[int, FrameType]:
+    """Return the frame of each thread, without the deadlock that CPython has here.
+
+    `sys._current_frames` holds the lock that new threads need. Should it collect garbage then, a
+    finalizer may wait for another thread, which waits for that lock.
+    """
+    global _pauses_gc
+    with _frames_lock:
+        if not gc.isenabled():
+            return sys._current_frames()
+        _pauses_gc = True
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            gc.enable()
+            _pauses_gc = False
+
+
 def _start_afresh() -> None:
-    global _profiler
+    global _profiler, _frames_lock, _pauses_gc
     _profiler = Profiler()
+    _frames_lock = threading.Lock()
+    if _pauses_gc:
+        gc.enable()
+        _pauses_gc = False
 
 
 os.register_at_fork(after_in_child=_start_afresh)
