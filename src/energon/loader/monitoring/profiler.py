@@ -167,7 +167,8 @@ class Profiler:
     def _spent_in(self, frame: FrameType | None, present: Present | None) -> Spent | None:
         """Return what a thread is doing; None for what has nothing to do with a host."""
         work, leaf, calls = "", -1, False
-        while frame is not None:
+        # The thread goes on meanwhile: CPython 3.11 may then return what is no frame.
+        while isinstance(frame, FrameType):
             kind = self._kinds.get(frame.f_code) or self._kind_of(frame.f_code)
             if kind == _LEAF:
                 leaf = frame.f_locals.get("leaf", -1)
