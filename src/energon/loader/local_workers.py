@@ -163,9 +163,12 @@ os.register_at_fork(after_in_child=_clock.__init__)  # type: ignore[misc]
 def _stacks() -> Iterator[str]:
     """Yield what each thread but this one does."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for number, frame in thread_frames().items():
+    with thread_frames() as frames:
+        stacks = {number: list(traceback.walk_stack(frame)) for number, frame in frames.items()}
+    for number, stack in stacks.items():
         if number != threading.get_ident():
-            yield f"{names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
+            lines = traceback.StackSummary.extract(reversed(stack)).format()
+            yield f"{names.get(number, number)}:\n{''.join(lines)}"
 
 
 CLOSE_SECONDS = 1.0

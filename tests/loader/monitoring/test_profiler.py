@@ -1,11 +1,23 @@
+"""Looking at frames while garbage is collected: what CPython 3.11 does not survive on its own."""
+
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+
+import pytest
+
+from energon.loader.monitoring.profiler import thread_frames
 
 PROGRAM = """
+import _thread
 import gc
+import sys
 import threading
+import time
+from types import FrameType
 
 from energon.loader.monitoring.profiler import thread_frames
 
@@ -15,22 +27,69 @@ class Waiting:
         self.itself = self
 
     def __del__(self):
-        thread = threading.Thread(target=int)
-        thread.start()
-        thread.join()
+        {wait}
 
 
-gc.collect()
-gc.set_threshold(1)
-for _ in range(300):
+def narrow(count):
+    return (wide if count % 3 else narrow)(count - 1) if count else [0].count(0)
+
+
+def wide(count):
+    a, b, c, d, e = [count], count, [count], count, [count]
+    found = (narrow if count % 2 else wide)(count - 1) if count else 0
+    return found + len(a) + b + len(c) + d + len(e)
+
+
+def work():
+    while looking:
+        for count in range(30):
+            narrow(count)
+            wide(count)
+
+
+looking = True
+worker = threading.Thread(target=work, daemon=True)
+worker.start()
+sys.setswitchinterval(1e-4)
+for number in range(2_000):
+    gc.set_threshold(1 + number % 50)
     Waiting()
-    assert threading.get_ident() in thread_frames()
-assert gc.isenabled()
-gc.disable()
-thread_frames()
-assert not gc.isenabled()
+    with thread_frames() as frames:
+        frame = frames[worker.ident]
+        for _ in range(100):
+            assert frame is None or isinstance(frame, FrameType), frame
+            frame = frame and frame.f_back
+        assert frame is None
+looking = False
+worker.join()
+gc.collect()  # while the interpreter ends, threads no longer start
 """
 
 
-def test_finalizers_that_wait_for_threads_do_not_stop_a_look():
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)
+@pytest.mark.parametrize(
+    "wait",
+    [
+        # Not threading.Thread, whose own locks may be held where the finalizer is called.
+        "lock = _thread.allocate_lock(); lock.acquire(); "
+        "_thread.start_new_thread(lock.release, ()); lock.acquire()",
+        "time.sleep(0.0005)",
+    ],
+    ids=["for a thread", "a while"],
+)
+def test_finalizers_that_wait_do_not_disturb_a_look(wait):
+    text = PROGRAM.replace("{wait}", wait)
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=120)
+
+
+def test_garbage_is_collected_afterwards_as_before():
+    with thread_frames() as frames:
+        assert threading.get_ident() in frames
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with thread_frames():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

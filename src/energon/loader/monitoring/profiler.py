@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
@@ -143,8 +144,7 @@ class Profiler:
         now = time.perf_counter()
         microseconds = int((now - self._looked_at) * 1e6)
         self._looked_at = now
-        frames = thread_frames()
-        with self._lock:
+        with thread_frames() as frames, self._lock:
             for host in list(self._hosts):
                 frame = frames.get(host.thread)
                 spent = None if frame is None else self._spent_in(frame, host.present)
@@ -167,8 +167,7 @@ class Profiler:
     def _spent_in(self, frame: FrameType | None, present: Present | None) -> Spent | None:
         """Return what a thread is doing; None for what has nothing to do with a host."""
         work, leaf, calls = "", -1, False
-        # The thread goes on meanwhile: CPython 3.11 may then return what is no frame.
-        while isinstance(frame, FrameType):
+        while frame is not None:
             kind = self._kinds.get(frame.f_code) or self._kind_of(frame.f_code)
             if kind == _LEAF:
                 leaf = frame.f_locals.get("leaf", -1)
@@ -216,20 +215,23 @@ _frames_lock = threading.Lock()
 _pauses_gc = False
 
 
-def thread_frames() -> dict[int, FrameType]:
-    """Return the frame of each thread, without the deadlock that CPython has here.
+@contextmanager
+def thread_frames() -> Iterator[dict[int, FrameType]]:
+    """Yield the frame of each thread; only inside the block may the callers be looked up.
 
-    `sys._current_frames` holds the lock that new threads need. Should it collect garbage then, a
-    finalizer may wait for another thread, which waits for that lock.
+    Garbage is not collected meanwhile. CPython 3.11 makes frame objects when they are asked for,
+    and could collect garbage in the middle of that: finalizers then let other threads run, while
+    the lock that new threads need is held, or a frame is looked at that ends.
     """
     global _pauses_gc
     with _frames_lock:
         if not gc.isenabled():
-            return sys._current_frames()
+            yield sys._current_frames()
+            return
         _pauses_gc = True
         gc.disable()
         try:
-            return sys._current_frames()
+            yield sys._current_frames()
         finally:
             gc.enable()
             _pauses_gc = False
