@@ -12,14 +12,7 @@ import torch
 from energon import WorkerConfig, get_train_dataset
 from tests.examples.test_pretrain_gpt import EXAMPLES, train
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads of torch cost more than they save on a machine that runs other tests, too."""
-    number = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(number)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

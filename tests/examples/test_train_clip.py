@@ -12,13 +12,7 @@ from tests.examples.test_pretrain_gpt import EXAMPLES, train
 pytest.importorskip("pyarrow")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads of torch cost more than they save on a machine that runs other tests, too."""
-    number = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(number)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

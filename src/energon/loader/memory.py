@@ -19,17 +19,17 @@ from energon.extra import needs_extra
 from energon.samples.collate import map_tensors
 
 
-def pin_batches(wanted: bool | None) -> Callable[[Any], Any] | None:
+def pin_batches(pin: bool | None) -> Callable[[Any], Any] | None:
     """Return what pins a batch, or None if nothing is to be pinned.
 
     Args:
-        wanted: None pins if torch is imported and sees a CUDA device.
+        pin: None pins if torch is imported and sees a CUDA device.
     """
-    if wanted is False or (wanted is None and "torch" not in sys.modules):
+    if pin is False or (pin is None and "torch" not in sys.modules):
         return None
     if _cuda_is_available():
         return pin_memory
-    if wanted:
+    if pin:
         raise ConfigError("pin_memory=True, but torch sees no CUDA device; leave pin_memory out")
     return None
 

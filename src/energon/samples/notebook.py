@@ -55,16 +55,16 @@ def table_html(title: str, rows: Sequence[tuple[str, str]]) -> str:
 def value_html(value: Any) -> str:
     """Return a value as HTML: images, or what it is and how large, or the beginning of a text."""
     images = list(images_in(value))
-    pictures = "".join(image_html(each) for each in images[:MAX_IMAGES])
+    shown = "".join(image_html(each) for each in images[:MAX_IMAGES])
     if len(images) > MAX_IMAGES:
-        pictures += f" and {len(images) - MAX_IMAGES} more"
+        shown += f" and {len(images) - MAX_IMAGES} more"
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        return pictures if images else _text(value)
+        return shown if images else _text(value)
     shape = " x ".join(map(str, value.shape)) or "()"
     device = getattr(value, "device", "cpu")
     place = "" if str(device) == "cpu" else f" on {device}"
     about = f"{type(value).__name__} {shape} {value.dtype}{place}"
-    return f"{pictures}<div>{safe_html(about)}</div>"
+    return f"{shown}<div>{safe_html(about)}</div>"
 
 
 def images_in(value: Any) -> Iterator[NDArray[np.uint8]]:

@@ -131,13 +131,13 @@ def _torch(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _picture(name: str, **options: Any) -> Callable[[Any], bytes]:
+def _image(name: str, **options: Any) -> Callable[[Any], bytes]:
     def encode(value: Any) -> bytes:
         from PIL import Image
 
-        picture = value if isinstance(value, Image.Image) else Image.fromarray(_pixels(value))
+        image = value if isinstance(value, Image.Image) else Image.fromarray(_pixels(value))
         buffer = io.BytesIO()
-        picture.save(buffer, name, **options)
+        image.save(buffer, name, **options)
         return buffer.getvalue()
 
     return encode
@@ -150,9 +150,9 @@ def _pixels(value: Any) -> Any:
     return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
 
 
-_jpeg = _picture("JPEG", quality=_JPEG_QUALITY)
-_tiff = _picture("TIFF")
-_portable = _picture("PPM")
+_jpeg = _image("JPEG", quality=_JPEG_QUALITY)
+_tiff = _image("TIFF")
+_portable = _image("PPM")
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), _integer),
     **dict.fromkeys(("json", "jsn"), _json),
@@ -162,10 +162,10 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("jpg", "jpeg"), _jpeg),
     **dict.fromkeys(("tif", "tiff"), _tiff),
     **dict.fromkeys(("ppm", "pgm", "pbm"), _portable),
-    "png": _picture("PNG"),
-    "webp": _picture("WEBP", lossless=True),
-    "bmp": _picture("BMP"),
-    "gif": _picture("GIF"),
+    "png": _image("PNG"),
+    "webp": _image("WEBP", lossless=True),
+    "bmp": _image("BMP"),
+    "gif": _image("GIF"),
     "npy": _npy,
     "npz": _npz,
     "cbor": _cbor,
