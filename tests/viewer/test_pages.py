@@ -145,7 +145,7 @@ def test_every_kind_of_part_has_a_page(media, name):
         ("tiff", 'src="/s/0/0/{}/image/0"'),
         ("wav", "<audio controls"),
         ("0.mp4", "<video controls"),
-        ("npy", "<b>3 x 4</b> float32; min 0.0, max 11.0, mean 5.5"),
+        ("npy", "<b>3 x 4</b> float32; min 0, max 11, mean 5.5"),
         ("npz", "arr_1 <b>2 x 0 x 3</b> int64"),
         ("ten", "data:image/png;base64,"),
         ("json.gz", '<span class="string">text</span>'),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command("view")
-@click.argument("path", required=False)
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @partial(allow_option, expose_value=True)
 def command(
-    path: str | None,
+    paths: tuple[str, ...],
     host: str,
     port: int,
     server_names: tuple[str, ...],
@@ -90,9 +90,10 @@ def command(
     open_browser: bool,
     allow: tuple[str, ...],
 ) -> None:
-    """Browse the dataset or metadataset at PATH: a gallery, and every part of every sample.
+    """Browse the datasets and metadatasets at PATH…: a gallery, and every part of every sample.
 
-    With --state, PATH is where the data are now; without it, where the run has read them.
+    With --state, there is one PATH: where the data are now. The default is where the run has read
+    them.
 
     Prints the address of the page, and serves it until Ctrl-C. Other machines can connect only
     if --host says so; browsers then need the token that is part of the printed address.
@@ -100,6 +101,7 @@ def command(
     \b
     Example:
       energon view ./coco
+      energon view ./coco ./laion s3://bucket/blend.yaml
       energon view s3://bucket/blend.yaml --open
       energon view --state checkpoints/data --quarantine bad
       ssh -L 8710:localhost:8710 machine energon view /data/coco
@@ -113,9 +115,15 @@ def command(
     with logging_to_terminal():
         token = None if is_loopback(host) else secrets.token_urlsafe(16)
         names = names_of(host, server_names)
-        state, read_from = _state(path, states, split_part)
-        shown = Shown(read_from.path, allow=allow)
-        saved = None if state is None else _saved_run(shown, state, read_from, world_size)
+        saved: ShownRun | None = None
+        if states:
+            state, read_from = _state(paths, states, split_part)
+            shown = Shown(read_from.path, allow=allow)
+            saved = _saved_run(shown, state, read_from, world_size)
+        elif paths:
+            shown = Shown(*dict.fromkeys(paths), allow=allow)
+        else:
+            raise click.UsageError("give a PATH, or the --state of a run")
         app = make_app(
             shown,
             server_names=names,
@@ -129,26 +137,24 @@ def command(
         with _listen(host, port) as listening:
             warm_up(app)
             address = _address(host, listening.getsockname()[1], token)
-            echo(f"{address} shows {shown.path}; Ctrl-C ends it")
+            places = ", ".join(place.address for place in shown.paths)
+            echo(f"{address} shows {places}; Ctrl-C ends it")
             if open_browser:
                 webbrowser.open(address)
             _serve(app, listening)
 
 
 def _state(
-    path: str | None, states: Sequence[AnyPath], split_part: str | None
-) -> tuple[State | None, ReadFrom]:
-    """Return the state of the run to show, if there is one, and what is read."""
+    paths: Sequence[str], states: Sequence[AnyPath], split_part: str | None
+) -> tuple[State, ReadFrom]:
+    """Return the state of the run to show, and what it reads."""
     from energon.inspect.planned_run import ReadFrom
+    from energon.loader.state_files import read_states
 
-    if states:
-        from energon.loader.state_files import read_states
-
-        state = read_states(states)
-        return state, ReadFrom.of(state, path=path, split_part=split_part)
-    if path is None:
-        raise click.UsageError("give the PATH of a dataset or metadataset, or the --state of a run")
-    return None, ReadFrom(path)
+    if len(paths) > 1:
+        raise click.UsageError("a run reads one PATH: give one with --state")
+    state = read_states(states)
+    return state, ReadFrom.of(state, path=next(iter(paths), None), split_part=split_part)
 
 
 def _saved_run(shown: Shown, state: State, read_from: ReadFrom, world_size: int | None) -> ShownRun:

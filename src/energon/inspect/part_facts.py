@@ -68,7 +68,7 @@ def part_facts(name: str, file: BrowsedFile) -> dict[str, float]:
         DecodeError: If the part is damaged.
         MissingExtraError: If it is audio or video, and PyAV is not installed.
     """
-    kind = part_kind(extension_of(name))
+    kind = part_kind(extension_of(name, file))
     if name.lower().endswith(".gz"):
         return {}
     if kind == "image":

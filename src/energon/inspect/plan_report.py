@@ -313,6 +313,8 @@ def _overlap(first: Source, second: Source) -> int:
 def _counts(run: PlannedRun, batches: int) -> Floats:
     """Return how often each leaf comes in the first batches of all ranks."""
     lanes: Sequence[int] = range(run.lanes)
+    if len(run.leaves) == 1:  # nothing to tell apart
+        return np.array([sum(run.rows_until(lane, batches) for lane in lanes)], np.float64)
     if run.lanes > MAX_COUNTED_LANES:
         lanes = np.linspace(0, run.lanes - 1, MAX_COUNTED_LANES).astype(int).tolist()
     counts = [run.plan.leaf_counts(lane, run.rows_until(lane, batches)) for lane in lanes]

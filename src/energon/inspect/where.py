@@ -3,7 +3,8 @@
     has:jpg lacks:txt jpg.size>100kB jpg.width>=512 mp4.duration<10 json.meta.language=en
 
 A sample matches if it fulfils all of them; what has spaces is put into quotation marks. Parts of
-text can be compared as a whole: "cls.text=a cat". Only parts that a condition names are read, of
+text can be compared as a whole: "cls.text=a cat"; so can JSON that is a single value:
+score.json.value>0.5. Only parts that a condition names are read, of
 media only their headers.
 """
 
@@ -98,7 +99,7 @@ def _fulfils(
             continue
         if size is not None and end == len(steps) - 1:
             return compare(files[name].size, size)
-        if part_kind(extension_of(name)) in FACTS:
+        if part_kind(extension_of(name, files[name])) in FACTS:
             return _compare_fact(name, files[name], steps[end:], compare, wanted)
         return _compare_field(files[name], steps[end:], compare, wanted)
     return False
@@ -135,6 +136,8 @@ def _compare_field(
         value = decode_json(file.read())
     except (EnergonError, ValueError):
         return False  # what is not JSON has no fields
+    if path == ["value"] and not isinstance(value, dict | list):
+        return _compare(value, compare, wanted)
     for step in path:
         if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
             value = value[int(step)]

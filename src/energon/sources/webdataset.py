@@ -310,6 +310,10 @@ class WebdatasetSource:
         if count > MAX_PROBED_SHARDS:
             yield None
 
+    def open_shards(self, shards: Sequence[int]) -> list[OpenShard | None]:
+        """Return shards, opened several at a time; None for those that cannot be opened."""
+        return self._pool.open_together(self.open_shard, shards)
+
     def _opened(self, shards: Sequence[int]) -> Iterator[OpenShard | None]:
         """Yield shards, open; distant ones several at a time, but for the first."""
         if self.is_remote:

@@ -122,7 +122,7 @@ def heat_map(array: NDArray[Any]) -> str | None:
     Of more than two dimensions, the first plane; of long ones, rows and columns at equal
     distances. None if there is nothing to compare.
     """
-    if not array.size or array.dtype.kind not in "biuf":
+    if array.size < 2 or array.dtype.kind not in "biuf":
         return None
     while array.ndim > 2:
         array = array[0]

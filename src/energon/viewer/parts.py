@@ -11,14 +11,14 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from energon.decode.documents import decode_json
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
 from energon.inspect.part_facts import PartKind, extension_of, part_kind
 from energon.messages import escape_text
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map
-from energon.viewer.reading_order import Turn, reading_order
+from energon.viewer.plots import short_number
+from energon.viewer.reading_order import PLACEHOLDERS, Turn, reading_order
 
 Tokenizer = Callable[[list[int]], str]
 """Makes text of tokens."""
@@ -115,20 +115,29 @@ def view_part(
     return view
 
 
-def snippet(file: BrowsedFile, *, is_json: bool = False, length: int = 160) -> str:
-    """Return the beginning of a text, for a gallery; of JSON, what is said first in it."""
-    if is_json and file.size <= MAX_TEXT_BYTES:
-        try:
-            value = decode_json(file.read())
-        except (EnergonError, ValueError):
-            value = None
-        if turns := reading_order(value, {}):
-            pieces = (each for turn in turns for each in turn.pieces if isinstance(each, str))
-            return next(pieces, "")[:length]
-        if isinstance(value, Mapping):
-            single = ((n, v) for n, v in value.items() if isinstance(v, str | int | float))
-            return ", ".join(f"{name}: {each}" for name, each in single)[:length]
-    return _head(file, 4 * length).decode("utf-8", "replace")[:length]
+def snippet(name: str, file: BrowsedFile, *, length: int = 160) -> str:
+    """Return what a gallery says of a part: how a text begins, and what a value holds.
+
+    Of a conversation, what is said first in it that is no system prompt.
+    """
+    kind = part_kind(extension_of(name))
+    if kind == "text" and not name.lower().endswith(".gz"):
+        return _head(file, 4 * length).decode("utf-8", "replace")[:length]
+    if file.size > MAX_TEXT_BYTES:
+        return ""
+    try:
+        value = SampleDecoder().decode(name, file.read())
+    except (EnergonError, ValueError):
+        return ""
+    if isinstance(value, np.ndarray):
+        return f"{short_text(value) if value.ndim else value.dtype}: {_first(value)}"[:length]
+    if turns := reading_order(value, {}):
+        said = [turn for turn in turns if turn.who != "system"] or turns
+        pieces = (each for turn in said for each in turn.pieces if isinstance(each, str))
+        return next((text for text in pieces if text not in PLACEHOLDERS), "")[:length]
+    if isinstance(value, Mapping):
+        return "\n".join(f"{each}: {_short(of, 60)}" for each, of in value.items())[:length]
+    return _short(value, length)
 
 
 def hex_dump(data: bytes) -> str:
@@ -189,14 +198,24 @@ def show_array(name: str, array: NDArray[Any], tokenizer: Tokenizer | None = Non
         finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
         if finite.size:
             mean = finite.mean(dtype=np.float64)
-            facts = f"min {finite.min()}, max {finite.max()}, mean {mean:.6g}"
+            low, high = finite.min().item(), finite.max().item()
+            facts = f"min {_digits(low)}, max {_digits(high)}, mean {mean:.6g}"
         if finite.size < array.size:
             facts += f"; {array.size - finite.size} not finite"
+    tokens = _tokens(array, tokenizer) if tokenizer is not None else []
+    seen = heat_map(array)
+    return ShownArray(name, array.shape, str(array.dtype), facts, _first(array), seen, tokens)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _first(array: NDArray[Any]) -> str:
+    """Return how an array begins."""
     numbers = array.reshape(-1)[:SHOWN_NUMBERS].tolist()
     more = ", …" if array.size > SHOWN_NUMBERS else ""
-    first = ", ".join(f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers) + more
-    tokens = _tokens(array, tokenizer) if tokenizer is not None else []
-    return ShownArray(name, array.shape, str(array.dtype), facts, first, heat_map(array), tokens)
+    return ", ".join(f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers) + more
 
 
 def _tokens(array: NDArray[Any], tokenizer: Tokenizer) -> list[tuple[str, int]]:
@@ -297,9 +316,16 @@ def _av_facts(file: BrowsedFile) -> dict[str, str]:
 
     with file.open() as stream:
         found = AVDecoder(stream, suppress_warnings=True).get_metadata(get_video_frame_count=False)
-    known = ((name, getattr(found, name)) for name in found.__dataclass_fields__)
-    return {
-        name.replace("_", " "): f"{value:g}" if isinstance(value, float) else str(value)
-        for name, value in known
-        if value is not None
+    size = f"{found.video_width} x {found.video_height} pixels" if found.video_width else None
+    facts = {
+        "duration": _with_unit(found.video_duration or found.audio_duration, "s"),
+        "size": size,
+        "frame rate": _with_unit(found.video_fps, "frames/s"),
+        "sampling rate": _with_unit(found.audio_sample_rate, "Hz"),
+        "channels": None if found.audio_channels is None else str(found.audio_channels),
     }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _with_unit(value: float | None, unit: str) -> str | None:
+    return None if value is None else f"{short_number(value)} {unit}"

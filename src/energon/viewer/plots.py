@@ -11,7 +11,7 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 360, 140
 HUES = 8
 _LEFT, _RIGHT, _TOP, _BOTTOM = 4, 4, 8, 18
-_ROW, _NAMES = 21, 110
+_ROW, _NAMES = 21, 122
 
 
 class Bar(NamedTuple):

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.inspect.plan_report import describe_run
+from energon.inspect.plan_report import counts_over_time, shares_of
 from energon.inspect.planned_run import (
     PlannedRun,
     ReadFrom,
@@ -25,6 +25,8 @@ from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
 
 MAX_STEPS = 20
+POINTS = 24
+"""Into so many stretches a run is divided for shares over time."""
 MAX_SAMPLES = 1000
 MAX_SAMPLES_OF_STEP = 100_000
 
@@ -112,11 +114,30 @@ class ShownRun:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What the run reads, as `energon plan` tells it: in one pass, or until it was saved."""
-        samples = sum(len(leaf.source) for leaf in self.run.leaves)
-        batches = self.run.num_batches or -(-samples // self.run.batch_size)
-        done = (self.step or 0) * self.run.workers.world_size
-        return describe_run(self.run, batches=max(batches, done))
+        """What the run reads, as `energon plan` counts it: in one pass, or until it was saved."""
+        run = self.run
+        sizes = [len(leaf.source) for leaf in run.leaves]
+        end = run.num_batches
+        batches = end or -(-sum(sizes) // run.batch_size)
+        done = (self.step or 0) * run.workers.world_size
+        batches = max(batches, done) if end is None else min(max(batches, done), end)
+        marks, counts = counts_over_time(run, batches=batches, points=POINTS)
+        shares = shares_of(counts)
+        drawn = counts[-1].tolist()
+        return {
+            "batches": batches,
+            "marks": marks,
+            "leaves": [
+                {
+                    "name": name,
+                    "samples": size,
+                    "drawn": round(drawn[leaf]),
+                    "epochs": drawn[leaf] / max(1, size),
+                    "shares": shares[:, leaf].tolist(),
+                }
+                for leaf, (name, size) in enumerate(zip(run.names, sizes, strict=True))
+            ],
+        }
 
 
 def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> ShownRun:

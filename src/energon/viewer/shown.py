@@ -1,9 +1,10 @@
-"""What the pages show: the datasets of a path by split, and their samples part by part."""
+"""What the pages show: the datasets of paths by split, and their samples part by part."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from energon.io.address import address_name, redact
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.curve import Curve
 from energon.plan.mix import Mix
-from energon.sources.browse.tree import BrowsedFile, Contents, ShardOrdinals
+from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
 from energon.sources.kinds import Location, Source, kind_named
 from energon.sources.shards import ShardPool
 from energon.task_encoder.leaves import open_members
@@ -34,6 +35,11 @@ class ShownPart(NamedTuple):
     label: str
     """The name; in a join, with the dataset that it is from."""
     file: BrowsedFile
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it lies in the shard as it is; values of rows do not."""
+        return not isinstance(self.file.find(), MemoryFile)
 
 
 class ShownSample(NamedTuple):
@@ -157,11 +163,15 @@ class ShownSplit:
 
     Args:
         name: Of the split.
+        label: What tells it from all other splits that are shown.
+        path: The dataset or metadataset that it is of.
         leaves: Its datasets.
         mix: How they are mixed.
     """
 
     name: str
+    label: str
+    path: str
     leaves: list[ShownLeaf]
     mix: LeafList
 
@@ -223,11 +233,22 @@ def _curve(curve: Curve) -> str:
     return "; ".join(words)
 
 
+class ShownPath(NamedTuple):
+    """A dataset or metadataset, with the numbers of its splits."""
+
+    path: str
+    name: str
+    address: str
+    splits: range
+    problems: list[str]
+    """Why splits cannot be shown."""
+
+
 class Shown:
-    """All that lies at a path.
+    """All that lies at some paths.
 
     Args:
-        path: A dataset or metadataset, here or in an object store.
+        paths: Datasets or metadatasets, here or in object stores.
         allow: What data may do, see `get_train_dataset`.
 
     Raises:
@@ -235,23 +256,16 @@ class Shown:
         ConfigError: If it has no samples by number, as a folder of files.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
-        pool = ShardPool()
-        self.path = os.fspath(path)
-        self.name = address_name(self.path)
-        self.address = redact(self.path)
-        found = find_leaves(path, training=True, allow=allow)
-        self.kind = found.kind
-        self.problems = [f"split {name!r}: {line}" for name, line in found.problems]
-        self.splits = [
-            ShownSplit(name, [ShownLeaf(leaf, pool, allow) for leaf in mix.leaves], mix)
-            for name, mix in found.mixes.items()
+    def __init__(self, *paths: str | os.PathLike[str], allow: Collection[str] = ()) -> None:
+        self._pool = ShardPool()
+        self._allow = allow
+        self.splits: list[ShownSplit] = []
+        names = name_apart([os.fspath(path) for path in paths])
+        self.paths = [
+            self._open(os.fspath(path), name if len(names) > 1 else "")
+            for path, name in zip(paths, names, strict=True)
         ]
-        if not self.splits and not self.problems:
-            raise ConfigError(
-                f"{self.address} has no split with samples to show; a folder of files is packed "
-                f"into a dataset by `energon pack {self.address} NEW_FOLDER`"
-            )
+        self.name = names[0] if len(names) == 1 else f"{len(names)} datasets"
 
     def leaf(self, split: int, leaf: int) -> ShownLeaf:
         """Return a dataset by number.
@@ -262,3 +276,39 @@ class Shown:
         if split < 0 or leaf < 0:
             raise IndexError
         return self.splits[split].leaves[leaf]
+
+    def _open(self, path: str, label: str) -> ShownPath:
+        found = find_leaves(path, training=True, allow=self._allow)
+        problems = [f"split {name!r}: {line}" for name, line in found.problems]
+        if not found.mixes and not problems:
+            raise ConfigError(
+                f"{redact(path)} has no split with samples to show; a folder of files is packed "
+                f"into a dataset by `energon pack {redact(path)} NEW_FOLDER`"
+            )
+        first = len(self.splits)
+        for name, mix in found.mixes.items():
+            leaves = [ShownLeaf(leaf, self._pool, self._allow) for leaf in mix.leaves]
+            own = f"{label}: {name}" if label else name
+            self.splits.append(ShownSplit(name, own, path, leaves, mix))
+        numbers = range(first, len(self.splits))
+        return ShownPath(path, label or address_name(path), redact(path), numbers, problems)
+
+
+def name_apart(paths: Sequence[str]) -> list[str]:
+    """Return a name for each path: its last part, with as much before it as tells them apart.
+
+    Example:
+        >>> name_apart(["a/train", "b/train/", "c/val"])
+        ['a/train', 'b/train', 'val']
+    """
+    names = [address_name(path) for path in paths]
+    steps = [redact(path).rstrip("/").split("/") for path in paths]
+    for count in range(2, max(map(len, steps), default=0) + 1):
+        twice = {name for name, often in Counter(names).items() if often > 1}
+        if not twice:
+            break
+        names = [
+            "/".join(own[-count:]) if name in twice else name
+            for name, own in zip(names, steps, strict=True)
+        ]
+    return names

@@ -80,7 +80,7 @@ def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[_Field, Any]]:
             if part.name.lower() in ("cls", "cls2"):
                 text = part.file.read()[:100].decode("utf-8", "replace").strip()
                 yield _Field(f"{part.label}: label", f"{part.name}.text"), text
-            elif part.name.lower().endswith(("json", "jsn")) and part.file.size <= MAX_JSON_BYTES:
+            elif _is_json(part.name) and part.file.size <= MAX_JSON_BYTES:
                 yield from _fields(part.label, part.name, decode_json(part.file.read()))
             else:
                 for name, value in part_facts(part.name, part.file).items():
@@ -92,8 +92,14 @@ def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[_Field, Any]]:
             yield _Field(f"{part.label}: damaged", ""), "damaged"
 
 
+def _is_json(name: str) -> bool:
+    return name.lower().endswith(("json", "jsn"))
+
+
 def _fields(label: str, part: str, value: Any) -> Iterator[tuple[_Field, Any]]:
-    if isinstance(value, dict):
+    if isinstance(value, bool | int | float | str):
+        yield _Field(label, f"{part}.value"), value[:100] if isinstance(value, str) else value
+    elif isinstance(value, dict):
         for name, each in list(value.items())[:MAX_FIELDS]:
             field = _Field(f"{label}.{name[:100]}", f"{part}.{name}" if len(name) < 100 else "")
             if isinstance(each, bool | int | float):

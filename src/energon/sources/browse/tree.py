@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from energon.sources.kinds import Source
 
 
+SEARCHED_TOGETHER = 64
+"""So many shards are opened at a time to search their keys."""
 MAX_BYTES = 255
 """What file systems and programs take for the longest name."""
 MARK = "%~"
@@ -262,6 +264,9 @@ class TarContents(Contents):
     def _matches(self, prefix: bytes) -> Iterator[int]:
         source = self._source
         for shard in range(len(source.shards)):
+            if not shard % SEARCHED_TOGETHER:
+                # Opened one by one, shards on a busy disk would add up to seconds.
+                source.open_shards(range(shard, min(shard + SEARCHED_TOGETHER, len(source.shards))))
             low, high = source.bounds[shard : shard + 2].tolist()
             for sample in source.open_shard(shard).table.starting_with(prefix):
                 place = low + sample - int(source.firsts[shard])

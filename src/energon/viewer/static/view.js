@@ -23,6 +23,15 @@ for (const link of document.querySelectorAll(".zoom")) {
   });
 }
 
+// What cannot be decoded has no thumbnail: its card says so.
+function markFailed(image) {
+  image.closest(".frame")?.classList.add("failed");
+}
+addEventListener("error", (event) => event.target.tagName === "IMG" && markFailed(event.target), true);
+for (const image of document.images) {
+  if (image.complete && !image.naturalWidth && image.getAttribute("src")) markFailed(image);
+}
+
 function follow(selector) {
   const link = document.querySelector(selector);
   if (link) location.href = link.href;
@@ -156,8 +165,10 @@ class Gallery {
     const first = Math.max(0, Math.min(ordinal, this.total - 1));
     this.jumps++;
     const jumps = this.jumps;
+    this.list.ariaBusy = "true";
     const cards = await this.fetch(first, this.piece);
     if (jumps !== this.jumps) return;
+    this.list.ariaBusy = "false";
     this.list.replaceChildren(cards);
     this.start = first;
     this.stop = first + this.list.children.length;

@@ -1,0 +1,267 @@
+"""The page of a sample: what its parts look like, their bytes, and what people say about it.
+
+Parts are answers to HTTP requests straight out of the shard, the bytes that were asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from energon.errors import EnergonError
+from energon.inspect.part_facts import extension_of, part_kind
+from energon.sources.browse.tree import BrowsedFile, MemoryFile
+from energon.viewer import images
+from energon.viewer.guard import PART_POLICY
+from energon.viewer.pages import Site
+from energon.viewer.parts import view_part
+from energon.viewer.reading_order import pictures_of
+from energon.viewer.shown import ShownPart, ShownSample
+
+CHUNK_BYTES = 1 << 20
+MAX_FORM_BYTES = 64 << 10
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_LOCAL = re.compile(r"/(?![/\\])[\x21-\x7e]*\Z")
+
+SHOWN_TYPES = {
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "image/jpeg"),
+    **{name: f"image/{name}" for name in ("png", "apng", "gif", "webp", "avif", "bmp")},
+    **dict.fromkeys(("mp4", "m4v", "mov"), "video/mp4"),
+    "webm": "video/webm",
+    "ogv": "video/ogg",
+    "mkv": "video/x-matroska",
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    **dict.fromkeys(("m4a", "aac"), "audio/mp4"),
+    **dict.fromkeys(("ogg", "oga", "opus"), "audio/ogg"),
+}
+"""What browsers are told that parts are. All else is bytes to be saved: HTML and SVG could run."""
+
+
+class SamplePage:
+    """Answers what is asked of one sample.
+
+    Args:
+        site: Makes pages.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.made = images.MadeImages()
+
+    def show(self, request: Request) -> Response:
+        """Return the page of a sample."""
+        leaf, sample = self.site.sample(request)
+        notes = self.site.notes
+        pictures = pictures_of([part.name for part in sample.parts])
+        views = [
+            view_part(
+                part.name,
+                part.file,
+                self.site.allow,
+                pictures=pictures,
+                tokenizer=self.site.tokenizer,
+            )
+            for part in sample.parts
+        ]
+        return self.site.page(
+            "sample.html",
+            **self.site.place(request, leaf),
+            sample=sample,
+            views=views,
+            # What is read in order comes first: it shows the images, too.
+            order=sorted(range(len(views)), key=lambda number: not views[number].turns),
+            shown_types=SHOWN_TYPES,
+            total=len(leaf),
+            said=self.site.said(leaf).get((sample.where.shard, sample.where.key)),
+            may_note=notes is not None and not leaf.leaf.join,
+            noted_in="" if notes is None else notes.file(leaf.leaf.path),
+            form=self.site.form,
+        )
+
+    async def note(self, request: Request) -> Response:
+        """Take what someone says about a sample."""
+        if _length(request) > MAX_FORM_BYTES:
+            raise HTTPException(413, f"a form has up to {MAX_FORM_BYTES} bytes")
+        fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+        return await run_in_threadpool(self._note, request, fields)
+
+    def _note(self, request: Request, fields: Mapping[str, str]) -> Response:
+        leaf, sample = self.site.sample(request)
+        notes = self.site.notes
+        if not secrets.compare_digest(fields.get("form", "").encode(), self.site.form.encode()):
+            raise HTTPException(403, "the form is not of this server; load the page again")
+        if notes is None or leaf.leaf.join:
+            raise HTTPException(403, "start `energon view` with --quarantine to exclude samples")
+        dataset, where = leaf.leaf.path, sample.where
+        match fields.get("what"):
+            case "exclude" | "flag" as what:
+                reason = fields.get("reason", "").strip()
+                notes.say(dataset, where, excluded=what == "exclude", reason=reason)
+            case "forget":
+                notes.forget(dataset, where)
+            case _:
+                raise HTTPException(400, "what: expected exclude, flag or forget")
+        back = fields.get("back", "")
+        if not _LOCAL.match(back):  # a form leads nowhere but to pages of this server
+            back = request.url.path.removesuffix("/note")
+        return RedirectResponse(back, status_code=303)
+
+    def raw(self, request: Request) -> Response:
+        """Return the bytes of a part."""
+        _, sample = self.site.sample(request)
+        part = _part(request, sample)
+        return part_response(
+            request,
+            part.file,
+            name=f"{sample.where.key.rpartition('/')[2]}.{part.name}",
+            extension=extension_of(part.name, part.file),
+            save="save" in request.query_params,
+        )
+
+    def image(self, name: str, request: Request) -> Response:
+        """Return an image that is made of a part: a thumbnail, a waveform."""
+        _, sample = self.site.sample(request)
+        part = _part(request, sample)
+        tag = entity_tag(part.file)
+        headers = {"ETag": tag, "Content-Security-Policy": PART_POLICY}
+        if is_fresh(request, tag):
+            return Response(status_code=304, headers=headers)
+        kind = part_kind(extension_of(part.name, part.file))
+        maker = _MAKERS.get((name, kind))
+        if maker is None:
+            raise HTTPException(404, f"there is no such image of a part of the kind {kind!r}")
+        make, media_type = maker
+        try:
+            content = self.made.get(f"{name} {tag}", lambda: make(part.file))
+        except EnergonError as error:
+            raise HTTPException(422, str(error)) from error
+        return Response(content, 200, headers, media_type)
+
+
+_MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
+    ("thumb", "image"): (images.thumbnail, "image/jpeg"),
+    ("thumb", "video"): (images.poster, "image/jpeg"),
+    ("image", "image"): (images.as_png, "image/png"),
+    ("wave", "audio"): (images.waveform, "image/svg+xml"),
+}
+"""By the name of an image and the kind of a part: what makes it, and what it is."""
+
+
+def _part(request: Request, sample: ShownSample) -> ShownPart:
+    number: int = request.path_params["part"]
+    if number >= len(sample.parts):
+        raise HTTPException(404, f"there is no part {number}, only {len(sample.parts)} parts")
+    return sample.parts[number]
+
+
+def _length(request: Request) -> float:
+    """Return how many bytes a request says that it has; one that does not say may be endless."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isdecimal() and len(text) < 16 else float("inf")
+
+
+def entity_tag(file: BrowsedFile) -> str:
+    """Return what names the content of a part: where it lies, if that says it all."""
+    found = file.find()
+    about: Any = (found.path, file.offset, file.size, file.mtime_ns)
+    if isinstance(found, MemoryFile):  # a value of a row: all rows have the same place
+        about = blake2b(found.data).hexdigest()
+    return f'"{blake2b(repr(about).encode(), digest_size=12).hexdigest()}"'
+
+
+def is_fresh(request: Request, tag: str) -> bool:
+    """Return whether the browser has what a tag names."""
+    return tag in re.split(r"\s*,\s*", request.headers.get("if-none-match", ""))
+
+
+def part_response(
+    request: Request, file: BrowsedFile, *, name: str, extension: str, save: bool
+) -> Response:
+    """Return a part, or the range of it that the request names.
+
+    Args:
+        request: Asks for it.
+        file: Where it lies.
+        name: As what it is saved.
+        extension: Says what it is.
+        save: Whether it is to be saved, not shown.
+    """
+    tag = entity_tag(file)
+    kind = None if save else SHOWN_TYPES.get(extension)
+    headers = {
+        "Accept-Ranges": "bytes",
+        "ETag": tag,
+        "Content-Security-Policy": PART_POLICY,
+        "Content-Disposition": _disposition(name, shown=kind is not None),
+    }
+    if is_fresh(request, tag):
+        return Response(status_code=304, headers=headers)
+    start, stop, status = 0, file.size, 200
+    wanted = request.headers.get("range")
+    if wanted is not None and request.headers.get("if-range", tag) == tag:
+        found = parse_range(wanted, file.size)
+        if found == (0, 0):
+            headers["Content-Range"] = f"bytes */{file.size}"
+            return Response(status_code=416, headers=headers)
+        if found is not None:
+            (start, stop), status = found, 206
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
+    headers["Content-Length"] = str(stop - start)
+    body: Iterator[bytes] = iter(())
+    if request.method != "HEAD":
+        body = _chunks(file, start, stop)
+    media_type = kind or "application/octet-stream"
+    return StreamingResponse(body, status, headers, media_type)
+
+
+def parse_range(text: str, size: int) -> tuple[int, int] | None:
+    """Return the first byte that is asked for, and the one behind the last.
+
+    (0, 0) if there is no such byte, None if all is to be sent: for several ranges, which nobody
+    has to answer, and for what makes no sense.
+
+    Example:
+        >>> [parse_range(f"bytes={text}", 10) for text in ("2-4", "8-", "-3", "10-", "4-2")]
+        [(2, 5), (8, 10), (7, 10), (0, 0), None]
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or match[0] == "bytes=-":
+        return None
+    first, last = (text[:20] for text in match.groups())
+    if not first:
+        low, high = max(0, size - int(last)), size
+    else:
+        low, high = int(first), min(size, int(last) + 1) if last else size
+        if last and int(last) < low:
+            return None
+    return (low, high) if low < high else (0, 0)
+
+
+def _chunks(file: BrowsedFile, start: int, stop: int) -> Iterator[bytes]:
+    """Return what yields a range. The first piece is read at once, so that errors have a page."""
+    source = file.find()
+    edges = range(start, stop, CHUNK_BYTES)
+    first = source.pread(file.offset + start, min(CHUNK_BYTES, stop - start)) if edges else b""
+
+    def rest() -> Iterator[bytes]:
+        yield first
+        for low in edges[1:]:
+            yield source.pread(file.offset + low, min(CHUNK_BYTES, stop - low))
+
+    return rest()
+
+
+def _disposition(name: str, *, shown: bool) -> str:
+    safe = quote(name.encode("utf-8", "surrogateescape"), safe="")
+    return f"{'inline' if shown else 'attachment'}; filename*=UTF-8''{safe}"
