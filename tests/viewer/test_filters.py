@@ -52,6 +52,7 @@ def test_a_filter_that_makes_no_sense_is_said(client):
     answer = client.get("/s/0/0?where=jpg")
     assert answer.status_code == 422
     assert "has:PART" in answer.text
+    assert 'name="where" value="jpg"' in answer.text  # to be corrected
 
 
 def test_statistics_are_plots_of_what_samples_are_like(client):

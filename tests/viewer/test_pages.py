@@ -254,6 +254,91 @@ def test_rows_and_documents_are_samples(tmp_path):
     assert "20, 21, 22" in shown
 
 
+def test_images_in_columns_are_those_of_their_rows(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    # Images of one size in bytes: nothing but their content tells them apart.
+    colors = [(250, 0, 0), (0, 0, 250)]
+    images = []
+    for color in colors:
+        buffer = io.BytesIO()
+        Image.new("RGB", (20, 10), color).save(buffer, "BMP")
+        images.append(buffer.getvalue())
+    rows = {"image": images, "score": [0.25, 0.75], "caption": ["", ""]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "rows.parquet")
+    client = browse(tmp_path / "rows.parquet")
+    pictures = re.findall(r'<img src="(.*?)"', page(client, "/s/0/0"))
+    assert len(pictures) == 2
+    for address, color in zip(pictures, colors, strict=True):
+        seen = Image.open(io.BytesIO(client.get(address).content)).getpixel((5, 5))
+        assert np.abs(np.subtract(seen, color)).max() < 30
+    assert "at byte" not in page(client, FIRST)
+    matching = page(client, "/s/0/0?where=image.width>=20 score.json.value>0.5")
+    assert re.findall(r'<a href="/s/0/0/(\d+)">', matching) == ["1"]
+    plots = page(client, "/s/0/0/statistics")
+    assert "image: width in pixels" in plots
+    assert "score.json<span" in plots
+
+
+def test_a_card_says_what_samples_without_text_hold(tmp_path):
+    def npy(array):
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        return buffer.getvalue()
+
+    system = {"role": "system", "content": "Be helpful."}
+    talk = {"messages": [system, {"role": "user", "content": "<image>\nHow many?"}]}
+    samples = [
+        ("a", {"tokens.npy": npy(np.arange(5)), "label.json": b"3", "none.json": b"null"}),
+        ("b", {"json": json.dumps(talk).encode()}),
+        ("c", {"msg": b"\x81\xa4name\xa4tree"}),
+        ("d", {"json": b"{", "npy": b"x"}),
+    ]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", **ALL)
+    words = re.findall(
+        r'<span class="words">(.*?)</span>', page(browse(tmp_path / "ds"), "/s/0/0"), re.S
+    )
+    assert words == [
+        "tokens: 5 int64 [0, 1, 2, 3, 4]\nlabel: 3",
+        "How many?",
+        "name: tree",
+        "json, npy",
+    ]
+
+
+def test_several_datasets_are_shown_beside_each_other(tmp_path):
+    one = make_crude(tmp_path / "one/ds", [2, 2], prefix="a")
+    other = make_crude(tmp_path / "other/ds", [3], prefix="b")
+    client = browse(one, other)
+    first = page(client, "/")
+    assert "<title>2 datasets</title>" in first
+    assert re.findall("<h1>(.*?)</h1>", first) == ["one/ds", "other/ds"]
+    number = re.search(r'href="(/s/\d+/0)">ds</a></td>\s*<td class="right">3', first)[1]
+    assert "other/ds: " in page(client, number)
+    splits = re.findall(r"<option.*?>(.*?)</option>", page(client, "/run"))
+    assert splits[0] == "one/ds: train"
+    steps = page(client, "/run", 200)
+    assert 'class="key">a' in steps
+    steps = client.get("/run", params={"split": "other/ds: train"}).text
+    assert 'class="key">b' in steps
+    assert f'href="{number.rpartition("/")[0]}/0/' in steps
+
+
+def test_shards_are_found_by_name(tmp_path):
+    root = make_crude(tmp_path / "ds", [1] * 12)
+    client = browse(root)
+    found = page(client, "/s/0/0/shards?name=01")
+    assert "3 of 12 shards" in found
+    assert re.findall(r"<a href=\"/s/0/0\?from=\d+\">(.*?)</a>", found) == [
+        "001.tar",
+        "010.tar",
+        "011.tar",
+    ]
+    assert "No shard has" in page(client, "/s/0/0/shards?name=x")
+
+
 def test_what_cannot_be_read_is_said_on_the_page(tmp_path):
     root = make_crude(tmp_path / "ds", [3, 3])
     (root / "001.tar").unlink()

@@ -167,7 +167,7 @@ def _said_first(parts: list[ShownPart], *, alone: bool) -> Iterator[str]:
     shown = 0
     for part in parts:
         text = snippet(part.name, part.file)
-        if text and text != "null":
+        if text:
             # JSON that is all there is, or says by itself what it is, needs no name.
             yield text if alone or ": " in text else f"{_stem(part.name)}: {text}"
             shown += 1

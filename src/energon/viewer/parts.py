@@ -130,14 +130,14 @@ def snippet(name: str, file: BrowsedFile, *, length: int = 160) -> str:
     except (EnergonError, ValueError):
         return ""
     if isinstance(value, np.ndarray):
-        return f"{short_text(value) if value.ndim else value.dtype}: {_first(value)}"[:length]
+        return f"{short_text(value) if value.ndim else value.dtype} [{_first(value)}]"[:length]
     if turns := reading_order(value, {}):
         said = [turn for turn in turns if turn.who != "system"] or turns
         pieces = (each for turn in said for each in turn.pieces if isinstance(each, str))
         return next((text for text in pieces if text not in PLACEHOLDERS), "")[:length]
     if isinstance(value, Mapping):
         return "\n".join(f"{each}: {_short(of, 60)}" for each, of in value.items())[:length]
-    return _short(value, length)
+    return "" if value is None else _short(value, length)
 
 
 def hex_dump(data: bytes) -> str:
