@@ -168,7 +168,7 @@ def _said_first(parts: list[ShownPart], *, alone: bool) -> Iterator[str]:
     for part in parts:
         text = snippet(part.name, part.file)
         if text:
-            # JSON that is all there is, or says by itself what it is, needs no name.
+            # JSON that is all there is, or is a dict, needs no name.
             yield text if alone or ": " in text else f"{_stem(part.name)}: {text}"
             shown += 1
         if shown == MAX_SNIPPETS:

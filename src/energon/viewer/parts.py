@@ -118,7 +118,7 @@ def view_part(
 def snippet(name: str, file: BrowsedFile, *, length: int = 160) -> str:
     """Return what a gallery says of a part: how a text begins, and what a value holds.
 
-    Of a conversation, what is said first in it that is no system prompt.
+    Of a conversation, the first turn after the system prompt.
     """
     kind = part_kind(extension_of(name))
     if kind == "text" and not name.lower().endswith(".gz"):
