@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
-from energon.plan.curve import Clock, Curve, Point
-from energon.plan.mix import Mix, MixEntry
+from energon.plan.mix import Clock, Curve, Mix, MixEntry, Point
 
 CLOCK = Clock(lanes=1, batch_size=1)
 

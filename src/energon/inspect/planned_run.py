@@ -17,8 +17,7 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.blend import BlendPlan
 from energon.plan.line import LinePlan
 from energon.plan.recipe import PlanRecipe
-from energon.plan.rows import Plan
-from energon.plan.window import WindowPlan
+from energon.plan.rows import Plan, WindowPlan
 from energon.stages.base import State
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.train_plan import TrainSettings, default_lanes, train_plan

@@ -13,7 +13,7 @@ from energon.inspect.saved_state import drawn_samples, place_in_words
 from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, read_positions
 from energon.messages import counted, nearest
-from energon.plan.curve import Curve
+from energon.plan.mix import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
 from energon.stages.changes import begin_changes

@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import StateError
 from energon.plan.blend_stages import BlendStages
-from energon.plan.curve import Clock
 from energon.plan.leaf import Era, LeafOrder, PlanLeaf, find_draw
 from energon.plan.line import Line
-from energon.plan.mix import Mix
+from energon.plan.mix import Clock, Mix
 from energon.plan.rows import Rows
 
 

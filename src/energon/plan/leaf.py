@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError
-from energon.plan.permutation import permute, unpermute
-from energon.plan.seeds import U64, combine, derive_seed
+from energon.plan.seeds import U64, combine, derive_seed, permute, unpermuted
 
 SLICE_BYTES = 4 << 20
 MAX_SLICE_SAMPLES = 128
@@ -341,11 +340,6 @@ def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[in
     table = order.table_of_pass(leaf, pass_)
     position = _position(table, leaf, pass_, copy * n + ordinal)
     return order.lane_of(leaf, pass_ * int(table.size[leaf]) + position)
-
-
-def unpermuted(image: int, size: int, key: U64) -> int:
-    """Return which of `size` numbers goes to `image` in the permutation of `key`."""
-    return int(unpermute(np.array([image]), np.array([size]), key)[0])
 
 
 def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:

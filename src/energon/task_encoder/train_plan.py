@@ -12,8 +12,8 @@ from energon.errors import ConfigError
 from energon.metadataset.inherit import multiply_shuffle
 from energon.metadataset.leaf import BlendMode, LeafList
 from energon.plan.build import choose_slice_samples
-from energon.plan.curve import Clock
 from energon.plan.leaf import PlanLeaf
+from energon.plan.mix import Clock
 from energon.plan.recipe import PlanRecipe
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.worker import WorkerConfig
