@@ -117,7 +117,7 @@ REASONS = {
         "getattr(self, name)": FIELDS,
         "hasattr(self, name)": FIELDS,
     },
-    "energon/io/registry.py": {
+    "energon/io/files.py": {
         "getattr(import_module(f'energon.io.{module}'), name)": TABLE,
         "import_module(f'energon.io.{module}')": TABLE,
     },

@@ -8,8 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from energon.errors import MissingExtraError
-from energon.extra import needs_extra
+from energon.errors import MissingExtraError, needs_extra
 
 
 def test_says_what_to_install_for_what():

@@ -70,7 +70,7 @@ load_info(root)
 """,
     "a document in a store": """
 from energon.io.files import read_document
-from energon.io.registry import open_store
+from energon.io.files import open_store
 store, _ = open_store("memory://x")
 taken = 0
 

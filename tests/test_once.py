@@ -3,8 +3,8 @@ from __future__ import annotations
 import logging
 
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
+from energon.messages import warn_once
 from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.warn_once import warn_once
 from tests.datasets import make_crude
 
 LOGGER = logging.getLogger("energon")

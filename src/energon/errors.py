@@ -26,10 +26,13 @@ EnergonError
 └── WorkerError (RuntimeError)          a loader worker died, hung or could not start
 
 SkipSample (Exception)                  raised by user hooks to drop a sample; not an error
+
+`needs_extra` raises MissingExtraError where a package is imported that only some features need.
 """
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Self
 
 from energon.messages import escape_text
@@ -196,3 +199,33 @@ SYSTEM_EXCEPTIONS: tuple[type[BaseException], ...] = (
     FatalSampleError,
 )
 """Raised in a hook, these end the run: they are faults of the program, not of one sample."""
+
+
+class needs_extra:
+    """Raise MissingExtraError for imports in the block that fail: it says what to install.
+
+        with needs_extra("formats", "CBOR needs cbor2"):
+            import cbor2
+
+    Args:
+        extra: The extra that brings the package.
+        reason: What needs which package.
+    """
+
+    def __init__(self, extra: str, reason: str) -> None:
+        self._extra = extra
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, ImportError):
+            raise MissingExtraError(
+                f"{self._reason}; pip install 'energon-loader[{self._extra}]'"
+            ) from error

@@ -1,5 +1,7 @@
 """Words for messages: what may be printed, how many there are, and what was probably meant.
 
+Some warnings are given once, or once in a while, whichever worker has cause to (`warn_once`).
+
 Control characters, marks that turn the direction of text, and bytes that are not text are written
 as escapes, in messages of errors, in log records and in what commands print.
 """
@@ -7,11 +9,14 @@ as escapes, in messages of errors, in log records and in what commands print.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Iterable
 from heapq import nlargest
 from itertools import islice
+from typing import Any
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -141,3 +146,52 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str |
 def _same(a: str, b: str) -> int:
     """Return how many letters two names have in common at their beginning."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+_EARLY = 0.9
+"""Records of workers take a while to arrive, some longer than others."""
+_given: dict[str, float] = {}
+
+
+def warn_once(logger: logging.Logger, what: str, message: str, *args: Any) -> None:
+    """Log a warning, unless this process or a worker of it has done so.
+
+    Args:
+        logger: To whom.
+        what: Tells this warning from others.
+        message: Its text, and `args` to go into it.
+        args: See `message`.
+    """
+    if _is_due(what, math.inf):
+        logger.warning(message, *args, extra={"energon_once": what})
+
+
+def warn_every(seconds: float, logger: logging.Logger, what: str, message: str, *args: Any) -> bool:
+    """Log a warning at most every so many seconds, all workers together; return whether it was.
+
+    Args:
+        seconds: How long to keep silent after the last time.
+        logger: See `warn_once`.
+        what: See `warn_once`.
+        message: See `warn_once`.
+        args: See `warn_once`.
+    """
+    if not _is_due(what, seconds):
+        return False
+    logger.warning(message, *args, extra={"energon_once": what, "energon_every": seconds})
+    return True
+
+
+def is_repeated(record: logging.LogRecord) -> bool:
+    """Return whether a record that comes from a worker is a warning that was given already."""
+    what = getattr(record, "energon_once", None)
+    seconds = getattr(record, "energon_every", math.inf)
+    return what is not None and not _is_due(what, _EARLY * seconds)
+
+
+def _is_due(what: str, seconds: float) -> bool:
+    now = time.monotonic()
+    due = what not in _given or now - _given[what] >= seconds
+    if due:
+        _given[what] = now
+    return due

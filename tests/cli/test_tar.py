@@ -16,8 +16,7 @@ import energon.webdataset as wds
 from energon.cli.main import main
 from energon.cli.tar import COMMANDS
 from energon.formats.tar.writer import END, encode_header
-from energon.io.files import file_info
-from energon.io.registry import forget_stores
+from energon.io.files import file_info, forget_stores
 from energon.webdataset import wids
 from tests.bounded import run_bounded
 from tests.servers.clouds import make_bucket, moto

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from energon.io.registry import forget_stores
+from energon.io.files import forget_stores
 from tests.docs.conftest import ROOT
 from tests.docs.page import run_page
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from energon.errors import EnergonError
+from energon.io.files import forget_stores, open_store
 from energon.io.range_file import RemoteFile
-from energon.io.registry import forget_stores, open_store
 from tests.media_files import damaged
 from tests.servers.bad_web import BadWebServer
 

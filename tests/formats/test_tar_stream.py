@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
 from energon.formats.tar import stream
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.formats.tar.stream import SampleParser, StreamReader
 from tests.webdataset.shards import members_of, numbered, tar_bytes

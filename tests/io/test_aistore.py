@@ -6,7 +6,7 @@ import pytest
 
 from energon.errors import ConfigError, StorageAccessError, StorageError
 from energon.io.backends.aistore import goes_to_aistore
-from energon.io.registry import forget_stores, open_store
+from energon.io.files import forget_stores, open_store
 from tests.servers.aistore import aistore
 
 TOKEN = "a-secret-token"

@@ -11,8 +11,8 @@ import pytest
 
 from energon.errors import EnergonError, RangesNotSupportedError, StorageError, StorageTimeoutError
 from energon.io.backends.hugging_face import DEFAULT_ENDPOINT
+from energon.io.files import forget_stores, open_store
 from energon.io.range_file import RemoteFile
-from energon.io.registry import forget_stores, open_store
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from tests.servers.bad_web import HARMLESS, MISBEHAVIOURS, SLOW, UNKNOWABLE, BadWebServer

@@ -4,8 +4,7 @@ import pytest
 
 from energon.errors import StorageAccessError, StorageError
 from energon.io.backends.hugging_face import find_token
-from energon.io.files import list_files
-from energon.io.registry import forget_stores, open_store
+from energon.io.files import forget_stores, list_files, open_store
 from tests.datasets import make_crude
 from tests.servers.hub import hub
 from tests.sources.distant import train

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from energon.errors import DatasetNotFoundError, TruncatedError
-from energon.io.local import FilePool, OpenFile
+from energon.io.backends.local import FilePool, OpenFile
 
 
 def test_reads_exact_ranges_with_few_open_files_in_many_threads(tmp_path):

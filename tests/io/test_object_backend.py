@@ -5,7 +5,7 @@ import os
 import pytest
 
 from energon.errors import ObjectChangedError
-from energon.io.registry import open_store
+from energon.io.files import open_store
 from tests.servers.web import web_server
 
 

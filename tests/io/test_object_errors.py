@@ -4,7 +4,7 @@ import pytest
 
 from energon.errors import DatasetNotFoundError, StorageAccessError
 from energon.io.backends.object_errors import cause_of, translate
-from energon.io.registry import forget_stores, open_store
+from energon.io.files import forget_stores, open_store
 from tests.servers.clouds import S3_KEY, S3_SECRET
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from energon.errors import ConfigError
-from energon.io.registry import forget_stores, open_store
+from energon.io.files import forget_stores, open_store
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY
 from tests.servers.places import BUCKET
 

@@ -9,9 +9,9 @@ import pytest
 
 from energon.errors import DatasetNotFoundError, StorageAccessError, StorageTimeoutError
 from energon.io import retries
+from energon.io.files import forget_stores, open_store
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer
-from energon.io.registry import forget_stores, open_store
 from energon.io.retries import Retries
 from energon.io.settings import StorageSettings
 from energon.prepare.dataset import prepare_dataset

@@ -16,7 +16,7 @@ from energon.errors import (
 )
 from energon.io.backends.base import ObjectInfo, seconds_left
 from energon.io.backends.libraries import LibraryBackend
-from energon.io.registry import open_store
+from energon.io.files import open_store
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from tests.servers.proxy import Fault, FaultProxy

@@ -9,7 +9,7 @@ import pytest
 
 from energon.errors import DatasetNotFoundError, ObjectChangedError, TruncatedError
 from energon.io.address import join_address
-from energon.io.registry import open_store
+from energon.io.files import open_store
 from tests.servers.proxy import Fault
 
 CONTENT = bytes(range(256)) * 512

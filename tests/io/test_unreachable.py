@@ -7,7 +7,7 @@ import json
 import pytest
 
 from energon.errors import StorageError
-from energon.io.registry import forget_stores, open_store
+from energon.io.files import forget_stores, open_store
 
 HOST = "no-such-host.invalid"
 URL = f"http://{HOST}:9000"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.packing.bins import fill_exactly, first_fit_decreasing
+from energon.packing.packer import fill_exactly, first_fit_decreasing
 
 METHODS = [
     first_fit_decreasing,

@@ -16,8 +16,7 @@ from energon.cli.main import main
 from energon.errors import ConfigError, ObjectChangedError, StorageError
 from energon.formats.meta.info import load_info
 from energon.io.epath import EPath
-from energon.io.files import delete_file, list_files, read_bytes, write_bytes
-from energon.io.registry import forget_stores
+from energon.io.files import delete_file, forget_stores, list_files, read_bytes, write_bytes
 from energon.prepare.importers.detect import find_source, open_source
 from energon.prepare.importers.folder import FolderSource
 from energon.prepare.importers.row import RowRules

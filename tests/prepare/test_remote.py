@@ -10,8 +10,7 @@ from energon.formats.meta.info import load_info
 from energon.formats.tables.part_table import PartTable
 from energon.io.address import join_address
 from energon.io.epath import EPath
-from energon.io.files import delete_file, read_bytes, write_bytes, write_text
-from energon.io.registry import forget_stores
+from energon.io.files import delete_file, forget_stores, read_bytes, write_bytes, write_text
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.jsonl import prepare_jsonl

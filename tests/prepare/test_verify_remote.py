@@ -12,8 +12,7 @@ import pytest
 from energon.errors import ConfigError, DatasetNotFoundError, StorageError
 from energon.formats.meta.info import load_info
 from energon.io.epath import EPath
-from energon.io.files import delete_file, list_files, read_bytes, write_bytes
-from energon.io.registry import forget_stores
+from energon.io.files import delete_file, forget_stores, list_files, read_bytes, write_bytes
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from energon.io.registry import forget_stores
+from energon.io.files import forget_stores
 from tests.servers.aistore import aistore
 from tests.servers.ceph import ceph_gateway
 from tests.servers.clouds import (

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from energon.errors import StorageError
-from energon.io.registry import forget_stores
+from energon.io.files import forget_stores
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy

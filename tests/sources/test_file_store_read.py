@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import StorageError
-from energon.io.local import FilePool
+from energon.io.backends.local import FilePool
 from energon.sources.files.locate import FilePlace
 from energon.sources.files.webdataset import read_places
 

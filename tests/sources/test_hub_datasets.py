@@ -12,7 +12,7 @@ import pytest
 from energon import ConfigError, DatasetNotFoundError, get_train_dataset
 from energon.errors import FormatError
 from energon.formats.parquet import parse_card
-from energon.io.registry import forget_stores
+from energon.io.files import forget_stores
 from energon.metadataset.kind import dataset_kind
 from energon.sources.parquet import ParquetOptions, ParquetSource
 from tests.commands import run

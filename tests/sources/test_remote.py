@@ -20,8 +20,7 @@ from energon.errors import (
     StorageTimeoutError,
 )
 from energon.io.address import join_address
-from energon.io.files import delete_file, write_bytes, write_text
-from energon.io.registry import all_statistics, forget_stores
+from energon.io.files import all_statistics, delete_file, forget_stores, write_bytes, write_text
 from tests.datasets import make_crude, write_shard
 from tests.servers.places import SERVERS, open_place
 from tests.servers.proxy import Fault

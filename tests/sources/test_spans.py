@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.io.local import OpenFile
+from energon.io.backends.local import OpenFile
 from energon.sources.extents import MAX_GAP_BYTES, MAX_SPAN_BYTES, read_spans
 
 PATTERN = np.random.default_rng(0).bytes(2 * MAX_SPAN_BYTES)

@@ -25,8 +25,7 @@ from energon.errors import (
     StorageError,
     TruncatedError,
 )
-from energon.io.files import write_bytes
-from energon.io.registry import forget_stores
+from energon.io.files import forget_stores, write_bytes
 from energon.webdataset.gopen import Pipe, gopen, open_url, rewrite_url
 from energon.webdataset.reading.urls import expand_urls
 from tests.servers.clouds import make_bucket, moto

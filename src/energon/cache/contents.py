@@ -30,9 +30,9 @@ from uuid import uuid4
 
 from energon.cache.catalog import CacheLimits, Catalog
 from energon.errors import ConfigError, EnergonError
+from energon.io.atomic import FileLock
 from energon.io.disk_cache import FULL
-from energon.io.file_lock import FileLock
-from energon.warn_once import warn_once
+from energon.messages import warn_once
 
 PREFIX = "energon-cache-"
 _LOCK = "lock"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from energon.extra import needs_extra
+from energon.errors import needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth, check_limit, too_deep
 
 _PLAIN_STARTS = frozenset(b'[{"-0123456789tfn')

@@ -33,8 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon.errors import FormatError, TruncatedError
-from energon.extra import needs_extra
+from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.formats.meta import yaml
 from energon.limits import DOCUMENT_BYTES, PARQUET_FOOTER_BYTES
 

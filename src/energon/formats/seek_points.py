@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError, needs_extra
 
 SPACING_BYTES = 4 << 20
 """Content between two points, if there is a block or frame to enter."""

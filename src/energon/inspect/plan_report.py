@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from energon.arrays import Ints
-from energon.errors import ConfigError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, needs_extra
 from energon.inspect.planned_run import PlannedRun
 from energon.messages import counted
 

@@ -25,12 +25,11 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from energon.errors import ConfigError, EnergonError, FormatError
-from energon.io.atomic import write_atomic
+from energon.io.atomic import locked, write_atomic
 from energon.io.block_file import BlockFile, UncachedFile
-from energon.io.file_lock import locked
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
-from energon.warn_once import warn_once
+from energon.messages import warn_once
 
 logger = logging.getLogger("energon")
 

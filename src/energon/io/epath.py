@@ -24,8 +24,8 @@ from energon.io.address import (
     split_address,
 )
 from energon.io.backends.base import ObjectInfo
+from energon.io.files import open_store
 from energon.io.range_file import RawReader
-from energon.io.registry import open_store
 
 BUFFER_BYTES = 1 << 20
 """What is fetched at a time; small reads are served from it."""

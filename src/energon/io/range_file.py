@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Protocol
 
 from energon.io.address import redact
 from energon.io.backends.base import ObjectInfo
-from energon.io.local import cut_off
+from energon.io.backends.local import cut_off
+from energon.io.files import open_store
 from energon.io.ranges import RemoteObject, read_ranges
-from energon.io.registry import open_store
 
 
 class RawReader(io.RawIOBase):

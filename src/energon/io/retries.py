@@ -18,8 +18,7 @@ from energon.errors import (
     StorageTimeoutError,
 )
 from energon.io.settings import PREFIX, StorageSettings
-from energon.messages import counted
-from energon.warn_once import warn_every
+from energon.messages import counted, warn_every
 
 logger = logging.getLogger("energon")
 

@@ -17,8 +17,7 @@ from energon.loader.monitoring.progress import with_progress
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
-from energon.messages import counted
-from energon.warn_once import warn_once
+from energon.messages import counted, warn_once
 from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:

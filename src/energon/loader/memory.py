@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from energon.errors import ConfigError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, needs_extra
 from energon.samples.collate import map_tensors
 
 

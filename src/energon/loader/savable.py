@@ -24,9 +24,8 @@ from energon.loader.state import (
     merge_states,
     read_positions,
 )
-from energon.messages import counted
+from energon.messages import counted, warn_once
 from energon.stages.base import State
-from energon.warn_once import warn_once
 from energon.worker import WorkerConfig
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
 from typing import Any
 
-from energon.errors import FormatError, StateError
-from energon.extra import needs_extra
+from energon.errors import FormatError, StateError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, EPath, any_path

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.address import address_name, is_remote, join_address, redact, split_address
-from energon.io.files import is_file, read_document
-from energon.io.registry import open_store
+from energon.io.files import is_file, open_store, read_document
 from energon.messages import nearest
 
 

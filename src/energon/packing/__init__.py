@@ -3,8 +3,7 @@
 Arithmetic on lengths: no files, and no torch unless it is given tensors.
 """
 
-from energon.packing.bins import fill_exactly, first_fit_decreasing
-from energon.packing.packer import Packer, Selection
+from energon.packing.packer import Packer, Selection, fill_exactly, first_fit_decreasing
 from energon.packing.sequence import (
     PackedSequence,
     cu_seqlens,

@@ -17,8 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from energon.errors import ConfigError, EnergonError, StorageError, WorkerError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, EnergonError, StorageError, WorkerError, needs_extra
 
 log = logging.getLogger("energon")
 EngineName = Literal["local", "dask", "ray"]

@@ -45,8 +45,7 @@ from energon.io.address import (
     redact,
 )
 from energon.io.atomic import atomic_path, write_atomic
-from energon.io.files import file_info, read_bytes, write_bytes
-from energon.io.registry import open_store
+from energon.io.files import file_info, open_store, read_bytes, write_bytes
 from energon.plan.subset import resolve_range
 from energon.prepare.files import file_state, reporting
 from energon.prepare.upkeep import LOST, Repair, Report, check_depth

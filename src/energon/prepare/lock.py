@@ -15,7 +15,7 @@ from pathlib import Path
 from energon.errors import DatasetBusyError
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.io.file_lock import FileLock, is_unsupported
+from energon.io.atomic import FileLock, is_unsupported
 from energon.prepare.files import reporting
 
 log = logging.getLogger("energon")

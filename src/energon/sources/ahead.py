@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
+from energon.io.files import take_counts
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer, merge_ranges, span_buffer
-from energon.io.registry import take_counts
 from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows

@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError, TruncatedError
-from energon.extra import needs_extra
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    FormatError,
+    TruncatedError,
+    needs_extra,
+)
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import find_split
 from energon.formats.parquet import ParquetFooter
 from energon.io.address import is_remote, redact
+from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
-from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile
 from energon.sources.part_filter import PartFilter
 from energon.sources.row_kind import RowKind, RowOptions

@@ -32,9 +32,9 @@ from energon.formats.chunks.records import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
 from energon.io.address import is_remote, join_address, redact
+from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_document
-from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.sources.extents import Extents, read_spans
 from energon.sources.items import ItemSource, file_of_part

@@ -33,10 +33,11 @@ from energon.formats.meta.jsonl import (
 )
 from energon.formats.seek_points import SeekPoints
 from energon.io.address import address_name
+from energon.io.backends.local import OpenFile
 from energon.io.disk_cache import map_file
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
+from energon.messages import warn_once
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
@@ -52,7 +53,6 @@ from energon.sources.shards import ShardPool
 from energon.sources.unpacked_file import MAX_SLICES, UnpackedFile
 from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
-from energon.warn_once import warn_once
 
 
 class JsonlFile:

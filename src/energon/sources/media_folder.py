@@ -32,14 +32,14 @@ from energon.formats.folder_listing import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.formats.meta.split import find_split, ratio_range, splits_by_name
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.epath import any_path
-from energon.io.files import is_file, list_files, read_bytes, write_bytes
+from energon.io.files import is_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
-from energon.io.registry import open_store
+from energon.messages import warn_once
 from energon.sources.extents import Extents
 from energon.sources.files.folder import SystemFileStore
 from energon.sources.files.store import FileStore
@@ -48,7 +48,6 @@ from energon.sources.part_filter import PartFilter
 from energon.sources.row_kind import RowKind, RowOptions
 from energon.sources.shards import ShardPool
 from energon.utf8 import decode_utf8
-from energon.warn_once import warn_once
 
 log = logging.getLogger("energon")
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon.errors import ConfigError, FormatError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.meta.split import (
     SPLIT_WORDS,
     find_split,
@@ -23,8 +22,8 @@ from energon.formats.meta.split import (
 )
 from energon.formats.parquet import ParquetFooter, parse_footer
 from energon.io.address import is_remote, redact
+from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
-from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.limits import DECODED_BYTES
 from energon.metadataset.dataset_config import DatasetConfig

@@ -26,11 +26,10 @@ from energon.formats.parquet import (
 )
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
 from energon.io.backends.base import ObjectInfo
+from energon.io.backends.local import OpenFile
 from energon.io.disk_cache import disk_cache
-from energon.io.files import file_info, is_file, list_files, read_bytes, write_bytes
-from energon.io.local import OpenFile
+from energon.io.files import file_info, is_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.range_file import RangeFile, RemoteFile
-from energon.io.registry import open_store
 from energon.utf8 import decode_utf8
 
 log = logging.getLogger("energon")

@@ -23,10 +23,10 @@ from energon.formats.tables.part_table_file import (
 )
 from energon.formats.tar.scan import load_tar_index, parse_tar_index, scan_archive, tar_index_path
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
+from energon.io.backends.local import OpenFile
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
 from energon.io.files import read_bytes
-from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
 

@@ -22,10 +22,10 @@ from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError,
 from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.tokens import DATA, INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.backends.local import OpenFile
 from energon.io.disk_cache import map_file
 from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
-from energon.io.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf

@@ -28,6 +28,7 @@ from energon.formats.meta.split import load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
+from energon.messages import warn_once
 from energon.plan.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
@@ -37,7 +38,6 @@ from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.shard_samples import SlicedRows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.stages.read import LateRows, RowsAtOnce
-from energon.warn_once import warn_once
 
 logger = logging.getLogger("energon")
 

@@ -10,8 +10,7 @@ from energon.formats.meta.info import META, load_info
 from energon.formats.meta.split import load_split
 from energon.io.address import is_remote, join_address
 from energon.io.epath import AnyPath, any_path
-from energon.io.files import file_info
-from energon.io.registry import open_store
+from energon.io.files import file_info, open_store
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap

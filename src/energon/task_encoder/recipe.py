@@ -15,7 +15,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import shown_address
-from energon.messages import counted
+from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
 from energon.sources.ahead import window_rows
@@ -40,7 +40,6 @@ from energon.task_encoder.train_plan import (
     streams,
     train_plan,
 )
-from energon.warn_once import warn_once
 from energon.worker import WorkerConfig
 
 logger = logging.getLogger("energon")

@@ -26,8 +26,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, needs_extra
 from energon.inspect.where import Where
 from energon.viewer.shown import Shown, ShownLeaf, ShownSample
 

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Any
 
 from energon.decode.documents import decode_json
-from energon.errors import FormatError, StateError, TruncatedError
-from energon.extra import needs_extra
+from energon.errors import FormatError, StateError, TruncatedError, needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception

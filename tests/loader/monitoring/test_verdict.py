@@ -13,7 +13,7 @@ import pytest
 
 from energon import DefaultTaskEncoder, SkipSample, WorkerConfig, get_savable_loader
 from energon import get_train_dataset as train
-from energon.io.registry import forget_stores
+from energon.io.files import forget_stores
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import make_crude, write_shard
 from tests.servers.proxy import Fault, FaultProxy

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import FormatError, TruncatedError
-from energon.extra import needs_extra
+from energon.errors import FormatError, TruncatedError, needs_extra
 
 INDEX = "index.json"
 """The file of a folder that says which chunks there are, and what is in them."""

@@ -38,7 +38,7 @@ from yaml.events import (
 
 from energon.errors import FormatError
 from energon.limits import ALIASED_VALUES, DOCUMENT_DEPTH, check_document
-from energon.warn_once import warn_once
+from energon.messages import warn_once
 
 logger = logging.getLogger("energon")
 

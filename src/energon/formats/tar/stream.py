@@ -21,8 +21,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from energon.errors import DuplicateSampleKeyError, FormatError
-from energon.formats.tar.headers import BLOCK, padded_size, verify_checksums
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import BLOCK, padded_size, split_name, verify_checksums
 from energon.formats.tar.parser import Member, TarParser
 from energon.limits import TAR_PART_BYTES
 

@@ -16,9 +16,8 @@ from urllib.parse import quote, urljoin
 from energon.errors import ConfigError
 from energon.io.address import Address
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.object_backend import ObjectBackend
+from energon.io.backends.object_backend import ObjectBackend, ask
 from energon.io.backends.object_stores import WebBackend, s3_backend
-from energon.io.backends.web_request import ask
 
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
 

@@ -2,7 +2,7 @@
 
 A backend makes each request once, within `seconds_left`, and says what went wrong; `Store` adds
 all that is the same for every place: retries, deadlines, hedging, statistics. To add a scheme,
-write a backend and name it in `registry.py`.
+write a backend and name it in `files.py`.
 """
 
 from __future__ import annotations

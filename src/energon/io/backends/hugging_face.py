@@ -16,9 +16,8 @@ from urllib.parse import quote, urlsplit
 from energon.errors import DatasetNotFoundError, StorageError
 from energon.io.address import Address
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.object_backend import ObjectBackend
+from energon.io.backends.object_backend import ObjectBackend, ask, read_all
 from energon.io.backends.object_stores import WebBackend
-from energon.io.backends.web_request import ask, read_all
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 KINDS = ("datasets", "spaces")

@@ -20,8 +20,8 @@ from energon.errors import (
     MissingExtraError,
     StorageAccessError,
     StorageError,
+    needs_extra,
 )
-from energon.extra import needs_extra
 from energon.io.address import Address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.object_errors import REFUSED, cause_of, changed

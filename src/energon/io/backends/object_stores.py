@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from energon.errors import ConfigError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, needs_extra
 from energon.io.backends.object_backend import (
     Connect,
     ObjectBackend,
@@ -33,8 +32,8 @@ from energon.io.address import Address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.object_backend import (
     info_of,
+    refused_redirect,
 )
-from energon.io.backends.web_request import refused_redirect
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult

@@ -18,7 +18,7 @@ from typing import Any
 
 from energon.errors import WorkerError
 from energon.loader.transport.pickling import BatchPickler
-from energon.warn_once import is_repeated
+from energon.messages import is_repeated
 
 _MAX_READ = 1 << 16
 _MAX_TEXT = 1 << 16

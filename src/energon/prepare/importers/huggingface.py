@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from energon.errors import ConfigError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, needs_extra
 from energon.io.address import redact
 from energon.io.epath import EPath, any_path
 from energon.io.files import list_files

@@ -18,10 +18,9 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import is_remote, local_path
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.io.files import file_size, read_bytes
+from energon.io.files import file_size, open_store, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
-from energon.io.registry import open_store
 from energon.io.threads import WaitingThreads
 from energon.prepare.files import list_files
 

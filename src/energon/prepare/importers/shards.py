@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Literal, Self
 
-from energon.errors import FormatError, TruncatedError
-from energon.extra import needs_extra
+from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.formats.meta.split import splits_by_name
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, Wanted, every

@@ -19,8 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from energon.decode.sample_decoder import is_media
-from energon.errors import ConfigError, EnergonError, FormatError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, EnergonError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath

@@ -17,7 +17,7 @@ from energon.formats.tables.media_table import MediaJob, Strategy
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import open_part_table
 from energon.io.address import join_address
-from energon.io.local import OpenFile
+from energon.io.backends.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile, open_range
 from energon.prepare.crash_isolation import note
 from energon.prepare.files import file_state, reporting

@@ -18,7 +18,7 @@ import numpy as np
 from energon.errors import DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import iter_members
-from energon.io.local import FilePool
+from energon.io.backends.local import FilePool
 from energon.prepare.files import reporting
 from energon.prepare.index.index import IndexedShard
 from energon.prepare.index.name_index import open_table

@@ -15,8 +15,7 @@ from energon.formats.tar.scan import tar_index_path
 from energon.io.address import join_address, redact
 from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo
-from energon.io.files import file_info, list_files, read_bytes
-from energon.io.registry import open_store
+from energon.io.files import file_info, list_files, open_store, read_bytes
 from energon.prepare.dataset import Indexing
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.remote import (

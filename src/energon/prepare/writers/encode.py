@@ -17,8 +17,7 @@ from uuid import UUID
 import numpy as np
 
 from energon.decode.tenbin import encode_tenbin
-from energon.errors import ConfigError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, needs_extra
 
 Content = bytes | Path
 """The content of a part: bytes, or a file that is copied without being held in memory."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from energon.errors import DatasetNotFoundError
 from energon.io.address import address_name, is_remote, local_path
+from energon.io.backends.local import OpenFile
 from energon.io.epath import EPath, any_path
 from energon.io.files import list_files
-from energon.io.local import OpenFile
 from energon.io.range_file import RemoteFile
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind

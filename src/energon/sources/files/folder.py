@@ -16,8 +16,7 @@ from energon.formats.meta.info import META
 from energon.formats.meta.media import MediaMetadata
 from energon.io.address import is_remote, redact
 from energon.io.epath import EPath, any_path
-from energon.io.files import has_files, list_files
-from energon.io.registry import open_store
+from energon.io.files import has_files, list_files, open_store
 from energon.samples.crude import SourceInfo
 from energon.sources.files.locate import MediaLookup
 from energon.sources.files.store import FileStore, StoreFile

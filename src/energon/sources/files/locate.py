@@ -17,13 +17,12 @@ from energon.formats.meta.media import MediaMetadata
 from energon.formats.tables.media_table import MediaTable
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader, ThreadReaders, name_of
-from energon.formats.tar.headers import BLOCK
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import BLOCK, split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.address import is_remote
+from energon.io.backends.local import FilePool
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, EPath
-from energon.io.local import FilePool
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.samples.crude import find_part
 from energon.sources.files.key_index import KeyIndex, shared_index

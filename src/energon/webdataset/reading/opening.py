@@ -16,8 +16,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from energon.errors import ConfigError, EnergonError, FormatError, StateError, TruncatedError
-from energon.extra import needs_extra
+from energon.errors import (
+    ConfigError,
+    EnergonError,
+    FormatError,
+    StateError,
+    TruncatedError,
+    needs_extra,
+)
 from energon.webdataset.gopen import open_url, rewrite_url
 from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, nothing
 from energon.webdataset.reading.urls import is_local, local_path

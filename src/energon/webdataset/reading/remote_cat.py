@@ -9,7 +9,7 @@ import os
 import sys
 
 from energon.errors import EnergonError
-from energon.io.registry import open_store
+from energon.io.files import open_store
 
 
 def main(url: str, start: str) -> int:

@@ -34,10 +34,9 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.json_text import parse_json
 from energon.formats.tar.stream import ByteStream
 from energon.io.address import redact, scheme_of
-from energon.io.atomic import write_atomic
-from energon.io.file_lock import FileLock
+from energon.io.atomic import FileLock, write_atomic
 from energon.limits import read_document
-from energon.warn_once import warn_once
+from energon.messages import warn_once
 from energon.webdataset.gopen import tell
 
 
@@ -434,7 +433,7 @@ def _version(url: str) -> str | None:
     """Return what tells versions of an object apart, or None where nobody knows."""
     if scheme_of(url) in ("", "pipe"):
         return None
-    from energon.io.registry import open_store
+    from energon.io.files import open_store
 
     try:
         store, key = open_store(url)

@@ -18,7 +18,7 @@ from typing import Any
 from energon.errors import StorageError
 from energon.io.address import redact
 from energon.io.atomic import ClosesOrAborts
-from energon.io.registry import open_store
+from energon.io.files import open_store
 from energon.io.threads import check_process
 
 BROKEN_PIPE = 141

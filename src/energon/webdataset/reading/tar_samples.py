@@ -17,7 +17,7 @@ from typing import Any
 
 from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError, TruncatedError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.formats.tar.stream import SampleParser, StreamReader, StreamSample
 from energon.loader.memory import keep_heap
 from energon.webdataset import security

@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from energon.errors import ConfigError, DatasetNotFoundError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, DatasetNotFoundError, needs_extra
 from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
 from energon.io.atomic import ClosesOrAborts, atomic_path
 from energon.prepare.writers.encode import Content
