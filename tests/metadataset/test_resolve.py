@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
-from energon.metadataset.inherit import multiply_shuffle
-from energon.metadataset.leaf import BlendMode, Leaf, TraversedDatasetReference
+from energon.metadataset.leaf import BlendMode, Leaf, TraversedDatasetReference, multiply_shuffle
 from energon.metadataset.resolve import resolve, traverse_metadataset
 from tests.metadataset.folders import make_datasets, without_columns, write
 

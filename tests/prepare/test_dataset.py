@@ -94,7 +94,7 @@ def test_shards_with_an_index_of_another_release_are_read_again(tmp_path, monkey
 
 
 def test_shards_are_read_in_processes_where_that_pays(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.prepare.index.shards.ALONE_SECONDS", 0)
+    monkeypatch.setattr("energon.prepare.index.index.ALONE_SECONDS", 0)
     info = prepare_dataset(shards(tmp_path, [2] * 30), **ALL, num_workers=2)
     assert sum(info.shard_counts.values()) == 60
 

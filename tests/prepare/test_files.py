@@ -10,8 +10,7 @@ from energon.formats.tar.writer import END, encode_header
 from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.files import list_files, stage_files, write_files
-from energon.prepare.lock import clear_leftovers
+from energon.prepare.files import clear_leftovers, list_files, stage_files, write_files
 from energon.prepare.verify.verify import verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard

@@ -11,14 +11,14 @@ import pytest
 
 from energon.errors import DatasetBusyError
 from energon.formats.meta.info import load_info
-from energon.prepare import lock
+from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.lock import dataset_lock
+from energon.prepare.files import dataset_lock
 from energon.prepare.verify.verify import verify_dataset
 from tests.datasets import write_shard
 
-HOLD = "import sys\nfrom pathlib import Path\nfrom energon.prepare.lock import dataset_lock\n"
+HOLD = "import sys\nfrom pathlib import Path\nfrom energon.prepare.files import dataset_lock\n"
 HOLD += (
     "with dataset_lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
 )
@@ -50,7 +50,7 @@ def test_whatever_a_lock_says_of_its_holder_it_is_held(holder, tmp_path, note):
 
 
 def test_waiting_ends_when_the_other_is_done_or_killed(holder, tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(files, "POLL_SECONDS", 0.01)
     entered = threading.Event()
 
     def enter():
@@ -73,7 +73,7 @@ def test_nothing_is_left_of_it(tmp_path):
 
 
 def test_only_one_at_a_time_holds_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(files, "POLL_SECONDS", 0.001)
     inside, most, rounds = 0, 0, 0
     guard = threading.Lock()
 

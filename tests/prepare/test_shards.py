@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from energon.errors import FormatError
 from energon.formats.tables.part_table_file import part_table_path
 from energon.prepare.engines import Engine
-from energon.prepare.index import shards
-from energon.prepare.index.index import IndexOptions
-from energon.prepare.index.shards import find_shards, index_shards
+from energon.prepare.index import index
+from energon.prepare.index.index import IndexOptions, find_shards, index_shards
 from tests.datasets import write_shard
 
 
@@ -20,19 +19,19 @@ def test_batches_are_all_shards_in_their_order(tmp_path_factory, sizes, workers)
     names = [f"{number:03}.tar" for number in range(len(sizes))]
     for name, size in zip(names, sizes, strict=True):
         (folder / name).write_bytes(bytes(size))
-    before, shards.MIN_BATCH_BYTES = shards.MIN_BATCH_BYTES, 120
+    before, index.MIN_BATCH_BYTES = index.MIN_BATCH_BYTES, 120
     try:
-        batches = shards._batches(folder, names, Engine(num_workers=workers))
+        batches = index._batches(folder, names, Engine(num_workers=workers))
     finally:
-        shards.MIN_BATCH_BYTES = before
+        index.MIN_BATCH_BYTES = before
     assert [name for batch in batches for name in batch] == names
-    assert max(map(len, batches)) <= shards.MAX_BATCH_SHARDS
+    assert max(map(len, batches)) <= index.MAX_BATCH_SHARDS
 
 
 @pytest.mark.parametrize("seconds", [0, 10])
 def test_shards_come_in_order_whoever_indexes_them(tmp_path, monkeypatch, seconds):
-    monkeypatch.setattr(shards, "ALONE_SECONDS", seconds)
-    monkeypatch.setattr(shards, "MIN_BATCH_BYTES", 1)
+    monkeypatch.setattr(index, "ALONE_SECONDS", seconds)
+    monkeypatch.setattr(index, "MIN_BATCH_BYTES", 1)
     for number in range(30):
         write_shard(tmp_path / f"{number:02}.tar", [(f"{number}", {"txt": b"x"})])
     names = find_shards(tmp_path)

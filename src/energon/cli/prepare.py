@@ -193,7 +193,7 @@ def _choose(
 ) -> dict[str, Any]:
     """Return the arguments of `prepare_dataset`, if the dataset is to be prepared at all."""
     from energon.prepare.dataset import without_shards
-    from energon.prepare.index.shards import find_shards
+    from energon.prepare.index.index import find_shards
 
     shards = without_shards(find_shards(path), exclude)
     echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)

@@ -32,15 +32,18 @@ from energon.formats.meta.yaml import plain
 from energon.io.address import shown_address
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.messages import nearest
-from energon.metadataset.collected import Problems
 from energon.metadataset.document import (
     BrokenMetadataset,
     Metadataset,
+    Problems,
     parse_mapping,
     parse_metadataset,
 )
-from energon.metadataset.inherit import (
+from energon.metadataset.kind import dataset_kind, kind_entry
+from energon.metadataset.leaf import (
+    LeafList,
     NodeContext,
+    TraversedDatasetReference,
     absolute,
     absolute_aux,
     check_cycle,
@@ -48,11 +51,6 @@ from energon.metadataset.inherit import (
     identity,
     inherit,
     repeated,
-)
-from energon.metadataset.kind import dataset_kind, kind_entry
-from energon.metadataset.leaf import (
-    LeafList,
-    TraversedDatasetReference,
 )
 from energon.metadataset.tree import (
     BlendTree,

@@ -16,8 +16,14 @@ from energon.formats.meta import yaml
 from energon.formats.meta.info import DatasetInfo, load_info
 from energon.io.address import local_path
 from energon.prepare.engines import Engine
-from energon.prepare.files import temporary_file
-from energon.prepare.index.index import IndexedShard, IndexOptions, index_files
+from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
+from energon.prepare.index.index import (
+    IndexedShard,
+    IndexOptions,
+    find_shards,
+    index_files,
+    index_shards,
+)
 from energon.prepare.index.name_index import (
     commit_dataset,
     has_media,
@@ -26,8 +32,6 @@ from energon.prepare.index.name_index import (
     sqlite_path,
     write_name_index,
 )
-from energon.prepare.index.shards import find_shards, index_shards
-from energon.prepare.lock import clear_leftovers, dataset_lock
 from energon.prepare.splits import (
     SplitRequest,
     check_excluded,

@@ -41,8 +41,7 @@ from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
 from energon.limits import read_document
 from energon.metadataset.kind import advice
-from energon.prepare.index.index import IndexOptions, index_remote, known_table
-from energon.prepare.index.shards import COMPRESSED
+from energon.prepare.index.index import COMPRESSED, IndexOptions, index_remote, known_table
 
 MAX_PARALLEL = 16
 """Shards that are read, and files that are copied, at the same time."""

@@ -12,10 +12,9 @@ from energon.errors import ConfigError
 from energon.formats.meta.info import META, check_inside
 from energon.io.address import address_name, redact
 from energon.io.epath import any_path
-from energon.metadataset.collected import Problems
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.inherit import multiply_shuffle
-from energon.metadataset.leaf import Leaf, SampleJoiner
+from energon.metadataset.document import Problems
+from energon.metadataset.leaf import Leaf, SampleJoiner, multiply_shuffle
 from energon.plan.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class

@@ -9,8 +9,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from energon.errors import ConfigError
-from energon.metadataset.inherit import multiply_shuffle
-from energon.metadataset.leaf import BlendMode, LeafList
+from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
 from energon.plan.build import choose_slice_samples
 from energon.plan.leaf import PlanLeaf
 from energon.plan.mix import Clock

@@ -15,8 +15,14 @@ from energon.errors import ConfigError
 from energon.io.address import join_address
 from energon.io.epath import EPath
 from energon.metadataset import resolve as core
-from energon.metadataset.inherit import multiply_shuffle, narrow
-from energon.metadataset.leaf import BlendMode, Leaf, Subset, TraversedDatasetReference
+from energon.metadataset.leaf import (
+    BlendMode,
+    Leaf,
+    Subset,
+    TraversedDatasetReference,
+    multiply_shuffle,
+    narrow,
+)
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.subset import resolve_range
 from energon.task_encoder.encoder import DefaultTaskEncoder

@@ -23,9 +23,8 @@ from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import file_state, list_files, reporting
+from energon.prepare.files import dataset_lock, file_state, list_files, reporting
 from energon.prepare.index.name_index import sqlite_path
-from energon.prepare.lock import dataset_lock
 from energon.prepare.media.probe import (
     MediaFilter,
     Probed,

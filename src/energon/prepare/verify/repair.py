@@ -13,10 +13,9 @@ from energon.formats.meta.split import excludes_any, load_split
 from energon.formats.tables.part_table_file import part_table_path
 from energon.io.address import local_path
 from energon.prepare.dataset import Indexing, index_dataset, locked
-from energon.prepare.files import reporting
+from energon.prepare.files import clear_leftovers, reporting
 from energon.prepare.index.index import IndexOptions, index_batch
 from energon.prepare.index.name_index import sqlite_path
-from energon.prepare.lock import clear_leftovers
 from energon.prepare.splits import named_split
 from energon.prepare.upkeep import LOST, Repair, Report, upkeep_of
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine

@@ -14,12 +14,11 @@ from typing import Any, Protocol
 from energon.errors import ConfigError
 from energon.formats.meta.info import META, DatasetInfo
 from energon.prepare.dataset import Indexing, describe_samples, locked, prepare_dataset
-from energon.prepare.files import list_files, reporting, write_files
+from energon.prepare.files import is_leftover, list_files, reporting, write_files
 from energon.prepare.importers.draw import PEEKED_SAMPLES, open_draw, shuffled
 from energon.prepare.importers.row import PackSource, Row
 from energon.prepare.importers.selection import fetched
 from energon.prepare.index.index import index_files
-from energon.prepare.lock import is_leftover
 from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
 from energon.samples.field_map import FieldMap
 

@@ -21,8 +21,8 @@ from energon.formats.tar.writer import ArchiveWriter, encode_header
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesOrAborts, atomic_path, write_atomic
 from energon.messages import counted
+from energon.prepare.files import remove_leftovers
 from energon.prepare.index.index import index_files, index_shard
-from energon.prepare.lock import remove_leftovers
 from energon.prepare.writers.encode import Content, encode_part
 
 Encode = Callable[[str, Any], Content]

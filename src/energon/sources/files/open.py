@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from energon.errors import ConfigError
-from energon.metadataset.collected import Problems
+from energon.metadataset.document import Problems
 from energon.metadataset.kind import dataset_kind
 from energon.sources.files.folder import SystemFileStore
 from energon.sources.files.store import FileStore

@@ -22,7 +22,7 @@ from energon.io.epath import EPath, any_path
 from energon.metadataset.kind import dataset_kind
 from energon.prepare.dataset import Indexing, index_dataset, locked
 from energon.prepare.engines import Engine
-from energon.prepare.index.shards import find_shards
+from energon.prepare.index.index import find_shards
 from energon.prepare.media.prepare import prepare_media, prepare_remote_media
 from energon.prepare.media.probe import MediaFilter
 from energon.prepare.remote import standing_in
