@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from energon.loader.monitoring.profiler import thread_frames
+from tests.effort import IN_CI
 
 PROGRAM = """
 import _thread
@@ -51,7 +52,7 @@ looking = True
 worker = threading.Thread(target=work, daemon=True)
 worker.start()
 sys.setswitchinterval(1e-4)
-for number in range(2_000):
+for number in range({looks}):
     gc.set_threshold(1 + number % 50)
     Waiting()
     with thread_frames() as frames:
@@ -77,7 +78,7 @@ gc.collect()  # while the interpreter ends, threads no longer start
     ids=["for a thread", "a while"],
 )
 def test_finalizers_that_wait_do_not_disturb_a_look(wait):
-    text = PROGRAM.replace("{wait}", wait)
+    text = PROGRAM.replace("{wait}", wait).replace("{looks}", "2_000" if IN_CI else "300")
     subprocess.run([sys.executable, "-c", text], check=True, timeout=120)
 
 
