@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections import Counter
@@ -55,6 +56,13 @@ _preload = forkserver.set_forkserver_preload
 forkserver.set_forkserver_preload = lambda names: _preload([*PRELOADED, *names])
 _own_modules = start._own_modules
 start._own_modules = lambda: ["pytest", "tests.datasets", *_own_modules()]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Run three tests for every two CPUs: many wait for processes, servers and time limits."""
+    usable = getattr(os, "sched_getaffinity", None)
+    cpus = len(usable(0)) if usable else os.cpu_count() or 1
+    return cpus + (cpus + 1) // 2
 
 
 @pytest.fixture
