@@ -18,9 +18,11 @@ from starlette.responses import Response
 
 from energon.errors import EnergonError
 from energon.inspect.part_facts import PartKind, extension_of, part_kind
+from energon.io.address import address_name
 from energon.messages import escape_text
 from energon.viewer.notes import Notes, Said
 from energon.viewer.parts import Tokenizer, snippet
+from energon.viewer.reading_order import Pictures, pictures_of
 from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
 
 HERE = Path(__file__).parent
@@ -72,7 +74,10 @@ class Site:
         """Return what templates have to know of a dataset and its address."""
         numbers = request.path_params
         base = f"/s/{numbers['split']}/{numbers['leaf']}"
-        return {"leaf": leaf, "split": self.shown.splits[numbers["split"]].label, "base": base}
+        split = self.shown.splits[numbers["split"]]
+        # A dataset on its own is named by the address already.
+        crumb = split.label if leaf.name == address_name(split.path) else f"{split.label}: {leaf.name}"
+        return {"leaf": leaf, "split": split.label, "crumb": crumb, "base": base}
 
     def said(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], Said]:
         """Return what people have said about the samples of a dataset, by shard and key."""
@@ -160,16 +165,17 @@ def _words(kinds: list[tuple[ShownPart, PartKind]]) -> str:
         if kind == "text" and not part.name.lower().endswith(".gz") and part.file.size:
             return snippet(part.name, part.file)
     values = [part for part, kind in kinds if kind in ("value", "arrays")]
-    return "\n".join(_said_first(values, alone=len(kinds) == 1))
+    pictures = pictures_of([part.name for part, _ in kinds]) if values else {}
+    return "\n".join(_said_first(values, pictures))
 
 
-def _said_first(parts: list[ShownPart], *, alone: bool) -> Iterator[str]:
+def _said_first(parts: list[ShownPart], pictures: Pictures) -> Iterator[str]:
     shown = 0
     for part in parts:
-        text = snippet(part.name, part.file)
+        text = snippet(part.name, part.file, pictures)
         if text:
-            # JSON that is all there is, or is a dict, needs no name.
-            yield text if alone or ": " in text else f"{_stem(part.name)}: {text}"
+            # What is all there is, or is a dict, needs no name.
+            yield text if len(parts) == 1 or ": " in text else f"{_stem(part.name)}: {text}"
             shown += 1
         if shown == MAX_SNIPPETS:
             return

@@ -18,7 +18,7 @@ from energon.messages import escape_text
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map
 from energon.viewer.plots import short_number
-from energon.viewer.reading_order import PLACEHOLDERS, Turn, reading_order
+from energon.viewer.reading_order import PLACEHOLDERS, Pictures, Turn, reading_order
 
 Tokenizer = Callable[[list[int]], str]
 """Makes text of tokens."""
@@ -81,7 +81,7 @@ def view_part(
     file: BrowsedFile,
     allow: Collection[str] = (),
     *,
-    pictures: Mapping[str, int] | None = None,
+    pictures: Pictures | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> PartView:
     """Return how a part is shown. What is wrong with it becomes part of that.
@@ -115,7 +115,9 @@ def view_part(
     return view
 
 
-def snippet(name: str, file: BrowsedFile, *, length: int = 160) -> str:
+def snippet(
+    name: str, file: BrowsedFile, pictures: Pictures | None = None, *, length: int = 160
+) -> str:
     """Return what a gallery says of a part: how a text begins, and what a value holds.
 
     Of a conversation, the first turn after the system prompt.
@@ -131,7 +133,7 @@ def snippet(name: str, file: BrowsedFile, *, length: int = 160) -> str:
         return ""
     if isinstance(value, np.ndarray):
         return f"{short_text(value) if value.ndim else value.dtype} [{_first(value)}]"[:length]
-    if turns := reading_order(value, {}):
+    if turns := reading_order(value, pictures or {}):
         said = [turn for turn in turns if turn.who != "system"] or turns
         pieces = (each for turn in said for each in turn.pieces if isinstance(each, str))
         return next((text for text in pieces if text not in PLACEHOLDERS), "")[:length]
@@ -167,7 +169,7 @@ def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
 
 
 def _show_value(
-    view: PartView, value: Any, pictures: Mapping[str, int], tokenizer: Tokenizer | None
+    view: PartView, value: Any, pictures: Pictures, tokenizer: Tokenizer | None
 ) -> None:
     arrays = list(_arrays(value)) if view.kind == "arrays" else []
     if arrays:
