@@ -187,9 +187,10 @@ def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> byte
 def _small_jpeg(image: Image) -> bytes:
     from PIL import Image
 
-    # Of what was reduced while it was decoded, little is left to reduce: BILINEAR does in a third
-    # of the time what nobody tells from BICUBIC.
-    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.BILINEAR)
+    # What was reduced while it was decoded is often small enough, and sharper on fine screens. Of
+    # all else, BILINEAR makes in a third of the time what nobody tells from BICUBIC.
+    if max(image.size) > THUMBNAIL_PIXELS * 3 // 2:
+        image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.BILINEAR)
     return _encode(image, "JPEG", quality=80)
 
 
