@@ -265,7 +265,7 @@ def _short(value: Any, length: int = 200) -> str:
         text = value
     elif isinstance(value, bytes):
         text = f"{len(value)} bytes: {value[:32].hex(' ')}{'…' if len(value) > 32 else ''}"
-    elif isinstance(value, Mapping | Sequence):
+    elif value is None or isinstance(value, bool | Mapping | Sequence):
         text = json.dumps(value, ensure_ascii=False, default=repr)
     else:
         text = repr(value)
