@@ -76,7 +76,9 @@ class Site:
         base = f"/s/{numbers['split']}/{numbers['leaf']}"
         split = self.shown.splits[numbers["split"]]
         # A dataset on its own is named by the address already.
-        crumb = split.label if leaf.name == address_name(split.path) else f"{split.label}: {leaf.name}"
+        crumb = (
+            split.label if leaf.name == address_name(split.path) else f"{split.label}: {leaf.name}"
+        )
         return {"leaf": leaf, "split": split.label, "crumb": crumb, "base": base}
 
     def said(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], Said]:
