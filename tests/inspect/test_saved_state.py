@@ -295,3 +295,76 @@ def test_tells_what_differs_between_states(blend, tmp_path):
     train(blend, tmp_path / "three", 4, batch_size=2)
     done = run("checkpoint", "diff", tmp_path / "one", tmp_path / "three", "--json")
     assert "batch_size: 4 became 2" in json.loads(done.stdout)["differences"]
+
+
+def give_other_lanes(folder, target):
+    """Write the states of a run with 10 lanes in place of 24."""
+    options = ("--new-world-size", RANKS, "--lanes", 10)
+    done = run("checkpoint", "redist", *options, folder, target)
+    assert done.exit_code == 0, done.output
+    assert "24 lanes became 10 lanes" in done.output
+
+
+@pytest.fixture(params=[0, 7], ids=["at once", "after steps"])
+def changed_lanes(request, blend, tmp_path):
+    """States of a run whose lanes have changed, some steps after that, and its batches before."""
+    before = train(blend, tmp_path / "state", 20, shuffle_buffer_size=None)
+    give_other_lanes(tmp_path / "state", tmp_path / "lanes")
+    if not request.param:
+        return tmp_path / "lanes", together(before)
+    more = resume_and_save(blend, tmp_path / "lanes", request.param, tmp_path / "later")
+    return tmp_path / "later", together(before) + together(more)
+
+
+def test_steps_of_a_run_with_changed_lanes_are_skipped_exactly(blend, tmp_path, changed_lanes):
+    state, _ = changed_lanes
+    whole = resume(blend, state, 30, shuffle_buffer_size=None)
+    done = edit(state, tmp_path / "edited", "--skip-steps", 13)
+    if state.name == "lanes":
+        assert done.exit_code == 1
+        assert "was given other lanes and has not taken a step since" in done.output
+        return
+    assert done.exit_code == 0, done.output
+    after = resume(blend, tmp_path / "edited", 17, shuffle_buffer_size=None)
+    assert after == [batches[13:] for batches in whole]
+
+
+def test_samples_are_left_out_of_a_run_with_changed_lanes(blend, tmp_path, changed_lanes):
+    state, _ = changed_lanes
+    whole = resume(blend, state, 50, shuffle_buffer_size=None)
+    keys = [whole[0][4][0], whole[1][9][2]]
+    done = edit(state, tmp_path / "edited", *with_option("--leave-out", keys))
+    assert done.exit_code == 0, done.output
+    after = keys_of(together(resume(blend, tmp_path / "edited", 50, shuffle_buffer_size=None)))
+    assert not after.keys() & set(keys)
+    before = keys_of(together(whole))
+    for key in keys:
+        del before[key]
+    assert before <= after
+
+
+def test_weights_and_positions_of_a_run_with_changed_lanes(blend, tmp_path, changed_lanes):
+    state, before = changed_lanes
+    whole = resume(blend, state, 60, shuffle_buffer_size=None)
+    options = ("--weight", "a/train=9", "--position", "b/train=400")
+    done = edit(state, tmp_path / "edited", *options)
+    assert done.exit_code == 0, done.output
+    with_weights(blend, 3, 9)
+    after = resume(blend, tmp_path / "edited", 60, shuffle_buffer_size=None)
+    assert len(ordinals(together(after), "a")) / 480 == pytest.approx(9 / 12, abs=0.05)
+    # All samples of a dataset that nobody moved come equally often, over both changes.
+    counts = Counter(ordinals([*before, *together(after)], "a"))
+    assert max(counts.values()) - min(counts.values()) <= 2
+    # The dataset that was moved begins an epoch: 10 epochs of 40 samples are behind it.
+    first = ordinals(together(after), "b")[:40]
+    assert len(set(first)) >= 36
+    assert after != whole
+
+
+def test_positions_behind_a_change_of_lanes_are_refused(blend, tmp_path, changed_lanes):
+    state, _ = changed_lanes
+    done = edit(state, tmp_path / "edited", "--position", "b/train=3")
+    assert done.exit_code == 1
+    assert "was given other lanes after" in done.output
+    assert "cannot be set back behind that exactly" in done.output
+    assert not (tmp_path / "edited").exists()

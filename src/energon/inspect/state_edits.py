@@ -45,6 +45,11 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
     positions = read_positions(state, range(lanes))
     batch_size = about["batch_size"] or 1
     begun = [p for p in positions.values() if p.saved_state() is not None]
+    if not begun and about.get("eras"):
+        raise StateError(
+            "the run was given other lanes and has not taken a step since: run a step, or skip "
+            "steps before `energon checkpoint redist`"
+        )
     if not begun:
         raise StateError("the run has not begun, so there is nothing to continue from; run a step")
     shifts = {_shift(position, batch_size) for position in begun}
