@@ -201,6 +201,15 @@ def test_epochs_repetitions_and_lengths_change_the_pipeline_itself(urls):
     )
 
 
+def test_epochs_that_are_set_after_loops_begin_with_a_new_pass(urls):
+    dataset = wds.WebDataset(urls).map(number)
+    assert (len(list(dataset)), next(iter(dataset))) == (36, 0)
+    dataset.with_epoch(50)
+    assert [len(list(dataset)) for _ in range(3)] == [50, 50, 50]
+    dataset.with_epoch(2)
+    assert list(dataset) + list(dataset) == [6, 7, 8, 9]
+
+
 @pytest.mark.parametrize(
     "make", [lambda d: d.repeat(0), lambda d: d.repeat(-1, -1), lambda d: d.with_epoch()]
 )

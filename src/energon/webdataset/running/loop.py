@@ -254,7 +254,11 @@ class Loop(StageIterator):
         if not extent.goes_on:
             first = epoch if extent.passes is None else epoch * extent.passes
             return snapshot.passes(place, epoch=first, count=extent.passes)
-        if before is not None and (before.place, before.epoch + 1) == (place, epoch):
+        if (
+            before is not None
+            and before.snapshot.extent.goes_on
+            and (before.place, before.epoch + 1) == (place, epoch)
+        ):
             return before._passes
         if any(getattr(stage, "is_endless", False) for stage in snapshot.stages):
             # Sources that draw shards at random continue as well with other draws.
