@@ -472,6 +472,38 @@ def test_opening_stages_of_the_earlier_generation(tmp_path, urls):
     assert keys(wds.group_by_keys(wds.tar_file_expander(opened))) == [*range(7)]
 
 
+def test_steps_by_hand_open_shards_as_they_are_stored_and_fill_a_cache(tmp_path, urls):
+    packed = gzip.compress(content(urls[0]))
+    (tmp_path / "0.tgz").write_bytes(packed)
+
+    def read(shards):
+        return keys(wds.group_by_keys(wds.tar_file_expander(shards)))
+
+    with web_server(tmp_path) as server:
+        source = [{"url": f"{server.url}/0.tgz"}]
+        (opened,) = wds.StreamingOpen()(source)
+        assert opened["stream"].read(2) == packed[:2]
+        opened["stream"].close()
+        assert read(wds.url_opener(source)) == [0, 1, 2]
+        cached = wds.FileCache(str(tmp_path / "cache"))
+        assert read(cached(source)) == [0, 1, 2]
+        (opened,) = cached(source)
+        assert content(opened["local_path"]) == packed
+        assert read([opened]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("handler", "left"),
+    [(wds.ignore_and_continue, [3, 4, 5, 6]), (wds.ignore_and_stop, [])],
+)
+def test_handlers_decide_about_damage_in_steps_by_hand(urls, handler, left):
+    with open(urls[0], "wb") as file:
+        file.write(b"damaged " * 512)
+    streams = wds.url_opener([{"url": url} for url in urls])
+    files = wds.tar_file_expander(streams, handler=handler)
+    assert keys(wds.group_by_keys(files)) == left
+
+
 # damaged shards
 
 

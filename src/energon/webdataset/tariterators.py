@@ -14,6 +14,7 @@ from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import ShardOpening
+from energon.webdataset.reading.shard_cache import ShardStream, nothing
 from energon.webdataset.reading.tar_samples import TarSamples, as_read_error
 from energon.webdataset.utils import reexport
 
@@ -24,6 +25,7 @@ meta_prefix = "__"
 meta_suffix = "__"
 trace = False
 
+_META = r"__[^/]*__($|/)"
 _ABOUT = ("__url__", "__local_path__")
 _EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
@@ -88,7 +90,7 @@ def url_opener(
     allow: Collection[str] = (),
     **kw: Any,
 ) -> Iterator[Shard]:
-    """Yield shards with an open `stream` in them.
+    """Yield shards with an open `stream` in them, of the bytes that are stored.
 
     Args:
         data: Dicts with a `url`.
@@ -99,18 +101,17 @@ def url_opener(
     opening = ShardOpening(security.resolve(allow))
     for shard in data:
         try:
-            opened = opening.open(shard)
-            stream = _whole(opened.head, opened.stream)
+            opened = opening.open_packed(shard)
         except Exception as error:
             if handler(error):
                 continue
             return
-        yield {**shard, "stream": stream}
+        yield {**shard, "stream": opened.stream}
 
 
 def tar_file_iterator(
     fileobj: Any,
-    skip_meta: str | None = r"__[^/]*__($|/)",
+    skip_meta: str | None = _META,
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
@@ -118,34 +119,45 @@ def tar_file_iterator(
     """Yield the regular files of an open archive, as dicts of `fname` and `data`.
 
     Args:
-        fileobj: The archive; `url_opener` unpacks compressed ones.
+        fileobj: The archive, compressed or not.
         skip_meta: Regular expression for names to leave out; None leaves out none.
         handler: Decides about damage: true ends the archive.
         select_files: Says by name which files are wanted, after renaming.
         rename_files: Renames files.
     """
-    skipped = re.compile(skip_meta) if skip_meta else None
+    try:
+        yield from _files(fileobj, skip_meta, select_files, rename_files)
+    except FormatError as error:
+        handler(as_read_error(error))
 
+
+def _files(
+    fileobj: Any,
+    skip_meta: str | None,
+    select_files: Callable[[str], Any] | None,
+    rename_files: Callable[[str], str] | None,
+) -> Iterator[StreamSample]:
+    """Yield the regular files of an open archive.
+
+    Raises:
+        FormatError: If it is damaged.
+    """
+    skipped = re.compile(skip_meta) if skip_meta else None
     numbers = count()
 
     def alone(name: str) -> tuple[str, str] | None:
         # The number as key, the name as field: no two files are one sample.
         return None if skipped and skipped.match(name) else (str(next(numbers)), name)
 
-    parser = SampleParser(
-        str(getattr(fileobj, "name", "the archive")),
-        select=select_files,
-        rename=rename_files,
-        split=alone,
-    )
-    reader = StreamReader(fileobj, parser)
-    try:
-        while (members := reader.next_block()) is not None:
-            for member in members:
-                _, (name, data) = member.items()
-                yield {"fname": name, "data": data}
-    except FormatError as error:
-        handler(as_read_error(error))
+    origin = str(getattr(fileobj, "name", "the archive"))
+    opened = ShardStream(origin, fileobj)
+    ShardOpening().unpack(opened)
+    parser = SampleParser(origin, select=select_files, rename=rename_files, split=alone)
+    reader = StreamReader(opened.stream, parser, head=opened.head)
+    while (members := reader.next_block()) is not None:
+        for member in members:
+            _, (name, data) = member.items()
+            yield {"fname": name, "data": data}
 
 
 def tar_file_expander(
@@ -170,20 +182,17 @@ def tar_file_expander(
         if shard.get("local_path") is not None:
             about["__local_path__"] = shard["local_path"]
         try:
-            for member in tar_file_iterator(
-                shard["stream"],
-                handler=handler,
-                select_files=select_files,
-                rename_files=rename_files,
-            ):
+            for member in _files(shard["stream"], _META, select_files, rename_files):
                 yield {**member, **about}
-            if eof_value is not None:
-                yield eof_value
+            # A cache keeps what was read to its end, and found to be whole.
+            shard.get("completed", nothing)()
         except Exception as error:
-            if not handler(error):
+            if not handler(as_read_error(error)):
                 return
         finally:
             shard["stream"].close()
+        if eof_value is not None:
+            yield eof_value
 
 
 def group_by_keys(
@@ -230,42 +239,6 @@ def group_by_keys(
             sample[field] = member["data"]
     if valid_sample(sample):
         yield sample
-
-
-def _whole(head: bytes, stream: Any) -> Any:
-    """Return a stream of which the beginning was looked at, from its beginning."""
-    if not head:
-        return stream
-    if hasattr(stream, "seekable") and stream.seekable():
-        stream.seek(-len(head), 1)
-        return stream
-    return _Joined(head, stream)
-
-
-class _Joined:
-    """A stream after bytes that were read from it already."""
-
-    def __init__(self, head: bytes, stream: Any) -> None:
-        self._head = head
-        self._stream = stream
-
-    def read(self, size: int = -1) -> bytes:
-        if size < 0:
-            chunks = iter(lambda: self.read(1 << 20), b"")
-            return b"".join(chunks)
-        if self._head:
-            data, self._head = self._head[:size], self._head[size:]
-            return data
-        return self._stream.read(size) or b""
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def __enter__(self) -> _Joined:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 __getattr__ = reexport(__name__, {"filters": "filters:", "gopen": "gopen:"})
