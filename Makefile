@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # Tests start hundreds of processes: what the first one compiles the others import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench servers api diagrams docs packages release clean
+.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench record servers api diagrams docs packages release clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -69,6 +69,9 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 
 bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
 	$(BIN)/python benchmarks/run.py
+
+record: $(STAMP)  ## install webdataset and megatron-energon, and record anew what programs give with them
+	$(BIN)/python -m tests.compat.peers
 
 docs: $(STAMP)  ## build the site of the documentation, and check its links
 	$(BIN)/python -m docs.site.build

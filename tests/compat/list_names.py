@@ -1,10 +1,6 @@
 """List the public names of an installed package as JSON: what `names` compares ours with.
 
-    cd tests/compat
-    ../../.venv-peers/bin/python list_names.py webdataset > names/webdataset.json
-    ../../.venv-peers/bin/python list_names.py megatron.energon > names/megatron.energon.json
-
-Runs in the environment of the peers (`benchmarks/peers.sh`), so it imports nothing of energon. Of
+Runs in the environment of the peers, started by `peers.py`, so it imports nothing of energon. Of
 each module that can be imported it lists what is defined in the package: classes with their public
 methods, functions with their parameters, and values. Classes and functions of `megatron.energon`
 that a module only imports are listed as such. Underscored names are listed where they are given:

@@ -1,7 +1,13 @@
-"""The packages that ours takes the place of, in an environment of their own."""
+"""The packages that ours takes the place of, in an environment of their own.
+
+`make record` installs them, and records anew which names they have and what the small programs of
+this folder give with them; the tests compare ours with that. What a new release changes is then in
+the difference of these files.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from functools import cache
@@ -10,6 +16,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+
+PROGRAMS = {
+    "webdataset": HERE / "programs" / "webdataset.json",
+    "megatron.energon": HERE / "programs" / "energon" / "recorded.json",
+}
+"""What the programs for each package give with it."""
+NAMES = {package: HERE / "names" / f"{package}.json" for package in PROGRAMS}
+"""The public names of each package."""
 
 
 @cache
@@ -18,12 +33,58 @@ def peers_python() -> str:
 
     Elsewhere, tests are skipped where they are not installed: they take gigabytes.
     """
-    folder = Path(os.environ.get("ENERGON_PEERS", ROOT / ".venv-peers"))
-    python = folder / "bin" / "python"
+    python = _folder() / "bin" / "python"
     check = [python, "-c", "import webdataset, zmq, megatron.energon"]
     if not python.exists() or subprocess.run(check, capture_output=True).returncode != 0:
-        script = ROOT / "benchmarks" / "peers.sh"
         if "CI" not in os.environ:
-            pytest.skip(f"needs webdataset and megatron-energon: run {script}")
-        subprocess.run([script, folder], check=True, timeout=1800)
+            pytest.skip("needs webdataset and megatron-energon: run benchmarks/peers.sh")
+        _install()
     return str(python)
+
+
+def run_programs(python: str, package: str) -> str:
+    """Return what the programs for a package give, as JSON.
+
+    Args:
+        python: The interpreter.
+        package: What they import: "webdataset", "megatron.energon" or "energon.webdataset".
+    """
+    return _printed([python, HERE / "programs" / "run.py", package])
+
+
+def list_names(python: str, package: str) -> str:
+    """Return the public names of an installed package, and the underscored ones that are listed."""
+    modules = json.loads(NAMES[package].read_text())["modules"]
+    filters = modules.get("webdataset.filters", ())
+    also = ",".join(name for name in filters if name.startswith("_"))
+    options = ["--also", f"webdataset.filters:{also}"] if also else []
+    return _printed([python, "-W", "ignore", HERE / "list_names.py", package, *options])
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("ENERGON_PEERS", ROOT / ".venv-peers"))
+
+
+def _install() -> None:
+    subprocess.run([ROOT / "benchmarks" / "peers.sh", _folder()], check=True, timeout=1800)
+
+
+def _printed(command: list[str | Path]) -> str:
+    environment = {n: v for n, v in os.environ.items() if not n.startswith(("WDS_", "ENERGON_"))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=560)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def record() -> None:
+    """Install the peers, and write down which names they have and what programs give with them."""
+    _install()
+    python = str(_folder() / "bin" / "python")
+    for package, path in NAMES.items():
+        path.write_text(list_names(python, package))
+    for package, path in PROGRAMS.items():
+        path.write_text(run_programs(python, package))
+
+
+if __name__ == "__main__":
+    record()

@@ -1,39 +1,26 @@
 """Programs for webdataset and Megatron-Energon give here what they give there.
 
-`programs/webdataset.json` and `programs/energon/recorded.json` are what they gave there;
-`programs/run.py` says how they were made. Of what is in random order, sets and counts are compared.
+What they gave there is recorded, see `peers.py`. Of what is in random order, sets and counts are
+compared.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.compat.names import listed
-from tests.compat.peers import ROOT, peers_python
+from tests.compat.peers import NAMES, PROGRAMS, ROOT, list_names, peers_python, run_programs
 
-HERE = Path(__file__).parent
-FILES = {"webdataset": "webdataset.json", "megatron.energon": "energon/recorded.json"}
-RECORDED = {
-    package: json.loads((HERE / "programs" / file).read_text()) for package, file in FILES.items()
-}
+RECORDED = {package: json.loads(path.read_text()) for package, path in PROGRAMS.items()}
 # Programs that give something else here, by a row of docs/differences.md.
 DIFFERENT = {"check_preparing_with_answers": "answers to the questions of `energon prepare`"}
 
 
 def run(python, package):
-    script = HERE / "programs" / "run.py"
-    environment = {n: v for n, v in os.environ.items() if not n.startswith(("WDS_", "ENERGON_"))}
-    done = subprocess.run(
-        [python, script, package], capture_output=True, text=True, env=environment, timeout=560
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run_programs(python, package))
 
 
 def different(package, found):
@@ -68,20 +55,13 @@ def test_no_program_has_failed_there():
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("package", list(FILES))
+@pytest.mark.parametrize("package", list(PROGRAMS))
 def test_the_installed_package_gives_what_was_recorded(package):
     assert different(package, run(peers_python(), package)) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_installed_webdataset_has_the_names_that_are_listed():
-    recorded = listed("webdataset")
-    underscored = [n for n in recorded["modules"]["webdataset.filters"] if n.startswith("_")]
-    also = f"webdataset.filters:{','.join(underscored)}"
-    script = HERE / "list_names.py"
-    done = subprocess.run(
-        [peers_python(), script, "webdataset", "--also", also], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == recorded
+@pytest.mark.parametrize("package", list(NAMES))
+def test_the_installed_package_has_the_names_that_are_listed(package):
+    assert json.loads(list_names(peers_python(), package)) == listed(package)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from fnmatch import fnmatchcase
-from pathlib import Path
-
-import pytest
 
 from megatron.energon import __version__
 from tests.compat.names import differences, listed
-from tests.compat.peers import ROOT, peers_python
+from tests.compat.peers import ROOT
 
 DIFFERENCES = ROOT / "docs" / "differences.md"
 
@@ -101,16 +96,3 @@ def test_exceptions_are_listed_in_the_documentation():
 
 def test_the_list_is_of_the_release_that_is_named():
     assert listed("megatron.energon")["version"] == __version__
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-def test_the_installed_package_has_the_names_that_are_listed():
-    script = Path(__file__).parents[1] / "list_names.py"
-    done = subprocess.run(
-        [peers_python(), "-W", "ignore", script, "megatron.energon"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == listed("megatron.energon")
