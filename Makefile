@@ -70,7 +70,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
 	$(BIN)/python benchmarks/run.py
 
-record: $(STAMP)  ## install webdataset and megatron-energon, and record anew what programs give with them
+record: $(STAMP)  ## install webdataset and megatron-energon, and record what programs yield with them
 	$(BIN)/python -m tests.compat.peers
 
 docs: $(STAMP)  ## build the site of the documentation, and check its links
