@@ -72,7 +72,6 @@ def command(
         )
     keys = Counter(key for line in lines for key in line.get("keys") or ())
     ranks = Counter(line["r"] for line in lines)
-    times = Counter(keys.values())
     if heatmap_path is not None:
         _draw(lines, heatmap_path, heatmap_steps, heatmap_samples, heatmap_gain)
     if as_json:
@@ -81,11 +80,17 @@ def command(
             "samples": keys.total(),
             "different": len(keys),
             "ranks": {str(rank): number for rank, number in sorted(ranks.items())},
-            "seen": {str(number): seen for number, seen in sorted(times.items())},
+            "seen": {str(number): seen for number, seen in sorted(Counter(keys.values()).items())},
             "most": [{"key": key, "times": number} for key, number in keys.most_common(most)],
         }
         echo_json(about)
         return
+    _show(lines, keys, ranks, most)
+
+
+def _show(
+    lines: Sequence[Mapping[str, Any]], keys: Counter[str], ranks: Counter[int], most: int
+) -> None:
     steps = -(-len(lines) // len(ranks))
     unique = counted(len(keys), "unique sample key", grouped=True)
     echo(f"Found {unique}, {counted(steps, 'step', grouped=True)}")
@@ -94,7 +99,7 @@ def command(
     echo(f"{batches}, {samples}, {counted(len(keys), 'different one', grouped=True)}")
     for rank, number in sorted(ranks.items()):
         echo(f"rank {rank}: {counted(number, 'batch', grouped=True)}")
-    for number, seen in sorted(times.items()):
+    for number, seen in sorted(Counter(keys.values()).items()):
         often = counted(number, "time")
         echo(f"seen {often}: {counted(seen, 'sample', grouped=True)}")
     for key, number in keys.most_common(most):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,36 +131,87 @@ def command(
         return
     if tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
-    from energon.prepare.dataset import prepare_dataset
-    from energon.prepare.media.prepare import prepare_media
-
-    def prepare(folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
-        if tar_index_only:
-            return _index_only(folder, sqlite=not no_sqlite, **indexing), None
-        may_ask = not (non_interactive or as_json)
-        arguments = _choose(
-            folder,
-            options,
-            exclude,
-            ask=may_ask and sys.stdin.isatty(),
-            piped=may_ask and answers_from_a_pipe(options),
-            overwrite=force_overwrite,
-            source=path,
-        )
-        with open_indexing(sqlite=not no_sqlite, fix_duplicates=fix_duplicates, **indexing) as how:
-            info = prepare_dataset(folder, exclude=exclude, indexing=how, **arguments)
-            if media is None or folder != path:
-                return info, None
-            return info, prepare_media(folder, media, engine=how.engine, progress=how.progress)
-
+    preparation = _Preparation(
+        path,
+        options,
+        exclude,
+        media=media,
+        sqlite=not no_sqlite,
+        fix_duplicates=fix_duplicates,
+        index_only=tar_index_only,
+        may_ask=not (non_interactive or as_json),
+        overwrite=force_overwrite,
+    )
     if isinstance(path, Path):
-        info, report = prepare(path, **indexing)
+        info, report = preparation.run(path, **indexing)
     else:
         with folder_of(path, exclude=exclude, **indexing) as folder:
             # All shards have been read, to fill the folder.
-            info, _ = prepare(folder, **{**indexing, "reindex": False})
+            info, _ = preparation.run(folder, **{**indexing, "reindex": False})
         report = None if media is None else _prepare_remote_media(path, media, **indexing)
     _show(path, info, report, as_json)
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """What the options say of a folder of shards, which may stand in for one elsewhere.
+
+    Args:
+        source: What the user named.
+        options: What is to be decided.
+        exclude: Regular expressions for shards that are left out.
+        media: Which files' metadata are wanted, if any.
+        sqlite: Whether index.sqlite is written.
+        fix_duplicates: Whether shards with duplicate keys are rewritten.
+        index_only: Whether only the known shards are indexed again.
+        may_ask: Whether questions may be asked.
+        overwrite: Whether a dataset is prepared again without asking.
+    """
+
+    source: AnyPath
+    options: PrepareOptions
+    exclude: tuple[str, ...]
+    media: MediaFilter | None
+    sqlite: bool
+    fix_duplicates: bool
+    index_only: bool
+    may_ask: bool
+    overwrite: bool
+
+    def run(self, folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
+        """Prepare a folder; return what was found in it, and of media if it is the source."""
+        from energon.prepare.dataset import prepare_dataset
+        from energon.prepare.media.prepare import prepare_media
+
+        if self.index_only:
+            return _index_only(folder, sqlite=self.sqlite, **indexing), None
+        arguments = self._choose(folder)
+        with open_indexing(
+            sqlite=self.sqlite, fix_duplicates=self.fix_duplicates, **indexing
+        ) as how:
+            info = prepare_dataset(folder, exclude=self.exclude, indexing=how, **arguments)
+            if self.media is None or folder != self.source:
+                return info, None
+            media = prepare_media(folder, self.media, engine=how.engine, progress=how.progress)
+            return info, media
+
+    def _choose(self, folder: Path) -> dict[str, Any]:
+        """Return the arguments of `prepare_dataset`, if it is to be prepared at all."""
+        from energon.prepare.dataset import without_shards
+        from energon.prepare.index.index import find_shards
+
+        ask = self.may_ask and sys.stdin.isatty()
+        piped = self.may_ask and answers_from_a_pipe(self.options)
+        shards = without_shards(find_shards(folder), self.exclude)
+        echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
+        if (folder / META / ".info.json").exists() and not self.overwrite:
+            if not ask and not (piped and says_yes()):
+                raise ConfigError(
+                    f"{self.source} is prepared already; pass --force-overwrite to do it again"
+                )
+            if ask:
+                click.confirm(f"{self.source} is prepared already. Prepare it again?", abort=True)
+        return decide(folder, shards, self.options, ask=ask, piped=piped, source=self.source)
 
 
 def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json: bool) -> None:
@@ -179,32 +231,6 @@ def _kind(path: AnyPath) -> DatasetKind | None:
         return kind_of(path)
     except DatasetNotFoundError:
         return None
-
-
-def _choose(
-    path: Path,
-    options: PrepareOptions,
-    exclude: tuple[str, ...],
-    *,
-    ask: bool,
-    piped: bool,
-    overwrite: bool,
-    source: AnyPath,
-) -> dict[str, Any]:
-    """Return the arguments of `prepare_dataset`, if the dataset is to be prepared at all."""
-    from energon.prepare.dataset import without_shards
-    from energon.prepare.index.index import find_shards
-
-    shards = without_shards(find_shards(path), exclude)
-    echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
-    if (path / META / ".info.json").exists() and not overwrite:
-        if not ask and not (piped and says_yes()):
-            raise ConfigError(
-                f"{source} is prepared already; pass --force-overwrite to do it again"
-            )
-        if ask:
-            click.confirm(f"{source} is prepared already. Prepare it again?", abort=True)
-    return decide(path, shards, options, ask=ask, piped=piped, source=source)
 
 
 def _media(

@@ -150,13 +150,7 @@ def command(
             places = shown.of_step(state or {}, read_from, step or 0, world_size)
         samples = [dataset.restore_sample((leaf, 0, ordinal)) for leaf, ordinal in places]
     else:
-        samples = list(islice(dataset, start, start + count))
-        if not samples:
-            total = len(dataset)
-            raise ConfigError(
-                f"--start {start}: split {split_part!r} of {redact(path)} has only "
-                f"{counted(total, 'sample')}, numbered from 0"
-            )
+        samples = _first_samples(dataset, start, count, f"split {split_part!r} of {redact(path)}")
     if html is not None:
         _write_html(html, redact(path), samples)
     if save is not None:
@@ -164,11 +158,25 @@ def command(
     if as_json:
         echo_json([_plain_sample(sample) for sample in samples])
     elif html is None and save is None:
-        on_terminal = sys.stdout.isatty()
-        drawn = on_terminal if images is None else images
-        draw = image_protocol(os.environ) if on_terminal else half_blocks
-        for sample in samples:
-            _show(sample, draw if drawn else None)
+        _draw(samples, images)
+
+
+def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -> list[Any]:
+    """Return up to `count` samples of a split from number `start` on."""
+    samples = list(islice(dataset, start, start + count))
+    if not samples:
+        total = counted(len(dataset), "sample")
+        raise ConfigError(f"--start {start}: {name} has only {total}, numbered from 0")
+    return samples
+
+
+def _draw(samples: Iterable[Any], images: bool | None) -> None:
+    """Show samples on the terminal; `images` says whether with their images, None where it can."""
+    on_terminal = sys.stdout.isatty()
+    drawn = on_terminal if images is None else images
+    draw = image_protocol(os.environ) if on_terminal else half_blocks
+    for sample in samples:
+        _show(sample, draw if drawn else None)
 
 
 def _open(

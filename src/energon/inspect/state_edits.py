@@ -111,28 +111,7 @@ def change_mix(
             "in which no dataset has a weight or a position of its own"
         )
     mix = copy.deepcopy(about["mix"])
-    lines: list[str] = []
-    for name, weight in weights.items():
-        entry = _entry(mix, name, recipe.source_names)
-        if not 0 <= weight < float("inf"):
-            raise ConfigError(f"{name}: weight {weight} is not a share; give a number from 0")
-        was, entry["weight"] = entry["weight"], Curve.constant(float(weight)).to_json()
-        shown = f"{was:g}" if isinstance(was, int | float) else "a schedule"
-        lines.append(f"{name}: weight {shown} becomes {entry['weight']:g}")
-    drawn = drawn_samples(state)
-    done = recipe.eras[-1]["draws"] if recipe.eras else {}
-    for name, position in positions.items():
-        _entry(mix, name, recipe.source_names)
-        if position < done.get(name, 0):
-            raise StateError(
-                f"{name}: the run was given other lanes after {done[name]:,} of its samples, and "
-                "cannot be set back behind that exactly"
-            )
-        was_drawn = round(drawn.get(name, 0))
-        lines.append(
-            f"{name}: {place_in_words(state, name, was_drawn)} becomes "
-            f"{place_in_words(state, name, position)}"
-        )
+    lines = [*_set_weights(mix, weights, recipe), *_moves(state, mix, positions, recipe)]
     past = (*recipe.past, {**about["mix"], **({"then": dict(positions)} if positions else {})})
     fingerprint = {**about, "mix": mix, "mix_before": list(past)}
     edited = PlanRecipe.from_json(fingerprint)
@@ -153,6 +132,39 @@ def change_mix(
     if window := about.get("shuffle_window"):
         lines.append(f"up to {window:,} samples of each lane that are already mixed come first")
     return EditedState({**state, "fingerprint": fingerprint, "positions": changed}, lines)
+
+
+def _set_weights(
+    mix: dict[str, Any], weights: Mapping[str, float], recipe: PlanRecipe
+) -> Iterator[str]:
+    """Set weights in a mix, and yield what changes."""
+    for name, weight in weights.items():
+        entry = _entry(mix, name, recipe.source_names)
+        if not 0 <= weight < float("inf"):
+            raise ConfigError(f"{name}: weight {weight} is not a share; give a number from 0")
+        was, entry["weight"] = entry["weight"], Curve.constant(float(weight)).to_json()
+        shown = f"{was:g}" if isinstance(was, int | float) else "a schedule"
+        yield f"{name}: weight {shown} becomes {entry['weight']:g}"
+
+
+def _moves(
+    state: State, mix: dict[str, Any], positions: Mapping[str, int], recipe: PlanRecipe
+) -> Iterator[str]:
+    """Yield which datasets continue elsewhere, if they can."""
+    drawn = drawn_samples(state)
+    done = recipe.eras[-1]["draws"] if recipe.eras else {}
+    for name, position in positions.items():
+        _entry(mix, name, recipe.source_names)
+        if position < done.get(name, 0):
+            raise StateError(
+                f"{name}: the run was given other lanes after {done[name]:,} of its samples, and "
+                "cannot be set back behind that exactly"
+            )
+        was_drawn = round(drawn.get(name, 0))
+        yield (
+            f"{name}: {place_in_words(state, name, was_drawn)} becomes "
+            f"{place_in_words(state, name, position)}"
+        )
 
 
 def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int) -> EditedState:

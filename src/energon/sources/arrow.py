@@ -30,7 +30,7 @@ from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile
-from energon.sources.part_filter import PartFilter
+from energon.sources.extents import PartFilter
 from energon.sources.row_kind import RowKind, RowOptions
 from energon.sources.rows import RowSource
 

@@ -36,9 +36,8 @@ from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_document
 from energon.io.range_file import RangeFile, RemoteFile
-from energon.sources.extents import Extents, read_spans
+from energon.sources.extents import Extents, PartFilter, read_spans
 from energon.sources.items import ItemSource, file_of_part
-from energon.sources.part_filter import PartFilter
 from energon.sources.row_kind import RowKind, RowOptions
 from energon.utf8 import decode_utf8
 

@@ -1,9 +1,9 @@
-"""Where samples lie, and how those that lie close together are read at once."""
+"""Which parts of samples are read, where those lie, and how they are read with few calls."""
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,46 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
+
+
+class PartNames:
+    """Names of parts, in which it does not matter whether letters are small or capital.
+
+    Args:
+        names: The names.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(name.lower() for name in names)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self.names
+
+    def issuperset(self, names: Iterable[str]) -> bool:
+        """Return whether all of the names are among them."""
+        return all(name in self for name in names)
+
+
+class PartFilter:
+    """The names of parts that a function accepts: stands for the set of them.
+
+    Args:
+        accepts: Says whether the part of a name is read. Asked once for each name.
+    """
+
+    def __init__(self, accepts: Callable[[str], Any]) -> None:
+        self.accepts = accepts
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._known:
+            self._known[str(name)] = bool(self.accepts(str(name)))
+        return self._known[str(name)]
+
+    def issuperset(self, names: Iterable[str]) -> bool:
+        """Return whether all of the names are accepted."""
+        return all(name in self for name in names)
+
 
 MAX_GAP_BYTES = 16 << 10
 """Bytes between two samples that are read along rather than skipped."""

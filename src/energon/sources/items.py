@@ -15,9 +15,8 @@ from energon.formats.signature import guess_extension
 from energon.io.epath import AnyPath
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
-from energon.sources.extents import Extents
+from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, SingleSource, content_fingerprint
-from energon.sources.part_filter import PartFilter
 from energon.sources.webdataset import included
 
 

@@ -43,11 +43,10 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample, SourceInfo
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents, TreeEntry
-from energon.sources.extents import Extents, read_spans
+from energon.sources.extents import Extents, PartFilter, read_spans
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, Location, Source, content_fingerprint
-from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.unpacked_file import MAX_SLICES, UnpackedFile

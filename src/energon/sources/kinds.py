@@ -25,8 +25,7 @@ from energon.metadataset.kind import dataset_kind, kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import Extents
-from energon.sources.part_filter import PartFilter
+from energon.sources.extents import Extents, PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:

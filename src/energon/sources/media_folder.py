@@ -40,11 +40,10 @@ from energon.io.files import is_file, list_files, open_store, read_bytes, write_
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
 from energon.messages import warn_once
-from energon.sources.extents import Extents
+from energon.sources.extents import Extents, PartFilter
 from energon.sources.files.folder import SystemFileStore
 from energon.sources.files.store import FileStore
 from energon.sources.items import ItemSource
-from energon.sources.part_filter import PartFilter
 from energon.sources.row_kind import RowKind, RowOptions
 from energon.sources.shards import ShardPool
 from energon.utf8 import decode_utf8

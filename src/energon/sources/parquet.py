@@ -28,8 +28,8 @@ from energon.io.range_file import RangeFile, RemoteFile
 from energon.limits import DECODED_BYTES
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
+from energon.sources.extents import PartFilter
 from energon.sources.parquet_files import SUFFIX, ParquetFiles, is_pattern
-from energon.sources.part_filter import PartFilter
 from energon.sources.row_kind import RowKind, RowOptions, row_config
 from energon.sources.rows import RowSource
 

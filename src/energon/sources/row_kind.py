@@ -14,8 +14,8 @@ from energon.io.files import is_file
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap
+from energon.sources.extents import PartFilter
 from energon.sources.kinds import DatasetKind, Source
-from energon.sources.part_filter import PartFilter
 from energon.sources.shards import ShardPool
 
 

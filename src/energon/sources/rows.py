@@ -21,9 +21,8 @@ from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
-from energon.sources.extents import Extents
+from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, SingleSource, content_fingerprint
-from energon.sources.part_filter import PartFilter
 from energon.sources.row_kind import RowOptions
 from energon.sources.webdataset import included
 

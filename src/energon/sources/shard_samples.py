@@ -16,8 +16,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
 from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample
-from energon.sources.extents import read_spans
-from energon.sources.part_filter import PartFilter, PartNames
+from energon.sources.extents import PartFilter, PartNames, read_spans
 from energon.sources.shards import OpenShard
 from energon.stages.read import LateRows
 

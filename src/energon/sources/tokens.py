@@ -32,10 +32,9 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.samples.crude import CrudeSample
-from energon.sources.extents import Extents, read_spans, span_edges
+from energon.sources.extents import Extents, PartFilter, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 from energon.sources.kinds import DatasetKind, Location, SingleSource, content_fingerprint
-from energon.sources.part_filter import PartFilter
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import included

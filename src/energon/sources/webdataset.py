@@ -32,9 +32,8 @@ from energon.messages import warn_once
 from energon.plan.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import Extents, wanted_extents
+from energon.sources.extents import Extents, PartFilter, PartNames, wanted_extents
 from energon.sources.kinds import Location, Source, content_fingerprint
-from energon.sources.part_filter import PartFilter, PartNames
 from energon.sources.shard_samples import SlicedRows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.stages.read import LateRows, RowsAtOnce
