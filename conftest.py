@@ -1,4 +1,4 @@
-"""Let the examples of docstrings run where a small dataset is."""
+"""Let the examples of docstrings run where a small dataset and a video are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from _pytest.doctest import DoctestItem
 from PIL import Image
@@ -16,9 +17,16 @@ from energon.prepare.dataset import prepare_dataset
 
 
 @pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the dataset `photos`: 10 images with captions, 8 of them to train."""
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what examples read: the dataset `photos`, and `clip.mp4`."""
     folder = tmp_path_factory.mktemp("doctest")
+    make_photos(folder)
+    make_clip(folder / "clip.mp4")
+    return folder
+
+
+def make_photos(folder: Path) -> None:
+    """Write the dataset `photos`: 10 images with captions, 8 of them to train."""
     with ShardWriter(folder / "photos/shard-%d.tar") as writer:
         for number in range(10):
             image = io.BytesIO()
@@ -33,17 +41,32 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sample_type="CaptioningSample",
         field_map={"image": "png", "caption": "txt"},
     )
-    return folder
+
+
+def make_clip(path: Path) -> None:
+    """Write a video of 2 seconds, 20 frames of 32 x 24 pixels that grow brighter, with a tone."""
+    av = pytest.importorskip("av")
+    with av.open(path, "w") as container:
+        video = container.add_stream("mpeg4", rate=10)
+        video.width, video.height, video.pix_fmt = 32, 24, "yuv420p"
+        audio = container.add_stream("aac", rate=8000, layout="mono")
+        for number in range(20):
+            pixels = np.full((24, 32, 3), 10 * number, np.uint8)
+            container.mux(video.encode(av.VideoFrame.from_ndarray(pixels)))
+        wave = np.sin(np.arange(16_000, dtype=np.float32) / 3)[None]
+        sound = av.AudioFrame.from_ndarray(wave, format="fltp", layout="mono")
+        sound.sample_rate = 8000
+        container.mux([*audio.encode(sound), *audio.encode(None), *video.encode(None)])
 
 
 @pytest.fixture(autouse=True)
-def in_the_folder_of_photos(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run examples beside the dataset; leave other tests alone."""
+def in_the_folder_of_examples(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run examples beside what they read; leave other tests alone."""
     if not isinstance(request.node, DoctestItem):
         yield
         return
     before = Path.cwd()
-    os.chdir(request.getfixturevalue("photos"))
+    os.chdir(request.getfixturevalue("examples"))
     try:
         yield
     finally:

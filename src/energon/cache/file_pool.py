@@ -52,6 +52,14 @@ class FileStoreCachePool(CachePool):
 
     Raises:
         ConfigError: If an argument makes no sense.
+
+    Example:
+        >>> from energon import SystemFileStore
+        >>> pool = FileStoreCachePool(max_cache_size_gbytes=1)
+        >>> store = SystemFileStore(".")
+        >>> [len(pool.get(store, "clip.mp4")) > 0 for _ in range(2)], pool.stats()
+        ([True, True], {'hits': 1, 'misses': 1})
+        >>> pool.close()
     """
 
     def __init__(
@@ -151,6 +159,16 @@ class FileCacheLazy(Lazy[T]):
 
     What was fetched is let go with the first `get`, or when the lazy is forgotten; later ones
     take it from disk if it is still there, or else from the store.
+
+    Example:
+        >>> from energon import SystemFileStore
+        >>> pool = FileStoreCachePool()
+        >>> lazy = pool.get_lazy(SystemFileStore("."), "clip.mp4")
+        >>> lazy
+        FileCacheLazy('clip.mp4')
+        >>> lazy.get()[4:8]
+        b'ftyp'
+        >>> pool.close()
     """
 
     __slots__ = ("_ticket",)

@@ -25,6 +25,13 @@ class Lazy(ABC, Generic[T]):
         ds: The store.
         fname: Name of the file.
         pool: The pool that made the lazy; None without one.
+
+    Example:
+        >>> from energon import NoCachePool, SystemFileStore
+        >>> store, pool = SystemFileStore("."), NoCachePool()
+        >>> video = pool.get_lazy(store, "clip.mp4")
+        >>> video == pool.get_lazy(store, "clip.mp4"), len(video.get()) > 0
+        (True, True)
     """
 
     __slots__ = ("__weakref__", "_name", "ds", "fname", "pool")
@@ -65,7 +72,13 @@ class Lazy(ABC, Generic[T]):
 
 
 class DirectLazy(Lazy[T]):
-    """A lazy that reads the file from its store when it is wanted."""
+    """A lazy that reads the file from its store when it is wanted.
+
+    Example:
+        >>> from energon import SystemFileStore
+        >>> DirectLazy(SystemFileStore("."), "clip.mp4", None).get()[4:8]
+        b'ftyp'
+    """
 
     __slots__ = ()
 
@@ -79,6 +92,10 @@ class MockLazy(Lazy[T]):
     Args:
         fname: Its name.
         get_fn: Called with the name for each `get`.
+
+    Example:
+        >>> MockLazy("clip.mp4", lambda name: f"what is in {name}").get()
+        'what is in clip.mp4'
     """
 
     __slots__ = ("get_fn",)
@@ -123,6 +140,14 @@ class CachePool(ABC):
 
     Give one to a loader; cookers marked with `@cooker(need_cache=True)` get it as `cache`. May
     be used by many threads and pickled to workers.
+
+    Example:
+        >>> from energon import FileStoreCachePool, SystemFileStore
+        >>> pool: CachePool = FileStoreCachePool()
+        >>> lazy = pool.get_lazy(SystemFileStore("."), "clip.mp4")
+        >>> lazy.get()[4:8]
+        b'ftyp'
+        >>> pool.close()
     """
 
     @abstractmethod
@@ -147,7 +172,13 @@ class CachePool(ABC):
 
 
 class NoCachePool(CachePool):
-    """Caches nothing: lazies read from their store when the file is wanted."""
+    """Caches nothing: lazies read from their store when the file is wanted.
+
+    Example:
+        >>> from energon import SystemFileStore
+        >>> NoCachePool().get_lazy(SystemFileStore("."), "clip.mp4")
+        DirectLazy('clip.mp4')
+    """
 
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
         return ds.get(fname, sample)

@@ -66,7 +66,16 @@ AudioUnit = Literal["seconds", "samples"]
 
 @dataclass
 class AVData:
-    """Decoded clips, and from when to when each one lasts in seconds."""
+    """Decoded clips, and from when to when each one lasts in seconds.
+
+    Example:
+        >>> from pathlib import Path
+        >>> data = AVDecoder(Path("clip.mp4").read_bytes()).get_clips(
+        ...     video_clip_ranges=[(0.0, 0.4)], audio_clip_ranges=[(0.0, 0.5)]
+        ... )
+        >>> data.video_clips[0].shape, data.audio_clips[0].shape, data.audio_timestamps
+        (torch.Size([5, 3, 24, 32]), torch.Size([1, 4000]), [(0.0, 0.5)])
+    """
 
     video_clips: list[Any] | None
     video_timestamps: list[TimeRange] | None
@@ -84,6 +93,15 @@ class AVDecoder:
     Args:
         stream: The file: bytes, or a stream that can be read and sought.
         suppress_warnings: Whether to be silent about clips that lie beyond the end.
+
+    Example:
+        >>> from pathlib import Path
+        >>> video = AVDecoder(Path("clip.mp4").read_bytes())
+        >>> video.get_video_duration(get_frame_count=True), video.get_video_fps()
+        ((2.0, 20), 10.0)
+        >>> clips, times = video.get_video_clips([(0.5, 0.9), (1.2, 1.2)])
+        >>> [tuple(clip.shape) for clip in clips], times
+        ([(5, 3, 24, 32), (1, 3, 24, 32)], [(0.5, 1.0), (1.2, 1.3)])
     """
 
     def __init__(self, stream: IO[bytes] | bytes, suppress_warnings: bool = False) -> None:
@@ -385,6 +403,13 @@ def get_clips_uniform(
     Raises:
         ConfigError: If neither video nor audio is wanted, or numbers make no sense.
         DecodeError: If the file lacks what is wanted.
+
+    Example:
+        >>> from pathlib import Path
+        >>> video = AVDecoder(Path("clip.mp4").read_bytes())
+        >>> data = get_clips_uniform(video, 0.2, num_clips=3, request_video=True)
+        >>> [(round(start, 2), round(stop, 2)) for start, stop in data.video_timestamps]
+        [(0.0, 0.3), (0.9, 1.2), (1.8, 2.0)]
     """
     if not request_video and not request_audio:
         raise ConfigError("request_video and request_audio are both False: nothing to return")
@@ -427,6 +452,12 @@ def get_single_frames_uniform(
 
     Returns:
         Shape (frames, channels, height, width).
+
+    Example:
+        >>> from pathlib import Path
+        >>> frames = get_single_frames_uniform(AVDecoder(Path("clip.mp4").read_bytes()), 4)
+        >>> tuple(frames.shape)
+        (4, 3, 24, 32)
     """
     found = get_clips_uniform(
         av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size

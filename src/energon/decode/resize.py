@@ -47,6 +47,13 @@ class RandomResizedCrop:
 
     Raises:
         ConfigError: If these are not two ascending numbers.
+
+    Example:
+        >>> from energon import DefaultTaskEncoder, SampleDecoder
+        >>> class Encoder(DefaultTaskEncoder):
+        ...     decoder = SampleDecoder(
+        ...         image_size=(16, 16), random_resized_crop=RandomResizedCrop(scale=(0.5, 1.0))
+        ...     )
     """
 
     scale: tuple[float, float] = (0.08, 1.0)

@@ -127,6 +127,14 @@ class BasicDataLoader:
         dataset: What `get_train_dataset` and its like return.
         worker_config: Only accepted if it is that of `dataset`.
         options: How lanes are hosted.
+
+    Example:
+        >>> from energon import WorkerConfig, get_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4, repeat=False)
+        >>> with get_loader(dataset) as loader:
+        ...     [len(batch.__key__) for batch in loader]
+        [4, 4]
     """
 
     def __init__(

@@ -106,6 +106,18 @@ class SavableDataLoader(BasicDataLoader):
     They can be restored on a fresh loader of any world size that divides their number of
     lanes, and of any number of workers, in-line, threads or processes; with `relane=True` on
     any other world size, too.
+
+    Example:
+        >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> with get_savable_loader(dataset) as loader:
+        ...     _, state = next(iter(loader)), loader.save_state_rank()
+        ...     second = next(iter(loader))
+        >>> with get_savable_loader(dataset) as loader:
+        ...     loader.restore_state_rank(state)
+        ...     next(iter(loader)).__key__ == second.__key__
+        True
     """
 
     def save_state_rank(self) -> State:

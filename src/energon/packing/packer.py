@@ -178,6 +178,15 @@ class Selection:
         groups: Which samples are packed together.
         carry: Samples that are offered again with the next window, the very objects that the
             hook was given.
+
+    Example:
+        >>> from energon import DefaultTaskEncoder
+        >>> class InPairs(DefaultTaskEncoder):
+        ...     def select_samples_to_pack(self, samples):
+        ...         pairs = [samples[i : i + 2] for i in range(0, len(samples) - 1, 2)]
+        ...         return Selection(pairs, carry=samples[2 * len(pairs) :])
+        >>> InPairs().select_samples_to_pack(["a", "b", "c"])
+        Selection(groups=[['a', 'b']], carry=['c'])
     """
 
     groups: Sequence[Sequence[Any]]

@@ -26,6 +26,11 @@ class PackedSequence:
         position_ids: Number of each value within its sequence: int64, (num_values,).
         max_seqlen: Length of the longest sequence, padding included.
         num_values: How many values are not padding.
+
+    Example:
+        >>> packed = pack_sequences([np.array([7, 8, 9]), np.array([5])], pad_to=6)
+        >>> packed.max_seqlen, packed.num_values, len(packed.values)
+        (3, 4, 6)
     """
 
     values: Any

@@ -53,7 +53,12 @@ def generic_batch(batch: Sequence[Any]) -> Any:
 
 
 def batch_list(batch: Sequence[Any]) -> list[Any]:
-    """Return `batch` as a list."""
+    """Return `batch` as a list.
+
+    Example:
+        >>> batch_list(("a", "b"))
+        ['a', 'b']
+    """
     return list(batch)
 
 
@@ -146,7 +151,14 @@ def concat_pad(batch: Sequence[Any]) -> Any:
 
 
 def generic_concat(batch: Sequence[Any]) -> Any:
-    """Return batches as one: arrays joined and padded, lists joined, structures by field."""
+    """Return batches as one: arrays joined and padded, lists joined, structures by field.
+
+    Example:
+        >>> batches = [{"x": np.ones((2, 3)), "y": ["a", "b"]}, {"x": np.ones((1, 5)), "y": ["c"]}]
+        >>> batch = generic_concat(batches)
+        >>> batch["x"].shape, batch["y"]
+        ((3, 5), ['a', 'b', 'c'])
+    """
     first = batch[0]
     if _all_arrays(batch):
         return concat_pad(batch)
@@ -169,6 +181,14 @@ def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
 
     Raises:
         ConfigError: If their types differ.
+
+    Example:
+        >>> homogeneous_concat_mix([["a", "b"], ["c"]])
+        ['a', 'b', 'c']
+        >>> homogeneous_concat_mix([["a"], {"text": "b"}])
+        Traceback (most recent call last):
+            ...
+        energon.errors.ConfigError: cannot mix batches of different types: dict, list
     """
     kinds = {type(batch) for batch in samples}
     if len(kinds) > 1:

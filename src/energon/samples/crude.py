@@ -117,6 +117,14 @@ class SourceInfo:
         index: Number of the sample in the split, or the name of a file in a store.
         shard_name: The shard, as the dataset lists it; None where there are none.
         file_names: The files of the sample.
+
+    Example:
+        >>> from energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> source = next(iter(dataset)).__sources__[0]
+        >>> source.shard_name, source.index, source.file_names
+        ('shard-0.tar', 0, ('8.png', '8.txt'))
     """
 
     dataset_path: str

@@ -124,7 +124,18 @@ class Sample(PinMemoryMixin):
 
 @edataclass
 class Batch(PinMemoryMixin):
-    """What a loader yields, if the task encoder makes it so: a field holds one value a sample."""
+    """What a loader yields, if the task encoder makes it so: a field holds one value a sample.
+
+    Example:
+        >>> from energon import TextSample
+        >>> @edataclass
+        ... class TextBatch(Batch):
+        ...     text: list[str]
+        >>> samples = [TextSample(__key__="a", text="one"), TextSample(__key__="b", text="two")]
+        >>> batch = TextBatch.from_samples(samples)
+        >>> batch.__key__, batch.text
+        (['a', 'b'], ['one', 'two'])
+    """
 
     __key__: list[str]
     __restore_key__: tuple[Any, ...] = ()
@@ -181,7 +192,14 @@ def _own_fields(value: Any) -> dict[str, Any]:
 
 @edataclass
 class CaptioningSample(Sample):
-    """An image and what it shows."""
+    """An image and what it shows.
+
+    Example:
+        >>> import torch
+        >>> sample = CaptioningSample(__key__="a", image=torch.zeros(3, 24, 32), caption="a cat")
+        >>> sample.image.shape, sample.caption
+        (torch.Size([3, 24, 32]), 'a cat')
+    """
 
     image: torch.Tensor
     caption: str
@@ -189,14 +207,27 @@ class CaptioningSample(Sample):
 
 @edataclass
 class ImageSample(Sample):
-    """An image, for example to be reconstructed."""
+    """An image, for example to be reconstructed.
+
+    Example:
+        >>> import torch
+        >>> ImageSample(__key__="a", image=torch.zeros(3, 24, 32)).image.shape
+        torch.Size([3, 24, 32])
+    """
 
     image: torch.Tensor
 
 
 @edataclass
 class ImageClassificationSample(Sample):
-    """An image and its class."""
+    """An image and its class.
+
+    Example:
+        >>> import torch
+        >>> sample = ImageClassificationSample(__key__="a", image=torch.zeros(3, 24, 32), label=2)
+        >>> sample.label, sample.label_name
+        (2, None)
+    """
 
     image: torch.Tensor
     label: int | None = None
@@ -205,14 +236,34 @@ class ImageClassificationSample(Sample):
 
 @edataclass
 class InterleavedSample(Sample):
-    """Images and texts in the order of reading."""
+    """Images and texts in the order of reading.
+
+    Example:
+        >>> import torch
+        >>> sample = InterleavedSample(__key__="a", sequence=["A cat:", torch.zeros(3, 24, 32)])
+        >>> [type(each).__name__ for each in sample.sequence]
+        ['str', 'Tensor']
+    """
 
     sequence: list[torch.Tensor | str]
 
 
 @edataclass
 class MultiChoiceVQASample(Sample):
-    """An image and a question about it, with answers to choose from."""
+    """An image and a question about it, with answers to choose from.
+
+    Example:
+        >>> import torch
+        >>> sample = MultiChoiceVQASample(
+        ...     __key__="a",
+        ...     image=torch.zeros(3, 24, 32),
+        ...     context="Which animal is it?",
+        ...     choices=["a cat", "a dog"],
+        ...     correct_choice_idx=1,
+        ... )
+        >>> sample.choices[sample.correct_choice_idx]
+        'a dog'
+    """
 
     image: torch.Tensor
     context: str
@@ -225,6 +276,18 @@ class OCRSample(Sample):
     """An image of text, and the text in it.
 
     Boxes are (num_boxes, 4) as x, y, width, height, or (num_boxes, 5) with a confidence.
+
+    Example:
+        >>> import torch
+        >>> sample = OCRSample(
+        ...     __key__="a",
+        ...     image=torch.zeros(3, 24, 32),
+        ...     text="STOP",
+        ...     words_boxes=torch.tensor([[4, 8, 24, 9]]),
+        ...     words_text=["STOP"],
+        ... )
+        >>> sample.words_boxes.shape
+        torch.Size([1, 4])
     """
 
     image: torch.Tensor
@@ -242,7 +305,20 @@ class OCRSample(Sample):
 
 @edataclass
 class SimilarityInterleavedSample(Sample):
-    """Images and texts of a document, and how well they go together."""
+    """Images and texts of a document, and how well they go together.
+
+    Example:
+        >>> import torch
+        >>> sample = SimilarityInterleavedSample(
+        ...     __key__="a",
+        ...     images=[torch.zeros(3, 24, 32)],
+        ...     texts=["a cat", "a dog"],
+        ...     similarity_matrix=torch.tensor([[0.9, 0.2]]),
+        ...     matched_text_indices=[0],
+        ... )
+        >>> sample.texts[sample.matched_text_indices[0]]
+        'a cat'
+    """
 
     images: list[torch.Tensor]
     texts: list[str]
@@ -256,14 +332,26 @@ class SimilarityInterleavedSample(Sample):
 
 @edataclass
 class TextSample(Sample):
-    """A text."""
+    """A text.
+
+    Example:
+        >>> TextSample(__key__="a", text="Once upon a time").text
+        'Once upon a time'
+    """
 
     text: str
 
 
 @edataclass
 class TokensSample(Sample):
-    """Tokens of a document, or of a window over several documents."""
+    """Tokens of a document, or of a window over several documents.
+
+    Example:
+        >>> tokens, cu_seqlens = np.array([5, 6, 7, 8, 9]), np.array([0, 3, 5], np.int32)
+        >>> sample = TokensSample(__key__="a", tokens=tokens, cu_seqlens=cu_seqlens)
+        >>> sample.positions
+        array([0, 1, 2, 0, 1])
+    """
 
     tokens: NDArray[Any]
     """(length,), int64."""
@@ -306,7 +394,20 @@ def _positions(edges: NDArray[np.int32]) -> NDArray[np.int64]:
 
 @edataclass
 class VidQASample(Sample):
-    """A video and a question about it."""
+    """A video and a question about it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from energon import AVDecoder
+        >>> sample = VidQASample(
+        ...     __key__="a",
+        ...     video=AVDecoder(Path("clip.mp4").read_bytes()),
+        ...     context="Does it grow brighter?",
+        ...     answers=["yes"],
+        ... )
+        >>> sample.video.get_video_fps()
+        10.0
+    """
 
     video: Any
     context: str
@@ -316,7 +417,20 @@ class VidQASample(Sample):
 
 @edataclass
 class VQASample(Sample):
-    """An image and a question about it."""
+    """An image and a question about it.
+
+    Example:
+        >>> import torch
+        >>> sample = VQASample(
+        ...     __key__="a",
+        ...     image=torch.zeros(3, 24, 32),
+        ...     context="What colour is it?",
+        ...     answers=["black", "dark"],
+        ...     answer_weights=torch.tensor([0.75, 0.25]),
+        ... )
+        >>> sample.answers[sample.answer_weights.argmax()]
+        'black'
+    """
 
     image: torch.Tensor
     context: str
@@ -326,7 +440,20 @@ class VQASample(Sample):
 
 @edataclass
 class VQAOCRSample(Sample):
-    """An image with text in it and a question about it."""
+    """An image with text in it and a question about it.
+
+    Example:
+        >>> import torch
+        >>> sample = VQAOCRSample(
+        ...     __key__="a",
+        ...     image=torch.zeros(3, 24, 32),
+        ...     context="What does the sign say?",
+        ...     text="STOP",
+        ...     answers=["stop"],
+        ... )
+        >>> sample.text.lower() in sample.answers
+        True
+    """
 
     image: torch.Tensor
     context: str

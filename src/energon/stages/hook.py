@@ -437,6 +437,12 @@ def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool
 
     Of damaged data, whose messages say all, the traceback is only logged at level DEBUG, and so
     it is if the message shall be `brief`.
+
+    Example:
+        >>> from energon import WorkerConfig
+        >>> config = WorkerConfig(
+        ...     rank=0, world_size=1, num_workers=4, global_error_handler=log_exception
+        ... )
     """
     brief = (brief or isinstance(e, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
     logger.warning(
@@ -449,7 +455,18 @@ def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool
 
 
 def reraise_exception(e: Exception, sample: Any, sources: Any = None) -> None:
-    """End the run at the first sample that fails; an error handler to be strict with."""
+    """End the run at the first sample that fails; an error handler to be strict with.
+
+    Example:
+        >>> from energon import WorkerConfig
+        >>> config = WorkerConfig(
+        ...     rank=0, world_size=1, num_workers=4, global_error_handler=reraise_exception
+        ... )
+        >>> reraise_exception(ValueError("no caption"), {"__key__": "17"})
+        Traceback (most recent call last):
+            ...
+        energon.errors.FatalSampleError: a sample of unknown origin: no caption
+    """
     raise FatalSampleError(f"{describe_sources(sources)}: {e}") from e
 
 

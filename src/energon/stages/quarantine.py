@@ -29,6 +29,28 @@ class Quarantine:
 
     Raises:
         ConfigError: If the folder is not on this machine, or cannot be made.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from energon import DefaultTaskEncoder, WorkerConfig, get_val_dataset
+        >>> class Strict(DefaultTaskEncoder):
+        ...     def encode_sample(self, sample):
+        ...         if "8" in sample.caption:
+        ...             raise ValueError("an eight")
+        ...         return sample.caption
+        >>> config = WorkerConfig(
+        ...     rank=0,
+        ...     world_size=1,
+        ...     num_workers=0,
+        ...     global_error_handler=Quarantine("failed", handler=lambda *_: None),
+        ... )
+        >>> dataset = get_val_dataset(
+        ...     "photos", worker_config=config, batch_size=1, task_encoder=Strict()
+        ... )
+        >>> list(dataset)
+        [['grey number 9']]
+        >>> print(Path("failed/photos.jsonl").read_text().strip())
+        {"shard": "shard-0.tar", "key": "8", "reason": "ValueError: an eight"}
     """
 
     def __init__(

@@ -123,6 +123,14 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         grouping: Whether samples wait for others of their group.
         read_from: What a training run reads, for commands that open its states: `path`, `split`,
             and `dataset_config`, `split_config` and `exclude_from` if they were given.
+
+    Example:
+        >>> from energon import WorkerConfig, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> batch = next(iter(dataset))
+        >>> dataset.restore_sample(batch.__restore_key__).__key__ == batch.__key__
+        True
     """
 
     stage: Dataset[Any]

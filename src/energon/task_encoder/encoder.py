@@ -62,6 +62,21 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             the hook does not say; 0 for never.
         __default_failure_rate__: Which share of the samples a hook may fail on, judged in each
             lane from 1,000 samples on; None for any.
+
+    Example:
+        >>> from energon import WorkerConfig, get_val_dataset
+        >>> class Captions(TaskEncoder):
+        ...     decoder = None
+        ...     def encode_sample(self, sample):
+        ...         return sample.caption.decode().upper()
+        >>> dataset = get_val_dataset(
+        ...     "photos",
+        ...     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        ...     batch_size=2,
+        ...     task_encoder=Captions(),
+        ... )
+        >>> next(iter(dataset))
+        ['GREY NUMBER 8', 'GREY NUMBER 9']
     """
 
     cookers: ClassVar[Sequence[Cooker[Any]]] = ()

@@ -217,6 +217,21 @@ def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] 
     Raises:
         ConfigError: If a document makes no sense, or samples have no match where that is an error.
         DatasetNotFoundError: If something is not there.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("joined.yaml").write_text('''
+        ... __module__: energon
+        ... __class__: MetadatasetV2
+        ... splits:
+        ...   train:
+        ...     join:
+        ...       - {path: photos}
+        ...       - {path: photos}
+        ...     joiner: {__module__: energon, __class__: CaptioningSample}
+        ... ''')
+        >>> [path.suffix for path in prepare_metadataset("joined.yaml")]
+        ['.bin']
     """
     paths = build_join_indexes(path, split_names(path, allow), allow=allow)
     folder = Path(f"{os.path.abspath(path)}.cache")

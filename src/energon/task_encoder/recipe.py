@@ -110,6 +110,20 @@ class Recipe:
 
     Raises:
         ConfigError: If hooks exclude one another or the settings.
+
+    Example:
+        >>> from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
+        >>> class WithoutBatches(DefaultTaskEncoder):
+        ...     def assemble(self, recipe):
+        ...         return recipe.savable(recipe.encoded(recipe.samples()))
+        >>> dataset = get_train_dataset(
+        ...     "photos",
+        ...     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        ...     batch_size=4,
+        ...     task_encoder=WithoutBatches(),
+        ... )
+        >>> type(next(iter(dataset))).__name__
+        'CaptioningSample'
     """
 
     opened: tuple[OpenedLeaf, ...]

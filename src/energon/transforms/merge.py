@@ -53,7 +53,17 @@ class TransformMapper:
 
 
 class CustomTransform(TransformMapper):
-    """A transform of one's own for `MergeTransform`: override `apply_transform`."""
+    """A transform of one's own for `MergeTransform`: override `apply_transform`.
+
+    Example:
+        >>> from PIL import Image
+        >>> class Shift(CustomTransform):
+        ...     def apply_transform(self, matrix, dst_size):
+        ...         to_the_right = np.array([[1, 0, 8], [0, 1, 0], [0, 0, 1]], float)
+        ...         return to_the_right @ matrix, dst_size, ("Shift", 8)
+        >>> MergeTransform([Shift()])(Image.new("L", (16, 16), 255)).getpixel((7, 0))
+        0
+    """
 
     def __init__(self, transform: Any = None) -> None:
         super().__init__(transform)
@@ -264,6 +274,14 @@ class MergeTransform:
 
     Raises:
         ConfigError: If another transform is among them.
+
+    Example:
+        >>> from PIL import Image
+        >>> class Half(CustomTransform):
+        ...     def apply_transform(self, matrix, dst_size):
+        ...         return np.diag([0.5, 0.5, 1]) @ matrix, dst_size // 2, "Half"
+        >>> MergeTransform([Half(), Half()])(Image.new("RGB", (64, 48))).size
+        (16, 12)
     """
 
     def __init__(self, transforms: Sequence[Any]) -> None:

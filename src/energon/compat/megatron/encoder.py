@@ -72,6 +72,20 @@ class LoadedDataset:
             blend, or if weights come from sizes.
         repetitions: How often it comes in an epochized blend; None for once.
         aux: Auxiliary data by name.
+
+    Example:
+        >>> from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
+        >>> class Telling(DefaultTaskEncoder):
+        ...     def build_train_datasets(self, *, datasets, **settings):
+        ...         print([loaded.dataset.name for loaded in datasets])
+        ...         return super().build_train_datasets(datasets=datasets, **settings)
+        >>> dataset = get_train_dataset(
+        ...     "photos",
+        ...     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        ...     batch_size=4,
+        ...     task_encoder=Telling(),
+        ... )
+        ['photos']
     """
 
     dataset: Any

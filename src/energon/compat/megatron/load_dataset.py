@@ -33,7 +33,13 @@ from energon.worker import WorkerConfig
 
 @dataclass(frozen=True)
 class LoadedDatasetList:
-    """The leaves of a split, opened, and how they are mixed."""
+    """The leaves of a split, opened, and how they are mixed.
+
+    Example:
+        >>> found = load_dataset("photos").get_datasets(training=True, split_part="train")
+        >>> len(found.datasets), found.blend_mode
+        (1, <BlendMode.NONE: 'none'>)
+    """
 
     datasets: list[LoadedDataset]
     blend_mode: BlendMode = BlendMode.NONE
@@ -51,6 +57,11 @@ class DatasetLoader:
         subflavors: Merged over those of the leaves.
         shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
         allow: What data may do, see `get_train_dataset`.
+
+    Example:
+        >>> found = DatasetLoader("photos").get_datasets(training=False, split_part="val")
+        >>> len(found.datasets[0].dataset.source)
+        2
     """
 
     path: DatasetPath
@@ -279,5 +290,12 @@ def load_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         allow: What data may do, see `get_train_dataset`.
+
+    Example:
+        >>> loader = load_dataset("photos")
+        >>> [leaf.path.name for leaf in loader.traverse(split_part="train")]
+        ['photos']
+        >>> len(loader.get_dataset(training=False, split_part="val").source)
+        2
     """
     return DatasetLoader(path, dataset_config, split_config, allow=allow)

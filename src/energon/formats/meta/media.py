@@ -42,7 +42,12 @@ class MediaMetadataBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageMetadata(MediaMetadataBase):
-    """An image: pixels, Pillow's name of the file format, and of the channels."""
+    """An image: pixels, Pillow's name of the file format, and of the channels.
+
+    Example:
+        >>> ImageMetadata(width=32, height=24, format="PNG", mode="RGB").to_dict()
+        {'width': 32, 'height': 24, 'format': 'PNG', 'mode': 'RGB'}
+    """
 
     metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.IMAGE
     width: int
@@ -56,6 +61,13 @@ class AVMetadata(MediaMetadataBase):
     """An audio or video file. What does not apply or is not known is None.
 
     Durations are in seconds; the number of samples is that of one channel.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from energon import AVDecoder
+        >>> metadata = AVDecoder(Path("clip.mp4").read_bytes()).get_metadata()
+        >>> metadata.video_width, metadata.video_num_frames, metadata.audio_sample_rate
+        (32, 20, 8000)
     """
 
     metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.AV

@@ -41,6 +41,15 @@ class SystemFileStore(FileStore[bytes]):
     Raises:
         DatasetNotFoundError: If there is no such folder.
         StorageError: If it is remote and cannot be reached.
+
+    Example:
+        >>> store = SystemFileStore("photos")
+        >>> "shard-0.tar" in store, store.get_size("shard-0.tar")
+        (True, 21504)
+        >>> store.get("../x")
+        Traceback (most recent call last):
+            ...
+        energon.errors.NoSuchFileError: '../x' leaves the folder photos; expected a path below it
     """
 
     def __init__(self, base_dir: str | os.PathLike[str] | None = None) -> None:

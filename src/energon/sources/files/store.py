@@ -56,7 +56,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class FileStoreDecoder(Protocol):
-    """Turns the bytes of a file into what they hold."""
+    """Turns the bytes of a file into what they hold.
+
+    Example:
+        >>> class Upper:
+        ...     def decode(self, fname: str, raw: bytes) -> str:
+        ...         return raw.decode().upper()
+    """
 
     def decode(self, fname: str, data: bytes) -> Any:
         """Return what `data` hold, by the extension of `fname`."""
@@ -219,6 +225,13 @@ class DecodeFileStore(_Wrapper[Any]):
     Args:
         inner: The store.
         decoder: What decodes, for instance a `SampleDecoder`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from energon import SampleDecoder, SystemFileStore
+        >>> _ = Path("notes.json").write_text('{"author": "Ada"}')
+        >>> DecodeFileStore(SystemFileStore("."), decoder=SampleDecoder()).get("notes.json")
+        {'author': 'Ada'}
     """
 
     def __init__(self, inner: FileStore[Any], *, decoder: FileStoreDecoder) -> None:
@@ -256,6 +269,14 @@ class PrimaryFileStore(_Wrapper[T_co]):
     Args:
         inner: All files of the dataset.
         current_key: Key of the sample.
+
+    Example:
+        >>> from energon import Cooker, DefaultTaskEncoder, basic_sample_keys, cooker
+        >>> @cooker(need_primary=True)
+        ... def cook(sample: dict, primary: PrimaryFileStore) -> dict:
+        ...     return {**basic_sample_keys(sample), "text": primary.get(".txt", sample)}
+        >>> class Encoder(DefaultTaskEncoder):
+        ...     cookers = (Cooker(cook),)
     """
 
     def __init__(self, inner: FileStore[T_co], current_key: str) -> None:

@@ -29,6 +29,15 @@ class BatchDataset(WrapperDataset):
         drop_last: Whether a last, smaller batch is left out.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> def captions(samples):
+        ...     return [sample.caption for sample in samples]
+        >>> list(BatchDataset(photos, 2, captions, worker_config=config))
+        [['grey number 8', 'grey number 9']]
     """
 
     def __init__(
@@ -68,6 +77,17 @@ class GroupBatchDataset(WrapperDataset):
         drop_last: Whether what waits when the data end is left out.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> def by_last_letter(sample):
+        ...     return sample.caption[-1], None
+        >>> def captions(samples):
+        ...     return [sample.caption for sample in samples]
+        >>> list(GroupBatchDataset(photos, 2, by_last_letter, captions, worker_config=config))
+        [['grey number 8'], ['grey number 9']]
     """
 
     def __init__(
@@ -115,6 +135,17 @@ class PackingDataset(WrapperDataset):
         final_packer_failure_tolerance: The same for failures of `final_packer`.
         sample_encoder_failure_tolerance: The same for failures of `sample_encoder`.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> def in_pairs(samples):
+        ...     return [samples[i : i + 2] for i in range(0, len(samples), 2)]
+        >>> def joined(samples):
+        ...     return " ".join(sample.caption for sample in samples)
+        >>> list(PackingDataset(photos, 10, in_pairs, joined, worker_config=config))
+        ['grey number 8 grey number 9']
     """
 
     def __init__(
@@ -166,6 +197,23 @@ class MixBatchDataset(WrapperDataset):
         batch_mix_fn: Makes a batch of a list of items, e.g. `homogeneous_concat_mix`; without
             one the list is the batch.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import (
+        ...     MapDataset,
+        ...     RepeatDataset,
+        ...     WorkerConfig,
+        ...     get_val_dataset,
+        ... )
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> endless = RepeatDataset(photos, worker_config=config)
+        >>> captions = MapDataset(endless, lambda sample: sample.caption, worker_config=config)
+        >>> batches = MixBatchDataset(
+        ...     (endless, 0.75), (captions, 0.25), batch_size=4, worker_config=config
+        ... )
+        >>> [type(item).__name__ for item in next(iter(batches))]
+        ['CaptioningSample', 'CaptioningSample', 'str', 'CaptioningSample']
     """
 
     def __init__(

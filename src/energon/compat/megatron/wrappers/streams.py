@@ -29,6 +29,16 @@ class BlendDataset(WrapperDataset):
     Args:
         datasets: Pairs of a dataset and its weight.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> endless = RepeatDataset(photos, worker_config=config)
+        >>> captions = MapDataset(endless, lambda sample: sample.caption, worker_config=config)
+        >>> blend = BlendDataset((endless, 0.75), (captions, 0.25), worker_config=config)
+        >>> [type(item).__name__ for item, _ in zip(blend, range(4))]
+        ['CaptioningSample', 'CaptioningSample', 'str', 'CaptioningSample']
     """
 
     def __init__(self, *datasets: tuple[Dataset[Any], float], worker_config: WorkerConfig) -> None:
@@ -45,6 +55,13 @@ class ConcatDataset(WrapperDataset):
     Args:
         datasets: The datasets.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> [sample.__key__ for sample in ConcatDataset(photos, photos, worker_config=config)]
+        ['8', '9', '8', '9']
     """
 
     def __init__(self, *datasets: Dataset[Any], worker_config: WorkerConfig) -> None:
@@ -59,6 +76,14 @@ class RepeatDataset(WrapperDataset):
         repeats: How often, a fraction allowed; None never ends.
         restart: Whether to continue with the next pass where one ends. False makes one pass.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> repeated = RepeatDataset(photos, repeats=1.5, worker_config=config)
+        >>> [sample.__key__ for sample in repeated]
+        ['8', '9', '8']
     """
 
     def __init__(
@@ -84,6 +109,15 @@ class EpochizeDataset(WrapperDataset):
         dataset: The items.
         length: Items of each rank in a loop.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_loader, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> endless = RepeatDataset(photos, worker_config=config)
+        >>> loader = get_loader(EpochizeDataset(endless, 3, config))
+        >>> [len([sample for sample in loader]) for epoch in range(2)]
+        [3, 3]
     """
 
     def __init__(self, dataset: Dataset[Any], length: int, worker_config: WorkerConfig) -> None:
@@ -102,6 +136,13 @@ class LimitDataset(WrapperDataset):
         reset_after_epoch: Whether a loop of a loader starts over also if the one before was
             left early.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> [sample.__key__ for sample in LimitDataset(photos, 1, worker_config=config)]
+        ['8']
     """
 
     def __init__(
@@ -130,6 +171,14 @@ class ShuffleBufferDataset(WrapperDataset):
         dataset: The items.
         size: How many are held; resuming reads these again.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> shuffled = ShuffleBufferDataset(photos, 2, worker_config=config)
+        >>> sorted(sample.__key__ for sample in shuffled)
+        ['8', '9']
     """
 
     def __init__(self, dataset: Dataset[Any], size: int, *, worker_config: WorkerConfig) -> None:
@@ -149,6 +198,14 @@ class MapDataset(WrapperDataset):
             returns it: saved states have to agree with it.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> captions = MapDataset(photos, lambda sample: sample.caption, worker_config=config)
+        >>> list(captions)
+        ['grey number 8', 'grey number 9']
     """
 
     def __init__(
@@ -179,6 +236,16 @@ class FilterDataset(WrapperDataset):
             counted.
         filter_fn_config: What decides what the function does, see `MapDataset`.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> nines = FilterDataset(
+        ...     photos, filter_fn=lambda sample: "9" in sample.caption, worker_config=config
+        ... )
+        >>> [sample.caption for sample in nines]
+        ['grey number 9']
     """
 
     def __init__(
@@ -212,6 +279,16 @@ class IterMapDataset(WrapperDataset):
         stateless_iter_fn: Whether an output depends on nothing but the last item taken.
         iter_map_fn_config: What decides what the function does, see `MapDataset`.
         worker_config: Who loads it.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> def with_numbers(samples):
+        ...     for number, sample in enumerate(samples):
+        ...         yield number, sample.caption
+        >>> list(IterMapDataset(photos, with_numbers, worker_config=config))
+        [(0, 'grey number 8'), (1, 'grey number 9')]
     """
 
     def __init__(
@@ -303,6 +380,19 @@ class LogSampleDataset(_WatchingDataset):
         mode: What the lines say the data are for, "train" or "val".
         worker_config: Who loads it.
         get_keys_fn: Returns the keys of an item.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(
+        ...     rank=0, world_size=1, num_workers=0, worker_debug_path="seen.jsonl"
+        ... )
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> logged = LogSampleDataset(photos, "val", config)
+        >>> [sample.__key__ for sample in logged]
+        ['8', '9']
+        >>> print(Path("seen.jsonl").read_text().splitlines()[0])
+        {"t": "yield_batch", "r": 0, "w": 0, "m": "val", "idx": 0, "keys": ["8"]}
     """
 
     def __init__(
@@ -326,6 +416,13 @@ class GcDataset(_WatchingDataset):
         worker_config: Who loads it.
         every_n_iter: How many.
         freeze: Accepted; the loader keeps what exists when a worker starts out of collections.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> [sample.__key__ for sample in GcDataset(photos, worker_config=config)]
+        ['8', '9']
     """
 
     def __init__(
@@ -358,6 +455,14 @@ class WatchdogDataset(_WatchingDataset):
         timeout_seconds: How long an item may take; None for ever.
         initial_timeout_seconds: The same for the first item of a lane; None for the same.
         fail_on_timeout: Whether to raise an error then.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> watched = WatchdogDataset(photos, config, timeout_seconds=30, fail_on_timeout=True)
+        >>> [sample.__key__ for sample in watched]
+        ['8', '9']
     """
 
     def __init__(
