@@ -16,6 +16,18 @@ html_title = f"energon {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {
+    "navigation_with_keys": True,
+    "light_css_variables": {
+        "color-brand-primary": "#2f6fb5",
+        "color-brand-content": "#2f6fb5",
+        "color-brand-visited": "#2f6fb5",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#7db4f0",
+        "color-brand-content": "#7db4f0",
+        "color-brand-visited": "#7db4f0",
+    },
+}
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

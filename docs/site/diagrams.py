@@ -45,6 +45,21 @@ class Drawing:
         self.parts: list[str] = []
         self.height = 0.0
 
+    def dot(self, x: float, y: float, number: int, title: str = "") -> None:
+        """Draw a dot of a series; pointing at it shows its title."""
+        about = f"<title>{escape(title)}</title>" if title else ""
+        self.parts.append(
+            f'<circle class="c{number}" cx="{x:.1f}" cy="{y:g}" r="6">{about}</circle>'
+        )
+
+    def rule(self, x: float, top: float, bottom: float, *, strong: bool) -> None:
+        """Draw a vertical line of a grid."""
+        opacity = 0.9 if strong else 0.25
+        self.parts.append(
+            f'<line class="line" x1="{x:.1f}" y1="{top:g}" x2="{x:.1f}" y2="{bottom:g}" '
+            f'opacity="{opacity}"/>'
+        )
+
     def box(
         self, x: float, y: float, width: float, height: float, *lines: str, kind: str = "box"
     ) -> None:
@@ -275,31 +290,34 @@ def house() -> Drawing:
 
 
 def cpu() -> Drawing:
-    """Draw the CPU time of the same program on each library, as benchmarks.md has it."""
+    """Draw the CPU time of the same program on each library, as benchmarks.md has it.
+
+    Dots on a logarithmic axis: the length of a bar would say nothing there.
+    """
     drawing = Drawing("CPU time of the same program on each library")
     heading, *rows = _table("| program | workers |")
-    names = heading[2:6]
-    drawing.text(
-        16,
-        28,
-        "CPU time for the same program, as a multiple of energon's (log scale)",
-        kind="title",
-    )
-    y = 44.0
-    for program, workers, *values in rows:
-        numbers = [float(v.replace(",", "")) if v.strip("- ") else 0.0 for v in values[:4]]
-        drawing.text(16, y + 12, f"{program}; workers: {workers}", kind="small")
-        y += 18
-        for place, (name, number) in enumerate(zip(names, numbers, strict=True)):
-            if not number:
-                continue
-            ratio = number / numbers[0]
-            width = 60 * math.log2(max(0.25, ratio) * 4.5)
-            drawing.box(130, y, width, 13, kind=f"c{place}")
-            drawing.text(16, y + 11, name.removesuffix(" (this)"), kind="small")
-            drawing.text(136 + width, y + 11, f"{ratio:.1f} x", kind="small")
-            y += 15
-        y += 8
+    names = [name.removesuffix(" (this)") for name in heading[2:6]]
+    left, right, top = 340.0, WIDTH - 24.0, 76.0
+    bottom = top + 30 * len(rows)
+    drawing.text(16, 28, "CPU time of the same program, energon = 1", kind="title")
+    for place, name in enumerate(names):
+        drawing.dot(16 + 8 + 130 * place, 52, place)
+        drawing.text(16 + 20 + 130 * place, 56, name, kind="small")
+
+    def x(ratio: float) -> float:
+        return left + (right - left) * math.log(ratio / 0.38) / math.log(60 / 0.38)
+
+    for tick in (0.5, 1, 2, 5, 10, 20, 50):
+        drawing.rule(x(tick), top, bottom, strong=tick == 1)
+        drawing.text(x(tick), bottom + 16, f"{tick:g}x", kind="small middle")
+    for number, (program, workers, *values) in enumerate(rows):
+        y = top + 30 * number + 15
+        suffix = f", {workers} workers" if int(workers) else ""
+        drawing.text(16, y + 4, program.replace("cooker that passes samples on", "cooker") + suffix)
+        times = [float(v.replace(",", "")) if v.strip("- ") else 0.0 for v in values[:4]]
+        for place, time in enumerate(times):
+            if time:
+                drawing.dot(x(time / times[0]), y, place, f"{names[place]}: {time:g} ms")
     return drawing
 
 
