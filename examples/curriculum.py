@@ -4,7 +4,7 @@
 
 DATA is a folder with the prepared datasets web, books and code; without it, small ones are made
 there to try it on. The share of code grows along a schedule. Half way, books are added: the run
-continues from its state with another document, and every dataset goes on with its own epoch.
+continues from its state with another document, and every dataset keeps its place in its epoch.
 """
 
 from __future__ import annotations

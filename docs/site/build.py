@@ -1,7 +1,7 @@
 """Build the site of the documentation: `make docs`, offline; a warning is an error.
 
 Pages in docs/ are plain Markdown that reads as well on a forge. Here they are copied into a
-folder of sources, to which come the API reference, the gallery of examples, the changes, and the
+folder of sources, to which come the API reference, the sources of examples, the changes, and the
 navigation: each heading of docs/index.md that lists pages becomes a part of the side bar.
 """
 
@@ -70,14 +70,25 @@ def _write_reference() -> None:
 
 
 def _write_gallery() -> None:
-    """Write a page of the programs in examples/, each with its text and its source."""
-    text = ["# Examples\n", "Complete programs, each run by the tests.\n"]
-    for path in sorted((ROOT / "examples").glob("*.py")):
+    """Append to each section of the examples what its program says about itself, and its source."""
+    page = SOURCES / "examples.md"
+    text = page.read_text()
+    for path in sorted((ROOT / "examples").rglob("*.*")):
+        name = path.relative_to(ROOT).as_posix()
         source = path.read_text()
-        title, _, about = (ast.get_docstring(ast.parse(source)) or path.name).partition("\n")
-        text.append(f"## {title.rstrip('.')}\n\n`examples/{path.name}`\n{_as_prose(about)}")
-        text.append(f"```python\n{source}```\n")
-    (SOURCES / "examples.md").write_text("\n".join(text))
+        language = {".py": "python"}.get(path.suffix, "yaml")
+        fold = f"<details>\n<summary>Source</summary>\n\n```{language}\n{source}```\n\n</details>"
+        about = ""
+        if path.suffix == ".py":
+            _, _, about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
+        text = re.sub(
+            rf"^`{re.escape(name)}`(.*)$",
+            lambda found, about=about, fold=fold: f"{found[0]}\n\n{_as_prose(about)}\n\n{fold}",
+            text,
+            count=1,
+            flags=re.MULTILINE,
+        )
+    page.write_text(text)
 
 
 def _as_prose(docstring: str) -> str:
@@ -104,7 +115,7 @@ def _write_navigation() -> None:
         if pages:
             listed.update(pages)
             trees.append(_toctree(title, pages))
-    more = [name for name in ("examples", "changes", "contributing") if name not in listed]
+    more = [name for name in ("changes", "contributing") if name not in listed]
     index.write_text(text + "".join(trees) + _toctree("Project", more))
 
 

@@ -18,6 +18,7 @@ PAGES = sorted(
 )
 
 STARTS_TRAINERS = (
+    "docs/examples.md",
     "docs/loss_spike.md",
     "docs/save_and_resume.md",
     "docs/trainers.md",
@@ -37,6 +38,7 @@ def test_the_examples_of_a_page_run(name, demo, tmp_path, monkeypatch):
     text = (ROOT / name).read_text()
     monkeypatch.chdir(tmp_path)
     shutil.copytree(demo, tmp_path / "demo")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
 from importlib import import_module
 
 import pytest
+import yaml
 
 import energon
 import energon.packing
 import energon.transforms
 from docs.site import diagrams, reference
+from energon.cli.prepare import command as prepare
 from energon.errors import EnergonError
 from tests.docs.conftest import ROOT
 from tests.docs.markdown import anchors, links
@@ -115,6 +118,22 @@ def test_every_image_is_shown_and_every_shown_image_is_there():
     pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     shown = set(re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)", pages))
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
+
+
+def test_every_program_is_among_the_examples():
+    page = (ROOT / "docs/examples.md").read_text()
+    programs = {path.name for path in ROOT.glob("examples/*.py")} - {"demo.py"}
+    assert programs == set(re.findall(r"^`examples/(\w+\.py)`$", page, re.MULTILINE))
+
+
+def test_the_compose_file_runs_commands_that_exist():
+    services = yaml.safe_load((ROOT / "examples/cluster/compose.yaml").read_text())["services"]
+    words = shlex.split(shlex.split(services["prepare"]["command"])[2])
+    options = {name for each in prepare.params for name in each.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+    address = words[words.index("--address") + 1]
+    assert address in services["worker"]["command"]
+    assert services["scheduler"]["command"].rstrip("'").endswith(address.rpartition(":")[2])
 
 
 WITHOUT_EXAMPLE = {

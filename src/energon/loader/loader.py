@@ -471,8 +471,8 @@ def _warn_of_endless_loop(length: int) -> None:
     warn_once(
         log,
         "loop behind len(loader)",
-        "a loop has taken the %d batches of len(loader), one pass over the data, and goes "
-        "on: training data start again without end. To end loops there, pass "
+        "a loop has taken the %d batches of len(loader), one pass over the data, and "
+        "continues: training data never end. To end loops there, pass "
         "virtual_epoch_length=%d to get_train_dataset",
         length,
         length,
