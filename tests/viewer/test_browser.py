@@ -337,6 +337,40 @@ def test_nothing_in_a_dataset_runs(page, browser, tmp_path):
         other.close()
 
 
+ATTACK = """<!doctype html><img id="seen" src="{0}/s/0/0/7/thumb/0">
+<iframe src="{0}/s/0/0/7"></iframe>
+<form method="post" action="{0}/s/0/0/7/note"><input name="what" value="exclude"></form>
+<script src="{0}/s/0/0/7/raw/0" onload="window.hacked = 1"></script>"""
+
+
+def test_a_page_of_another_site_can_read_nothing_and_send_nothing(browser, address, quarantine):
+    async def other_site(scope, receive, send):
+        body = ATTACK.format(address).encode()
+        kind = (b"content-type", b"text/html")
+        await send({"type": "http.response.start", "status": 200, "headers": [kind]})
+        await send({"type": "http.response.body", "body": body})
+
+    before = sorted(path.read_text() for path in quarantine.iterdir())
+    with served(other_site) as elsewhere:
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(elsewhere)
+        assert page.locator("#seen").evaluate("image => image.naturalWidth") == 0
+        for mode in ("cors", "no-cors"):
+            asked = f"fetch('{address}/s/0/0/7', {{mode: '{mode}'}}).then(a => a.text())"
+            assert page.evaluate(f"{asked}.catch(() => '')") == ""
+        assert page.evaluate("window.hacked") is None
+        assert "view_0007" not in page.frames[1].content()
+        page.evaluate("document.forms[0].submit()")
+        page.wait_for_url("**/note")
+        assert "may only link here" in page.content()
+        page.goto(elsewhere)
+        page.evaluate(f"location.href = '{address}/s/0/0/7'")
+        page.wait_for_selector("h1")  # a link is followed
+        page.close()
+    assert sorted(path.read_text() for path in quarantine.iterdir()) == before
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_narrow_windows_and_can_be_read(browser, address, scheme):
     context = browser.new_context(

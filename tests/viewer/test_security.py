@@ -118,6 +118,21 @@ def test_a_name_that_was_pointed_at_this_machine_is_refused(tmp_path, host):
     assert "text 0" not in answer.text
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_may_only_link_here(tmp_path, site):
+    client = browse(make_crude(tmp_path / "ds", [1]))
+
+    def status(mode, dest, method="GET"):
+        said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+        return client.request(method, "/s/0/0/0", headers=said).status_code
+
+    assert status("navigate", "document") == 200
+    assert status("navigate", "iframe") == 403
+    assert status("no-cors", "image") == 403
+    assert status("cors", "empty") == 403
+    assert status("navigate", "document", "POST") == 403
+
+
 def test_a_name_can_be_given(tmp_path):
     client = browse(make_crude(tmp_path / "ds", [1]), server_names={"box.example"})
     assert client.get("/", headers={"Host": "box.example:8710"}).status_code == 200

@@ -3,6 +3,7 @@
 - A site that has its name resolved to this machine (DNS rebinding) sends its own name as `Host`,
   and is refused: names have to be known, numbers are not names.
 - Bound to more than this machine, each browser has to show a token once, and keeps a cookie.
+- A page of another site can lead here by a link, and cannot embed, ask for or send anything.
 - Pages load nothing from elsewhere and run no script but ours, whatever the data contain.
 """
 
@@ -105,6 +106,8 @@ class Guard:
                 "view` with --server-name\n",
                 status_code=421,
             )
+        if _is_of_another_site(scope["method"], headers):
+            return PlainTextResponse("pages of other sites may only link here\n", status_code=403)
         return None if self.token is None else self._ask_for_token(scope, headers, self.token)
 
     def _knows(self, host: str) -> bool:
@@ -137,6 +140,17 @@ def server_names(host: str, names: Collection[str]) -> frozenset[str]:
     if not is_loopback(host):
         own |= {name.lower() for name in (host, socket.gethostname(), socket.getfqdn())}
     return frozenset(own)
+
+
+def _is_of_another_site(method: str, headers: Headers) -> bool:
+    """Return whether the page of another site asks, for more than to be left for this one.
+
+    What browsers do not say of a request is not asked for: programs are free to send it.
+    """
+    site = headers.get("sec-fetch-site", "same-origin")
+    follows_link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
+    is_framed = headers.get("sec-fetch-dest", "document") != "document"
+    return site in ("cross-site", "same-site") and (is_framed or not follows_link)
 
 
 def _without_port(host: str) -> str:
