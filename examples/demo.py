@@ -256,22 +256,28 @@ def measure(path: Path, *, seconds: float = 3) -> None:
             next(batches)
             count += BATCH_SIZE
         rates[num_workers] = count / elapsed
-        console.print(f"  {num_workers} workers: {rates[num_workers]:,.0f} photos/s")
         loader.close()
-    gain = rates[2] / rates[0]
-    if gain < 1.2:
-        console.print(f"  Workers make it {gain:.1f} times as fast here: {what_limits_workers()}")
+    report(rates)
 
 
-def what_limits_workers() -> str:
+def report(rates: dict[int, float]) -> None:
+    """Print the photos a second by the number of workers, and why two are no faster than none."""
+    for num_workers, rate in rates.items():
+        console.print(f"  {num_workers} workers: {rate:,.0f} photos/s")
+    if (gain := rates[2] / rates[0]) < 1.2:
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        console.print("  " + why_workers_gain_little(gain, cores, os.getloadavg()[0]))
+
+
+def why_workers_gain_little(gain: float, cores: int, load: float) -> str:
     """Return why two workers cannot do twice the work of this process."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if cores < 2:
-        return "this machine has one core, which decodes all the time without them, too."
-    return (
-        f"other programs use the {cores} cores of this machine, whose load is "
-        f"{os.getloadavg()[0]:.1f}."
-    )
+        why = "there is one core, which decodes all the time without them, too"
+    elif load > cores + 1:
+        why = f"other programs use the {cores} cores as well, the load is {load:.1f}"
+    else:
+        why = f"the {cores} cores do not work independently, as two threads of one core do not"
+    return f"Workers make it {gain:.1f} times as fast here: {why}."
 
 
 def main() -> None:

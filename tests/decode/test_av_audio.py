@@ -12,6 +12,7 @@ import soundfile
 from energon.decode.av_audio import AudioReader
 from energon.errors import DecodeError
 from tests.decode.videos import KINDS, encode_audio, encode_video, plain_audio, tones
+from tests.effort import some
 
 RATE = 16000
 SECONDS = 7.3
@@ -87,7 +88,7 @@ def test_samples_are_those_that_soundfile_reads(kind):
         )
 
 
-@pytest.mark.parametrize("kind", [*ENCODED, *WITH_AUDIO])
+@pytest.mark.parametrize("kind", some([*ENCODED, *WITH_AUDIO]))
 def test_clips_are_those_of_a_full_decode(kind):
     data, expected = encoded(kind)
     reader = AudioReader(io.BytesIO(data))

@@ -3,21 +3,28 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def demo(tmp_path_factory) -> Path:
-    """The folder that `make demo` leaves behind, before training."""
+def load_demo() -> ModuleType:
+    """Return `examples/demo.py` as a module."""
     spec = importlib.util.spec_from_file_location("energon_demo", ROOT / "examples/demo.py")
     assert spec is not None
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = example  # dataclasses look for their module there
     spec.loader.exec_module(example)
+    return example
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory) -> Path:
+    """The folder that `make demo` leaves behind, before training."""
+    example = load_demo()
     folder = tmp_path_factory.mktemp("docs") / "demo"
     example.make_dataset(folder / "shapes", prefix="a", num_samples=400, per_shard=50)
     example.make_dataset(folder / "more_shapes", prefix="b", num_samples=150, per_shard=50)

@@ -37,6 +37,7 @@ from energon import (
 from energon.packing import Packer
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import make_crude, write_shard
+from tests.effort import some
 
 LANES = 4
 MAX_STATE_BYTES = 64 << 10
@@ -306,7 +307,7 @@ def test_a_run_continues_from_every_batch(folder, kind):
         for _ in range(total):
             states.append(run.save())
             expected += run.take(1)
-    for at, state in enumerate(states):
+    for at, state in some([*enumerate(states)], 2):
         with Run(folder, pipeline, Topology(), state) as run:
             assert run.save() == state
             assert run.take(total - at) == expected[at:]
