@@ -261,7 +261,7 @@ def measure(path: Path, *, seconds: float = 3) -> None:
 
 
 def report(rates: dict[int, float]) -> None:
-    """Print the photos a second by the number of workers, and why two are no faster than none."""
+    """Print the photos a second by number of workers, and why two are hardly faster than none."""
     for num_workers, rate in rates.items():
         console.print(f"  {num_workers} workers: {rate:,.0f} photos/s")
     if (gain := rates[2] / rates[0]) < 1.2:

@@ -61,7 +61,7 @@ def test_waiting_ends_when_the_other_is_done_or_killed(holder, tmp_path, monkeyp
     thread.start()
     assert not entered.wait(0.1)
     holder.kill()
-    thread.join(20)
+    thread.join()
     assert entered.is_set()
 
 
