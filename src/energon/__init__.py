@@ -63,6 +63,7 @@ _ROOMS = {
     "io.epath": ["EPath"],
     "loader.getters": ["get_loader", "get_savable_loader"],
     "loader.loader": ["BasicDataLoader"],
+    "loader.monitoring.exporters": ["export_to_opentelemetry", "export_to_prometheus"],
     "loader.savable": ["SavableDataLoader"],
     "metadataset.resolve": ["traverse_metadataset"],
     "packing.packer": ["Packer", "Selection"],

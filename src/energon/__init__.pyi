@@ -44,6 +44,12 @@ from energon.loader.getters import (
     get_savable_loader as get_savable_loader,
 )
 from energon.loader.loader import BasicDataLoader as BasicDataLoader
+from energon.loader.monitoring.exporters import (
+    export_to_opentelemetry as export_to_opentelemetry,
+)
+from energon.loader.monitoring.exporters import (
+    export_to_prometheus as export_to_prometheus,
+)
 from energon.loader.savable import SavableDataLoader as SavableDataLoader
 from energon.metadataset.resolve import traverse_metadataset as traverse_metadataset
 from energon.packing.packer import Packer as Packer

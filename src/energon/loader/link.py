@@ -139,7 +139,10 @@ class ProcessLink:
     @property
     def has_events(self) -> bool:
         """Whether events of the worker wait to be received."""
-        return self.is_connected and is_readable(self._channel, 0)
+        try:
+            return self.is_connected and is_readable(self._channel, 0)
+        except (OSError, ValueError):  # another thread has just closed it
+            return False
 
     def exit_code(self) -> int | None:
         """Return how the process has ended, or None while it runs."""

@@ -256,15 +256,21 @@ class BasicDataLoader:
         """
         return with_progress(self, console)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether workers run: from the first batch until the loader is closed."""
+        return bool(self._workers)
+
     def _watched(self) -> Watched:
-        positions = self._positions or {}
-        dealt = deal_lanes(list(positions), len(self._workers)) if self._workers else []
+        # Other threads may ask, while the trainer takes batches.
+        positions, workers = self._positions or {}, list(self._workers)
+        dealt = deal_lanes(list(positions), len(workers)) if workers else []
         return Watched(
             self.dataset,
             self.options,
             self._lanes,
             positions,
-            [(w.status, v, w.stats()) for w, v in zip(self._workers, dealt, strict=True)],
+            [(w.status, v, w.stats()) for w, v in zip(workers, dealt, strict=False)],
             self._delivered,
         )
 

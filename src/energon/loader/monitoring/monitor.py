@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,8 @@ class Monitor:
         self._first: LoaderMark | None = None
         # After the first batch: what comes before is the start, not the run.
         self._recent: deque[LoaderMark] = deque()
+        # Figures may be asked for in any thread.
+        self._lock = threading.Lock()
         self._next_report = 0.0
         self._said = ""
         self._silent = self._silence = 0
@@ -72,9 +75,10 @@ class Monitor:
         if self._first is None:
             self._first, self._first_wait = mark, self.waited
             self._next_report = now + (every or 0.0)
-        self._recent.append(mark)
-        while self._recent[0].time < now - 2 * MINUTE:
-            self._recent.popleft()
+        with self._lock:
+            self._recent.append(mark)
+            while self._recent[0].time < now - 2 * MINUTE:
+                self._recent.popleft()
         step = MARK_SECONDS
         if every is not None:
             step = min(step, every)
@@ -145,8 +149,10 @@ class Monitor:
 
     def _minute_ago(self, now: float) -> LoaderMark | None:
         """Return where the loader was a minute ago, or after its first batch if that is later."""
+        with self._lock:
+            recent = list(self._recent)
         found = self._first
-        for mark in self._recent:
+        for mark in recent:
             if mark.time > now - MINUTE + MARK_SECONDS / 2:
                 break
             found = mark
