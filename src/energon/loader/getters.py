@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from energon.cache.pool import CachePool, activated
@@ -132,6 +133,8 @@ def get_savable_loader(
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
     verdict_seconds: float | None = 60,
+    trace: str | PathLike[str] | None = None,
+    trace_batches: int | tuple[int, int] = 100,
 ) -> SavableDataLoader:
     """Return a loader over `dataset` whose position can be saved.
 
@@ -153,6 +156,8 @@ def get_savable_loader(
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
         verdict_seconds: How often at most the log says what the trainer waits for.
+        trace: A file, as "trace.json", that shows in Perfetto what workers and trainer do.
+        trace_batches: For how many batches, or from which up to which, as (100, 200).
 
     Example:
         >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset
@@ -178,6 +183,8 @@ def get_savable_loader(
         restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
         verdict_seconds=verdict_seconds,
+        trace=trace,
+        trace_batches=trace_batches,
     )
     pipeline = with_cache_pool(dataset, cache_pool)
     return SavableDataLoader(pipeline, worker_config=worker_config, options=options)
@@ -197,6 +204,8 @@ def get_loader(
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
     verdict_seconds: float | None = 60,
+    trace: str | PathLike[str] | None = None,
+    trace_batches: int | tuple[int, int] = 100,
 ) -> BasicDataLoader:
     """Return a loader over `dataset` without a state; arguments as of `get_savable_loader`.
 
@@ -217,6 +226,8 @@ def get_loader(
         restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
         verdict_seconds=verdict_seconds,
+        trace=trace,
+        trace_batches=trace_batches,
     )
     pipeline = with_cache_pool(dataset, cache_pool)
     return BasicDataLoader(pipeline, worker_config=worker_config, options=options)

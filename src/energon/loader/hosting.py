@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from energon.errors import WorkerError
 from energon.loader.monitoring.profiler import profiler
+from energon.loader.monitoring.trace import HostTrace
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
@@ -120,6 +121,7 @@ class LaneHost:
         positions: Where each hosted lane continues.
         lanes: How many lanes the run has in all.
         watch: Told about every step; None means nobody.
+        trace: Told when batches begin and end; None means nobody.
     """
 
     def __init__(
@@ -129,11 +131,13 @@ class LaneHost:
         *,
         lanes: int,
         watch: HostWatch | None = None,
+        trace: HostTrace | None = None,
     ) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._positions = positions
         self._lanes = lanes
         self._watch = watch
+        self._trace = trace
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
         self._open: dict[int, tuple[DatasetIterator[Any], Lane]] = {}
         self._host = Host(has_begun=any(p.batches for p in positions.values()))
@@ -164,6 +168,8 @@ class LaneHost:
         self.thread = get_ident()
         if self._watch is not None:
             self._watch.enter(lane)
+        if self._trace is not None:
+            self._trace.begin(self)
         if self._host.shared and len(self._open) < len(self._positions):
             self._open_others()
         try:
@@ -181,6 +187,8 @@ class LaneHost:
             ) from error
         if self._watch is not None:
             self._watch.leave()
+        if self._trace is not None:
+            self._trace.end(lane)
         if self.spent:
             spent, self.spent = self.spent, Counter()
             opened.counts.update(dict(spent))
@@ -197,10 +205,10 @@ class LaneHost:
             return f"while lane {lane} was opened"
         present = self._open[lane][1].present
         place = f"in batch {present.batch} of lane {lane}"
-        if present.row is None or not isinstance(self._pipeline, DescribesRows):
+        if present.row is None or not isinstance(self.pipeline, DescribesRows):
             return place
         state = self._positions[lane].saved_state()
-        sample = self._pipeline.describe_row(lane, self._lanes, present.row, state)
+        sample = self.pipeline.describe_row(lane, self._lanes, present.row, state)
         return f"{place}, at row {present.row}: {sample}"
 
     def _open_others(self) -> None:
@@ -215,7 +223,7 @@ class LaneHost:
         lane = Lane(
             number,
             self._lanes,
-            seed=self._pipeline.worker_config.seed_offset,
+            seed=self.pipeline.worker_config.seed_offset,
             skip_rows=frozenset(position.skip_rows),
             progress=None if self._watch is None else self._watch.row,
             next_row=None if self._watch is None else self._watch.next_row,
@@ -223,7 +231,7 @@ class LaneHost:
             present=Present(batch=position.batches),
             host=self._host,
         )
-        iterator = self._pipeline.open_lane(lane, position.saved_state())
+        iterator = self.pipeline.open_lane(lane, position.saved_state())
         self._open[number] = iterator, lane
         return self._open[number]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +15,7 @@ from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.monitoring.progress import with_progress
+from energon.loader.monitoring.trace import TrainerTrace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
@@ -162,13 +164,16 @@ class BasicDataLoader:
         self._workers: list[LaneWorker] = []
         self._pin: Callable[[Any], Any] | None = None
         self._monitor = Monitor()
+        self._trace: TrainerTrace | None = None
+        if self.options.trace is not None:
+            self._trace = TrainerTrace(self.options, self.worker_config)
         self._delivered = 0
         self._epoch_batches = 0
         # After a restore within a pass that is over for this rank, but not for all.
         self._others_go_on = False
         # Whether all ranks of the run have delivered equally many batches, as far as is known.
         self._began_together = True
-        self._close = weakref.finalize(self, _close_all, self._workers)
+        self._close = weakref.finalize(self, _close_all, self._workers, self._trace)
 
     def __iter__(self) -> Iterator[Any]:
         again = self.dataset.restart and self._stream is not None and self._stream.delivered
@@ -331,7 +336,8 @@ class BasicDataLoader:
     def close(self) -> None:
         """Stop the workers. Positions are kept: states can still be saved."""
         self._stream = None
-        _close_all(self._workers)
+        _close_all(self._workers, self._trace)
+        self._trace = None
 
     def __enter__(self) -> BasicDataLoader:
         return self
@@ -381,6 +387,7 @@ class BasicDataLoader:
     def _make_workers(self, lanes: int) -> list[LaneWorker]:
         wanted = self.worker_config.num_workers
         number = min(wanted, lanes)
+        options = self._host_options(max(1, number))
         if number < wanted:
             warn_once(
                 log,
@@ -393,13 +400,20 @@ class BasicDataLoader:
                 counted(lanes, "lane"),
             )
         if number == 0:
-            return [InlineWorker(self.dataset, self.options)]
+            return [InlineWorker(self.dataset, options)]
         names = [f"energon rank {self.worker_config.rank} worker {i}" for i in range(number)]
         if self.options.workers == "thread":
-            return [ThreadWorker(self.dataset, self.options, name=name) for name in names]
+            return [ThreadWorker(self.dataset, options, name=name) for name in names]
         from energon.loader.process_worker import make_process_workers
 
-        return list(make_process_workers(self.dataset, self.options, names=names))
+        return list(make_process_workers(self.dataset, options, names=names))
+
+    def _host_options(self, workers: int) -> LoaderOptions:
+        """Return the options for each of so many workers."""
+        trace = self._trace
+        if trace is None:
+            return replace(self.options, trace=None)
+        return replace(self.options, trace=trace.path, trace_batches=trace.window(workers))
 
     def _next_batch(self) -> Any:
         monitor, asked_at = self._monitor, perf_counter()
@@ -423,6 +437,8 @@ class BasicDataLoader:
         self._epoch_batches += 1
         now = perf_counter()
         monitor.waited += now - asked_at
+        if self._trace is not None:
+            self._trace.waited(asked_at, now)
         if now >= monitor.next_look:
             monitor.look(self._watched(), now)
         if self._epoch_batches == self.dataset.virtual_epoch_length:
@@ -485,10 +501,12 @@ def _warn_of_endless_loop(length: int) -> None:
     )
 
 
-def _close_all(workers: list[LaneWorker]) -> None:
+def _close_all(workers: list[LaneWorker], trace: TrainerTrace | None) -> None:
     """Close `workers` and forget them; they stop at the same time, not one after the other."""
     for worker in workers:
         worker.stop()
     while workers:
         workers[-1].close()
         workers.pop()
+    if trace is not None:
+        trace.close()

@@ -20,6 +20,7 @@ from typing import TypeVar
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.loader.hosting import Event, LaneHost, WorkerStatus
 from energon.loader.monitoring.profiler import thread_frames
+from energon.loader.monitoring.trace import host_trace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
@@ -181,12 +182,13 @@ class InlineWorker:
         self._pipeline = pipeline
         self._options = options
         self._host: LaneHost | None = None
+        self._trace = host_trace(options, "batches in the training process", hands_over=False)
         self._watchdog = Watchdog("a batch", self._fail if options.fail_on_timeout else None)
         self._began = False
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Begin to host these lanes."""
-        self._host = LaneHost(self._pipeline, positions, lanes=lanes)
+        self._host = LaneHost(self._pipeline, positions, lanes=lanes, trace=self._trace)
 
     def take(self) -> Event:
         """Make the next event."""
@@ -232,6 +234,7 @@ class ThreadWorker:
         self._channel = _Channel(0)
         self._thread: threading.Thread | None = None
         self._timeouts = 0
+        self._trace = host_trace(options, name)
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Start a thread that hosts these lanes; the one before ends with its batch."""
@@ -239,7 +242,7 @@ class ThreadWorker:
         self._channel = _Channel(self._options.prefetch_factor)
         # The caller moves the positions on while the thread still opens lanes at them.
         starts = {lane: replace(position) for lane, position in positions.items()}
-        host = LaneHost(self._pipeline, starts, lanes=lanes)
+        host = LaneHost(self._pipeline, starts, lanes=lanes, trace=self._trace)
         self._thread = threading.Thread(
             target=_host_into, args=(host, self._channel), name=self._name, daemon=True
         )

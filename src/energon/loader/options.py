@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass
+from os import PathLike
 from typing import Literal, get_args
 
 from energon.errors import ConfigError
@@ -45,6 +46,10 @@ class LoaderOptions:
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
         verdict_seconds: How often at most the log says what the trainer waits for, if it does;
             None never.
+        trace: The file for a trace of what workers and trainer do, see `monitoring/trace.py`;
+            None for no trace.
+        trace_batches: Of which batches of the rank: of so many from the first on, or from one
+            up to another.
     """
 
     workers: WorkerKind = "process"
@@ -59,6 +64,8 @@ class LoaderOptions:
     kept_heap_bytes: int = 128 << 20
     pin_memory: bool | None = None
     verdict_seconds: float | None = 60
+    trace: str | PathLike[str] | None = None
+    trace_batches: int | tuple[int, int] = 100
 
     def __post_init__(self) -> None:
         for name, known in (("workers", WorkerKind), ("start_method", StartMethod)):
@@ -82,10 +89,22 @@ class LoaderOptions:
             raise ConfigError(
                 f"restart_patience_seconds must be 0 or more, got {self.restart_patience_seconds!r}"
             )
+        start, stop = self.trace_window
+        if not 0 <= start < stop:
+            raise ConfigError(
+                "trace_batches must be a number of batches, or the first and the one after the "
+                f"last as in (100, 200), got {self.trace_batches!r}"
+            )
         if self.workers == "process" and sys.platform == "win32":
             raise ConfigError(
                 "worker processes need Unix sockets, which Windows lacks; pass workers='thread'"
             )
+
+    @property
+    def trace_window(self) -> tuple[int, int]:
+        """The first batch that is traced, and the one after the last."""
+        batches = self.trace_batches
+        return (0, batches) if isinstance(batches, int) else (batches[0], batches[1])
 
     @property
     def first_timeout_seconds(self) -> float | None:

@@ -157,6 +157,7 @@ class ProcessWorker:
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
         self._ended: set[int] = set()
+        self._taken = 0
         self._deaths = DeathRecord(options.max_deaths, options.restart_patience_seconds)
         self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
 
@@ -181,6 +182,7 @@ class ProcessWorker:
         while not self._events:
             self._receive()
         event = self._events.popleft()
+        self._taken += 1
         if event.ended:
             self._ended.add(event.lane)
         return event
@@ -209,8 +211,10 @@ class ProcessWorker:
         self._events.clear()
 
     def _start(self) -> None:
-        setup = Setup.of_this_process(self._options, name=self._name, seed=self._seed)
         while True:
+            setup = Setup.of_this_process(
+                self._options, name=self._name, seed=self._seed, made=self._taken
+            )
             if self._link is not None:
                 self._link.close()
             self._link = ProcessLink(self._options.start_method)

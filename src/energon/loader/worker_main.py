@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from energon.loader.hosting import Event, LaneHost
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.profiler import profiler
+from energon.loader.monitoring.trace import HostTrace, host_trace
 from energon.loader.options import LoaderOptions
 from energon.loader.signals import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.state import LanePosition
@@ -47,10 +48,20 @@ class Setup:
     sys_argv: Sequence[str]
     environment: dict[str, str]
     log_levels: dict[str, int]
+    trace: HostTrace | None
 
     @classmethod
-    def of_this_process(cls, options: LoaderOptions, *, name: str, seed: int) -> Setup:
-        """Return what makes a worker resemble this process and follow `options`."""
+    def of_this_process(
+        cls, options: LoaderOptions, *, name: str, seed: int, made: int = 0
+    ) -> Setup:
+        """Return what makes a worker resemble this process and follow `options`.
+
+        Args:
+            options: How lanes are hosted.
+            name: For messages.
+            seed: For the global random generators.
+            made: How many batches came from workers that this one replaces.
+        """
         return cls(
             name=name,
             seed=seed,
@@ -62,6 +73,7 @@ class Setup:
             sys_argv=list(sys.argv),
             environment=dict(os.environ),
             log_levels=explicit_levels(),
+            trace=host_trace(options, name, made=made),
         )
 
     def apply(self) -> None:
@@ -132,6 +144,7 @@ class _Worker:
         self.outbox = Outbox(channel, self._slots, wait=self._wait, poll=self._poll)
         self._pipeline_bytes = read_shared(pipeline)
         self._seed = configuration.seed
+        self._trace = configuration.trace
 
     def run(self) -> None:
         """Serve one order of lanes after the other."""
@@ -156,7 +169,13 @@ class _Worker:
                 self._serve(pipeline, pickle.loads(read_shared(opening.descriptors[0])))
 
     def _serve(self, pipeline: Any, opening: LanesToOpen) -> None:
-        host = LaneHost(pipeline, opening.positions, lanes=opening.lanes, watch=self._heartbeat)
+        host = LaneHost(
+            pipeline,
+            opening.positions,
+            lanes=opening.lanes,
+            watch=self._heartbeat,
+            trace=self._trace,
+        )
         while (lane := host.lane) is not None:
             try:
                 event = next(host)

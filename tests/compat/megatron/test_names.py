@@ -275,6 +275,7 @@ def takes_as_much(theirs, ours):
         known[name].default == each.default and known[name].kind is each.kind
         for name, each in inspect.signature(ours).parameters.items()
         if name not in ("gc_collect_every_n_steps", "must_exist", "verdict_seconds")
+        and not name.startswith("trace")
     )
 
 

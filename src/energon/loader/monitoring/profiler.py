@@ -151,6 +151,12 @@ class Profiler:
                 if spent is not None:
                     host.spent[account(spent)] += microseconds
 
+    def spent_by(self, host: Profiled) -> Spent | None:
+        """Return what a host is doing now; None if it is nothing for its batches."""
+        with thread_frames() as frames:
+            frame = frames.get(host.thread)
+            return None if frame is None else self._spent_in(frame, host.present)
+
     def _run(self) -> None:
         needed_at = time.monotonic()
         while True:

@@ -1,0 +1,270 @@
+"""Write what is done for a window of batches as a trace, which Perfetto and Chrome show.
+
+The file is an array of events in the format of Chrome, to which each process of a rank appends
+whole events. Until the loader is closed the end of the array is missing, so the file of a run that
+was killed lacks it; both viewers take it without.
+
+When batches are made, handed over and waited for is exact. What is done within them is looked at
+every few milliseconds, as for statistics, so a stage that is quicker is seen only now and then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from energon.errors import ConfigError
+from energon.loader.monitoring.profiler import (
+    IDLE,
+    OTHER,
+    TRANSFER,
+    Profiled,
+    Spent,
+    profiler,
+)
+from energon.loader.options import LoaderOptions, log
+from energon.loader.pipeline import Pipeline, Reports
+from energon.worker import WorkerConfig
+
+PERIOD_SECONDS = 0.002
+_OPEN = "[\n"
+_NEXT = ",\n"
+_CLOSE = "\n]\n"
+
+_writing = threading.Lock()
+_closed: set[str] = set()
+"""Files of loaders that are closed, to which threads that still work add nothing."""
+
+
+class Span(NamedTuple):
+    """Something that took some time.
+
+    Args:
+        name: What.
+        start: When it began, in seconds of `time.perf_counter`, which processes share.
+        stop: When it was over.
+        about: What else to say of it.
+    """
+
+    name: str
+    start: float
+    stop: float
+    about: dict[str, Any]
+
+
+class _Track:
+    """The line of a trace that a thread writes."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._thread = 0
+        self._is_broken = False
+
+    def write(self, spans: Sequence[Span]) -> None:
+        """Append `spans` to the file; a disk that is full ends the trace, and not the run."""
+        if self._is_broken:
+            return
+        events = [] if self._thread else list(self._names())
+        self._thread = threading.get_native_id()
+        place = {"pid": os.getpid(), "tid": self._thread}
+        for span in spans:
+            times = {"ts": 1e6 * span.start, "dur": 1e6 * (span.stop - span.start)}
+            events.append({"name": span.name, "ph": "X", **times, **place, "args": span.about})
+        try:
+            append(self._path, "".join(_NEXT + json.dumps(event) for event in events))
+        except OSError as error:
+            self._is_broken = True
+            log.warning("the trace ends here, since %s cannot be written: %s", self._path, error)
+
+    def _names(self) -> Iterator[dict[str, Any]]:
+        place = {"ph": "M", "pid": os.getpid(), "tid": threading.get_native_id()}
+        yield {"name": "thread_name", **place, "args": {"name": self._name}}
+
+
+def append(path: str, text: str) -> None:
+    """Add text to a trace at once, unless its loader is closed."""
+    with _writing:
+        if path in _closed:
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+
+class TrainerTrace:
+    """The trace of a rank, and the waits of its trainer in it.
+
+    Args:
+        options: Where to, and for which batches.
+        config: Which rank; of several, each has a file of its own.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+    """
+
+    def __init__(self, options: LoaderOptions, config: WorkerConfig) -> None:
+        path = Path(os.fspath(options.trace or ""))
+        if config.world_size > 1:
+            path = path.with_suffix(f".rank{config.rank}{path.suffix}")
+        self.path = os.path.abspath(path)
+        self._next, (self._start, self._stop) = 0, options.trace_window
+        self._track = _Track(self.path, f"trainer of rank {config.rank}")
+        about = {"name": f"energon rank {config.rank}"}
+        event = {"name": "process_name", "ph": "M", "pid": os.getpid(), "tid": 0, "args": about}
+        try:
+            with open(self.path, "w") as file:
+                file.write(_OPEN + json.dumps(event))
+        except OSError as error:
+            raise ConfigError(
+                f"trace={str(options.trace)!r} cannot be written: {error.strerror}; name a file in "
+                "a folder that exists"
+            ) from error
+        _closed.discard(self.path)
+        self._is_closed = False
+
+    def window(self, workers: int) -> tuple[int, int]:
+        """Return which batches each of so many workers traces."""
+        return -(-self._start // workers), -(-self._stop // workers)
+
+    def waited(self, start: float, stop: float) -> None:
+        """Note that the trainer has waited for a batch."""
+        number, self._next = self._next, self._next + 1
+        if self._start <= number < self._stop:
+            self._track.write([Span("wait for a batch", start, stop, {"batch": number})])
+
+    def close(self) -> None:
+        """End the array, after which nothing is added."""
+        if not self._is_closed:
+            self._is_closed = True
+            with suppress(OSError):
+                append(self.path, _CLOSE)
+            _closed.add(self.path)
+
+
+class TracedHost(Profiled, Protocol):
+    """A host of lanes that is traced."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the lanes run."""
+
+
+class HostTrace:
+    """What a host of lanes does for a window of batches.
+
+    Args:
+        path: The file.
+        name: What to call the host.
+        window: The first batch, counted from 0, and the one after the last.
+        made: How many batches were made before, by a worker that was replaced.
+        hands_over: Whether batches are handed over to another thread or process when they are
+            made; False for batches that the trainer makes as it waits.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        window: tuple[int, int],
+        *,
+        made: int = 0,
+        hands_over: bool = True,
+    ) -> None:
+        self._start, self._stop = window
+        self._made = made
+        self._hands_over = hands_over
+        self._track = _Track(path, name)
+        self._datasets: Sequence[str] | None = None
+        self._began = 0.0
+        self._handed_over_at: float | None = None
+        self._looks: list[tuple[float, Spent]] = []
+        self._looker: threading.Thread | None = None
+        self._host: TracedHost | None = None
+
+    def begin(self, host: TracedHost) -> None:
+        """Note that a batch is begun."""
+        now = time.perf_counter()
+        if self._handed_over_at is not None:
+            self._track.write(list(self._within(self._handed_over_at, now, TRANSFER)))
+            self._handed_over_at = None
+        if not self._start <= self._made < self._stop:
+            self._host = None
+            return
+        self._host, self._began = host, now
+        if self._datasets is None:
+            self._datasets = _dataset_names(host.pipeline)
+        if self._looker is None or not self._looker.is_alive():
+            self._looker = threading.Thread(target=self._look, name="energon trace", daemon=True)
+            self._looker.start()
+
+    def end(self, lane: int) -> None:
+        """Note that the batch is made."""
+        number, self._made = self._made, self._made + 1
+        if self._host is None:
+            return
+        now = time.perf_counter()
+        whole = Span("make a batch", self._began, now, {"lane": lane, "batch": number})
+        self._track.write([whole, *self._within(self._began, now, OTHER)])
+        self._handed_over_at = now if self._hands_over else None
+
+    def _within(self, start: float, stop: float, default: str) -> Iterator[Span]:
+        """Yield what was seen between two moments; of the loader itself nothing within a batch."""
+        looks, self._looks = self._looks, []
+        looks = [look for look in looks if start <= look[0] <= stop]
+        if not looks and default == TRANSFER:
+            yield Span(TRANSFER, start, stop, {})
+        begun = start
+        for number, (at, spent) in enumerate(looks):
+            following = looks[number + 1] if number + 1 < len(looks) else None
+            if following is not None and following[1] == spent:
+                continue
+            end = stop if following is None else (at + following[0]) / 2
+            if default == TRANSFER and spent.stage != IDLE:
+                spent = Spent(TRANSFER)
+            if spent.stage != OTHER:
+                yield Span(spent.stage, begun, end, self._about(spent))
+            begun = end
+
+    def _about(self, spent: Spent) -> dict[str, Any]:
+        known = 0 <= spent.leaf < len(self._datasets or ())
+        return {"dataset": self._datasets[spent.leaf]} if known and self._datasets else {}
+
+    def _look(self) -> None:
+        """Look at the host while it makes batches of the window."""
+        while (host := self._host) is not None:
+            spent = profiler().spent_by(host)
+            if spent is not None:
+                self._looks.append((time.perf_counter(), spent))
+            del host
+            time.sleep(PERIOD_SECONDS)
+
+
+def host_trace(
+    options: LoaderOptions, name: str, *, made: int = 0, hands_over: bool = True
+) -> HostTrace | None:
+    """Return what traces a worker with these options; None if nothing is traced."""
+    if options.trace is None:
+        return None
+    path, window = os.fspath(options.trace), options.trace_window
+    return HostTrace(path, name, window, made=made, hands_over=hands_over)
+
+
+def _dataset_names(pipeline: Pipeline) -> Sequence[str]:
+    if not isinstance(pipeline, Reports):
+        return ()
+    try:
+        report = pipeline.report(lanes=pipeline.default_lanes, states={}, counts={})
+        return list(report["datasets"])
+    except Exception:
+        # Names are not worth a run: pipelines of users may want states.
+        log.debug("a trace without names of datasets", exc_info=True)
+        return ()
