@@ -10,7 +10,7 @@ import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
 from energon.inspect.doctor import diagnose, surroundings
-from energon.loader.monitoring.surroundings import cpu_quota, usable_cpus
+from energon.surroundings import cpu_quota, usable_cpus
 from tests.commands import run
 from tests.datasets import make_crude
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tarfile
+
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energon.prepare.dataset import prepare_dataset
 from tests.datasets import make_crude
 
 
@@ -50,3 +54,26 @@ def test_workers_that_have_no_lane(tmp_path, caplog):
     with get_loader(dataset, workers="thread") as loader:
         next(iter(loader))
     assert any("5 of 7 workers have nothing to do" in line for line in said(caplog))
+
+
+def test_more_open_slices_than_memory(tmp_path, caplog):
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = min(7 << 30, memory // 8)
+    (tmp_path / "ds").mkdir()
+    with open(tmp_path / "ds/0.tar", "wb") as file:
+        for number in range(2 * memory // size):
+            entry = tarfile.TarInfo(f"s{number:03}.bin")
+            entry.size = size
+            file.write(entry.tobuf())
+            file.seek(-(-size // 512) * 512, os.SEEK_CUR)  # holes take nothing of the disk
+        file.truncate(file.tell() + 1024)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    for settings in ({}, {"parallel_shard_iters": 1000, "max_samples_per_sequence": 100}):
+        assert not said(caplog)
+        get_train_dataset(
+            tmp_path / "ds", worker_config=config, batch_size=2, task_encoder=Plain(), **settings
+        )
+    (line,) = said(caplog)
+    assert "that are open at a time have" in line
+    assert "Lower parallel_shard_iters or max_samples_per_sequence" in line

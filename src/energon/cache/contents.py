@@ -154,6 +154,7 @@ class SharedContents:
         self, parent: str | os.PathLike[str] | None, name: str, limits: CacheLimits
     ) -> None:
         self.limits = limits
+        self.refused = 0
         self._parent = parent
         self._name = name
         self._folder: SharedFolder | None = None
@@ -217,7 +218,10 @@ class SharedContents:
             process has stored it or is about to, "failed" if the disk does not take it.
         """
         catalog = self._catalog()
-        if catalog is None or len(data) > self.limits.max_bytes or self._is_resting():
+        if catalog is None or self._is_resting():
+            self.refused += 1
+            return "failed"
+        if len(data) > self.limits.max_bytes:
             return "failed"
         try:
             reserved = catalog.reserve(key, len(data))
@@ -228,6 +232,7 @@ class SharedContents:
         except (OSError, sqlite3.Error) as error:
             self._warn(error)
             self.drop(key)
+            self.refused += 1
             return "failed"
         return "stored"
 

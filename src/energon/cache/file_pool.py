@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -91,6 +92,7 @@ class FileStoreCachePool(CachePool):
         self._form = _FORMS[method]()
         self._lock = Lock()
         self._prefetcher: Prefetcher | None = None
+        self._taken: Counter[str] = Counter()
         self._pid = -1
         self._finalizer: Any = None
 
@@ -120,6 +122,16 @@ class FileStoreCachePool(CachePool):
         counts = self._open().counts
         return {"hits": counts["hits"], "misses": counts["misses"]}
 
+    def take_counts(self) -> Mapping[str, int]:
+        prefetcher = self._prefetcher
+        if prefetcher is None or self._pid != os.getpid():
+            return {}
+        with self._lock:
+            total = prefetcher.counts + Counter({"failed": prefetcher.disk.refused})
+            news = total - self._taken
+            self._taken = total
+        return news
+
     def close(self) -> None:
         if self._finalizer is not None and self._pid == os.getpid():
             self._finalizer()
@@ -146,6 +158,7 @@ class FileStoreCachePool(CachePool):
                     self._prefetcher = Prefetcher(disk, self._form, self.num_workers)
                     self._finalizer = weakref.finalize(self, self._prefetcher.close)
                     self._pid = os.getpid()
+                    self._taken = Counter()
                 prefetcher = self._prefetcher
         return prefetcher
 

@@ -6,7 +6,7 @@ This is the contract of cache pools, and the pool that caches nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
@@ -166,6 +166,10 @@ class CachePool(ABC):
             data: The value.
             name: How messages call it.
         """
+
+    def take_counts(self) -> Mapping[str, int]:
+        """Return what was counted since the last call: hits, misses, and what the disk refused."""
+        return {}
 
     def close(self) -> None:  # noqa: B027 - most pools hold nothing
         """Free what the pool holds. Lazies that it made still work, without a cache."""

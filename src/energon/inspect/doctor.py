@@ -18,8 +18,8 @@ from typing import Any, Literal
 from energon.errors import ConfigError
 from energon.installation import SIGN
 from energon.loader.getters import get_loader
-from energon.loader.monitoring.surroundings import CGROUP, cpu_quota, usable_cpus
 from energon.messages import counted
+from energon.surroundings import CGROUP, cpu_quota, usable_cpus
 from energon.task_encoder.dataset import SavableDataset
 from energon.worker import WorkerConfig
 

@@ -47,6 +47,8 @@ class BlockFile:
         stream: Yields the whole object, if ranges of it cannot be had; None if they can.
         written: Told how many bytes were written.
         failed: Told why something could not be written.
+        count: Told of each range that is read whether it was here: `cache_hits`, `cache_misses`,
+            or `cache_failed` if the disk does not take it.
 
     Raises:
         OSError: If the disk does not even take the map.
@@ -61,6 +63,7 @@ class BlockFile:
         stream: OpenStream | None = None,
         written: Callable[[int], None] = lambda count: None,
         failed: Callable[[OSError], None] = lambda error: None,
+        count: Callable[..., None] = lambda **counts: None,
     ) -> None:
         self.path = path
         self.size = size
@@ -68,6 +71,7 @@ class BlockFile:
         self._stream = stream
         self._written = written
         self._failed = failed
+        self._tell = count
         self._retry_at = 0.0
         self._count = -(-size // BLOCK_BYTES)
         self._data = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -79,15 +83,18 @@ class BlockFile:
     def read(self, start: int, stop: int) -> bytes:
         """Return a range, fetching the blocks of it that are not here."""
         last = -(-stop // BLOCK_BYTES)
-        parts = []
+        parts, result = [], "cache_hits"
         for block in range(start // BLOCK_BYTES, last):
             data = self._load(block)
-            if data is None and time.monotonic() < self._retry_at:
-                # Blocks would be fetched for nothing but this range.
-                return read_through(start, stop, self._read, self._stream)
-            data = self._block(block, last) if data is None else data
+            if data is None:
+                if time.monotonic() < self._retry_at:
+                    # Blocks would be fetched for nothing but this range.
+                    self._tell(cache_failed=1)
+                    return read_through(start, stop, self._read, self._stream)
+                data, result = self._block(block, last), "cache_misses"
             begin = block * BLOCK_BYTES
             parts.append(data[max(0, start - begin) : stop - begin])
+        self._tell(**{result: 1})
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def complete(self) -> Path:
@@ -223,15 +230,25 @@ class UncachedFile:
         size: Bytes of the object.
         read: Fetches a range.
         stream: Yields the whole object, if ranges of it cannot be had; None if they can.
+        count: Told of each range that the disk does not take it: `cache_failed`.
     """
 
-    def __init__(self, *, size: int, read: Read, stream: OpenStream | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        size: int,
+        read: Read,
+        stream: OpenStream | None = None,
+        count: Callable[..., None] = lambda **counts: None,
+    ) -> None:
         self.size = size
         self._read = read
         self._stream = stream
+        self._tell = count
 
     def read(self, start: int, stop: int) -> bytes:
         """Return a range."""
+        self._tell(cache_failed=1)
         return read_through(start, stop, self._read, self._stream)
 
 

@@ -87,7 +87,7 @@ class DiskCache:
         path = self._path(store.place(key), version)
         read = partial(store.read_range, key, version=version)
         whole = partial(store.stream, key, version=version, size=size)
-        stream = None if store.gives_ranges else whole
+        stream, count = None if store.gives_ranges else whole, store.statistics.add
         with self._lock:
             found = self._open.get(path)
             try:
@@ -100,10 +100,11 @@ class DiskCache:
                         stream=stream,
                         written=self._note,
                         failed=self._warn,
+                        count=count,
                     )
             except OSError as error:
                 self._warn(error)
-                return UncachedFile(size=size, read=read, stream=stream)
+                return UncachedFile(size=size, read=read, stream=stream, count=count)
         _touch(path)
         return found
 

@@ -38,7 +38,18 @@ _MAKERS: Mapping[str, str] = {
 }
 """Where the maker of backends for a scheme is: file and function."""
 
-_COUNTED = ("requests", "bytes_read", "retries", "stalls", "hedged", "changed", "failed")
+_COUNTED = (
+    "requests",
+    "bytes_read",
+    "retries",
+    "stalls",
+    "hedged",
+    "changed",
+    "failed",
+    "cache_hits",
+    "cache_misses",
+    "cache_failed",
+)
 
 _stores: dict[str, Store] = {}
 _taken: Counter[str] = Counter()

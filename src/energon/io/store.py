@@ -39,7 +39,9 @@ class StoreStatistics:
     Names: requests, bytes_read, bytes_written, seconds (of requests, all together), retries,
     stalls (requests that took more than 10 s),
     hedged (requests made twice because the first was slow), changed (objects that were
-    replaced), failed (requests given up), and `error: …` for every kind of failure.
+    replaced), failed (requests given up), cache_hits, cache_misses and cache_failed (ranges that
+    were on local disk, that were not, and that it did not take), and `error: …` for every kind of
+    failure.
     """
 
     def __init__(self) -> None:

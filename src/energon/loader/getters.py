@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 from energon.cache.pool import CachePool, activated
+from energon.errors import ConfigError
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
-from energon.loader.pipeline import Continues, CountsRows, DescribesRows, Pipeline
+from energon.loader.pipeline import Continues, CountsRows, DescribesRows, Pipeline, Reports
 from energon.loader.savable import SavableDataLoader
 from energon.stages.base import DatasetIterator, State
 from energon.stages.lane import Lane
@@ -27,7 +29,7 @@ class CachedPipeline:
     def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[Any]:
         """Return the batches of `lane` from where `state` was saved; None is the beginning."""
         with activated(self.pool):
-            return _ActivatedIterator(self.pipeline.open_lane(lane, state), self.pool)
+            return _ActivatedIterator(self.pipeline.open_lane(lane, state), self.pool, lane.counts)
 
     def restore_sample(
         self,
@@ -80,6 +82,18 @@ class CachedPipeline:
             return None
         return self.pipeline.state_after(batches)
 
+    def report(
+        self, *, lanes: int, states: Mapping[int, State | None], counts: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Return what was drawn from which dataset, as JSON.
+
+        Raises:
+            ConfigError: If `pipeline` does not know.
+        """
+        if not isinstance(self.pipeline, Reports):
+            raise ConfigError(f"{type(self.pipeline).__name__} does not know what it has drawn")
+        return self.pipeline.report(lanes=lanes, states=states, counts=counts)
+
     def __len__(self) -> int:
         return len(self.pipeline)  # type: ignore[arg-type]
 
@@ -90,13 +104,17 @@ class CachedPipeline:
 
 
 class _ActivatedIterator(DatasetIterator[Any]):
-    def __init__(self, inner: DatasetIterator[Any], pool: CachePool) -> None:
+    def __init__(self, inner: DatasetIterator[Any], pool: CachePool, counts: Counter[str]) -> None:
         self.inner = inner
         self.pool = pool
+        self.counts = counts
 
     def __next__(self) -> Any:
         with activated(self.pool):
-            return next(self.inner)
+            batch = next(self.inner)
+        for name, count in self.pool.take_counts().items():
+            self.counts[f"cache {name}"] += count
+        return batch
 
     @property
     def row(self) -> int:

@@ -57,6 +57,7 @@ class ProcessLink:
         self._generation = 0
         self._kill_at = 0.0
         self.num_copied = 0
+        self.rebuild_seconds = 0.0
         self._read_logs_at = 0.0
         self._ours: list[socket.socket] = []
         self._theirs: list[socket.socket] = []
@@ -206,6 +207,13 @@ class ProcessLink:
         if message.generation != self._generation:
             self._send(Message(MessageKind.FREE, slot))
             return []
+        begun = time.perf_counter()
+        events = self._rebuilt(slot, message)
+        self.rebuild_seconds += time.perf_counter() - begun
+        return events
+
+    def _rebuilt(self, slot: int, message: Message) -> list[Event]:
+        """Return the events in a slot of this generation."""
         mapping = self._slots[slot]
         layouts = read_table(memoryview(mapping)[message.start : message.stop])
         has_views = any(layout.buffers for layout in layouts)

@@ -16,6 +16,7 @@ from enum import Enum
 from energon.errors import WorkerError
 from energon.loader.hosting import Event, WorkerStatus
 from energon.loader.link import POLL_SECONDS, ProcessLink
+from energon.loader.monitoring.profiler import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.process_start import ForkServerError
@@ -160,6 +161,7 @@ class ProcessWorker:
         self._taken = 0
         self._deaths = DeathRecord(options.max_deaths, options.restart_patience_seconds)
         self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
+        self._rebuild_seconds = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -195,8 +197,12 @@ class ProcessWorker:
 
     def stats(self) -> dict[str, int]:
         """Return how often the process died or hung, and how many batches were copied."""
-        copied = self._link.num_copied if self._link is not None else 0
-        return {**self._stats, "batches_copied": self._stats["batches_copied"] + copied}
+        copied, seconds = self._stats["batches_copied"], self._rebuild_seconds
+        if self._link is not None:
+            copied += self._link.num_copied
+            seconds += self._link.rebuild_seconds
+        rebuilt = {account(Spent(REBUILD)): int(seconds * 1e6)}
+        return {**self._stats, "batches_copied": copied, **rebuilt}
 
     def stop(self) -> None:
         """Let the process end."""
@@ -291,6 +297,7 @@ class ProcessWorker:
         place = self._place(link)
         link.kill()
         self._stats["batches_copied"] += link.num_copied
+        self._rebuild_seconds += link.rebuild_seconds
         self._link = None
         text = f"{self._name} {cause} {place}"
         if trace:

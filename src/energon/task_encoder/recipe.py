@@ -27,6 +27,7 @@ from energon.stages.map import MapDataset
 from energon.stages.random_state import may_draw
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
+from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import TaskEncoder
@@ -246,6 +247,37 @@ class Recipe:
                 counted(samples, "sample"),
                 names,
             )
+        open_bytes = self._open_slice_bytes()
+        memory = usable_memory() if open_bytes else None
+        if memory is not None and open_bytes > memory:
+            warn_once(
+                logger,
+                f"open slices of {names}",
+                "the slices of %s that are open at a time have %.1f GiB, this machine has %.1f GiB "
+                "of memory: what is drawn from them is read from disk piece by piece. Lower "
+                "parallel_shard_iters or max_samples_per_sequence, or the number of lanes",
+                names,
+                open_bytes / (1 << 30),
+                memory / (1 << 30),
+            )
+
+    def _open_slice_bytes(self) -> float:
+        """Return how large the slices are that the lanes of this rank read from at a time.
+
+        Only those count whose size was set: those that are chosen here are small.
+        """
+        settings, total = self.settings, 0.0
+        lanes = self.worker_config.default_lanes
+        for leaf, opened in zip(self.plan.leaves, self.opened, strict=True):
+            source = opened.source
+            given: list[Any] = [opened.config]
+            if isinstance(settings, TrainSettings):
+                given.append(settings)
+            is_set = any(g.max_samples_per_sequence or g.parallel_shard_iters for g in given)
+            if is_set and not source.is_remote and leaf.shuffle_over_epochs is not None:
+                samples = min(leaf.slice_samples * leaf.parallel_slices, leaf.num_samples / lanes)
+                total += samples * source.mean_sample_bytes
+        return total * lanes / self.worker_config.world_size
 
     @cached_property
     def reader(self) -> LeafReader:

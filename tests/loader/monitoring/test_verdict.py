@@ -8,16 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+from inspect import getattr_static
+from pathlib import Path
 
 import pytest
 
-from energon import DefaultTaskEncoder, SkipSample, WorkerConfig, get_savable_loader
+from energon import Cooker, DefaultTaskEncoder, SkipSample, WorkerConfig, cooker, get_savable_loader
 from energon import get_train_dataset as train
+from energon.cache.file_pool import FileStoreCachePool
 from energon.io.files import forget_stores
+from energon.loader.getters import with_cache_pool
+from energon.loader.monitoring.verdict import LoaderSetup, verdict_of
 from energon.prepare.dataset import prepare_dataset
+from energon.surroundings import CGROUP
+from tests.cache.stores import CountingStore
 from tests.datasets import make_crude, write_shard
 from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
+from tests.small_disks import fill, small_disk
+from tests.waiting import wait_until
 
 BATCHES = 20
 
@@ -150,6 +159,85 @@ def test_a_store_that_throttles(distant):
     assert "requests were made again" in verdict
 
 
+def test_copies_on_local_disk_are_counted(distant, monkeypatch):
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_SHARDS", "1")
+    for again in (False, True):
+        with load(f"{distant.url}/far", Encoder(), step=0) as loader:
+            found = loader.stats()
+            assert ("storage cache_misses" in found) is not again
+            assert "storage cache_hits" in found or not again
+            assert "is in trouble" not in loader.verdict()
+        forget_stores()
+
+
+def test_a_full_disk_under_the_cache_of_a_store(distant, tmp_path, monkeypatch):
+    with small_disk(tmp_path / "disk", 2048) as disk:
+        monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(disk / "cache"))
+        monkeypatch.setenv("ENERGON_STORAGE_CACHE_SHARDS", "1")
+        fill(disk, 1024)
+        with load(f"{distant.url}/far", Encoder(), step=0.001) as loader:
+            verdict = loader.verdict()
+    assert f"{distant.url} is in trouble" in verdict
+    assert "because the disk of the cache is full" in verdict
+
+
+@cooker(need_cache=True)
+def cook_cached(sample, cache):
+    key = sample["__key__"][1:]
+    assert cache.get(FILES, key) == FILES.content(key)
+    return sample
+
+
+class Cached(Encoder):
+    cookers = (Cooker(cook_cached),)
+
+
+FILES = CountingStore(50_000)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cache_pool_and_its_disk(root, tmp_path, workers):
+    with small_disk(tmp_path / "disk", 2048) as disk:
+        pool = FileStoreCachePool(parent_cache_dir=disk)
+        for full in (False, True):
+            if full:
+                fill(disk, 0)
+            with load(root, Cached(), workers=workers, cache_pool=pool, batches=60) as loader:
+                verdict, stats = loader.verdict(), loader.stats()
+            found = stats["run"]["cache"]
+            assert found["hits"] + found["misses"] > 0
+            if full:
+                assert found["failed"] > 0
+                assert "the disk of cache_pool takes no more files" in verdict
+        pool.close()
+
+
+class Objects(Encoder):
+    """Makes batches that take much longer to rebuild than to make."""
+
+    def batch(self, samples):
+        return [{str(n): (n, str(n)) for n in range(30_000)}] * 1 + [repr(samples)]
+
+
+def test_a_trainer_that_is_busy_with_rebuilding_batches(root):
+    with load(root, Objects(), workers=2, step=0.05, batches=12) as loader:
+        figures = loader.stats()["run"]
+    assert 0.01 < figures["rebuild_seconds"] < figures["wait_share"] * figures["seconds"]
+    assert figures["stages"]["transfer"]["seconds"] >= figures["rebuild_seconds"]
+    assert figures["busy_share"] <= 1
+
+
+def test_rebuilding_batches_is_named_where_it_is_what_the_trainer_waits_for():
+    figures = {
+        **{"batches": 10, "seconds": 10.0, "wait_share": 0.5, "restarts": 0, "stores": {}},
+        **{"busy_seconds": 8.0, "busy_share": 0.9, "rebuild_seconds": 4.0, "cache": {"failed": 0}},
+        "stages": {"transfer": {"seconds": 9, "share": 0.9, "datasets": {}}},
+    }
+    verdict = verdict_of(figures, [], LoaderSetup(2, "process", 2, 8.0))
+    assert "for 40% of the time it rebuilds what workers have sent" in verdict
+    assert "workers='thread'" in verdict
+
+
 class Dying(Encoder):
     def encode_sample(self, sample):
         path = self.what
@@ -164,6 +252,62 @@ def test_a_dead_worker(root, tmp_path):
         verdict = loader.verdict()
         assert loader.stats()["run"]["restarts"] == 1
     assert "workers died or hung 1 time" in verdict
+
+
+LIMITED = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
+from tests.loader.monitoring.test_verdict import Computing, load, make_crude
+if __name__ == "__main__":
+    root = make_crude(Path(sys.argv[1]), [60, 60])
+    with load(root, Computing(0.01), workers=3, step=0.0, batches=24) as loader:
+        print(loader.verdict())
+"""
+
+
+@pytest.fixture
+def limited_group():
+    """A control group that may keep half a CPU busy."""
+    top, name = CGROUP, f"energon-test-{os.getpid()}"
+    if (top / "cpu").is_dir():
+        top = top / "cpu"
+    group = top / name
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("control groups cannot be made here")
+    try:
+        try:
+            if (group / "cpu.cfs_quota_us").exists():
+                (group / "cpu.cfs_quota_us").write_text("50000")
+            else:
+                (group / "cpu.max").write_text("50000 100000")
+        except OSError:
+            pytest.skip("control groups cannot be limited here")
+        yield group
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+def run_script(text, *arguments):
+    script = Path(arguments[0]).with_suffix(".py")
+    script.write_text(text)
+    return subprocess.run(
+        [sys.executable, script, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    ).stdout
+
+
+@pytest.mark.slow
+def test_the_quota_of_a_container(tmp_path, limited_group):
+    verdict = run_script(LIMITED, tmp_path / "ds", limited_group)
+    assert "of the time for a CPU, of which the quota of its control group" in verdict
+    assert "allows 0.5" in verdict
 
 
 STARVED = """
@@ -181,16 +325,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be taken away")
 def test_too_few_cpus(tmp_path):
-    script = tmp_path / "starved.py"
-    script.write_text(STARVED)
-    found = subprocess.run(
-        [sys.executable, script, tmp_path / "ds"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    assert "of the time for a CPU, of which this job may use 1" in found.stdout, found
+    verdict = run_script(STARVED, tmp_path / "ds")
+    assert "of the time for a CPU, of which this job may use 1" in verdict
 
 
 def test_the_log_says_it_once_in_a_while(root, caplog):
@@ -223,6 +359,19 @@ def test_flat_figures_are_numbers_by_path(root):
     assert flat["run/batches"] == BATCHES - 1
     assert flat["workers/0/memory_bytes"] > 0
     assert all(isinstance(value, int | float) for value in flat.values())
+
+
+def test_a_cache_pool_hides_no_figures(root, tmp_path):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    inner = train(root, worker_config=config, batch_size=4, task_encoder=Encoder())
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    # Python 3.12 and newer recognise what a class defines, and not what it passes on.
+    assert getattr_static(with_cache_pool(inner, pool), "report")
+    with get_savable_loader(inner, cache_pool=pool) as loader:
+        for _ in zip(range(4), loader, strict=False):
+            pass
+        assert loader.report()["datasets"]["coco/train"]["samples"] == 16
+        assert loader.stats()["run"]["bytes"] > 0
 
 
 class Unreported:

@@ -15,8 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
-from energon.errors import ConfigError
-from energon.extra import needs_extra
+from energon.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from energon.loader.loader import BasicDataLoader
@@ -35,6 +34,7 @@ FIGURES = {
     "wait_share": "Share of the time that the trainer waited for batches",
     "busy_seconds": "How long workers worked",
     "idle_seconds": "How long batches of workers waited for the trainer",
+    "rebuild_seconds": "How long the trainer rebuilt batches that processes have sent",
     "busy_share": "Share of the time that workers worked",
     "restarts": "Workers that died or hung and were restarted",
     "stage_seconds": "How long workers were in a stage",
@@ -43,6 +43,7 @@ FIGURES = {
     "dataset_stage_seconds": "How long workers were in a stage for a dataset",
     "dataset_stage_seconds_per_sample": "How long a stage took for a sample of a dataset",
     "store_events": "Requests, bytes, retries, stalls and cache hits of a store",
+    "cache_events": "Hits and misses of the cache pool, and files that its disk refused",
     "worker_pid": "Process of a worker",
     "worker_ready_batches": "Batches of a worker that wait for the trainer",
     "worker_busy_share": "Share of the last minute that a worker worked",
@@ -104,6 +105,8 @@ def _window(figures: Mapping[str, Any]) -> Iterator[Figure]:
     for store, counts in figures["stores"].items():
         for event, count in counts.items():
             yield Figure("store_events", {"store": store, "event": event}, count)
+    for event, count in figures["cache"].items():
+        yield Figure("cache_events", {"event": event}, count)
     for stage, about in figures["stages"].items():
         for name in ("seconds", "share", "seconds_per_sample"):
             yield Figure(f"stage_{name}", {"stage": stage}, about[name])

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from energon.loader.monitoring.profiler import IDLE, Spent, split_accounts
-from energon.loader.monitoring.surroundings import CpuTimes
+from energon.loader.monitoring.profiler import IDLE, REBUILD, TRANSFER, Spent, split_accounts
 from energon.stages.base import State
+from energon.surroundings import CpuTimes
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,10 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     counts = after.counts()
     counts.subtract(before.counts())
     spent, counted = split_accounts(counts)
-    idle = spent.pop(Spent(IDLE), 0.0)
+    idle, rebuilt = spent.pop(Spent(IDLE), 0.0), spent.pop(Spent(REBUILD), 0.0)
     busy = sum(spent.values())
+    if rebuilt:
+        spent[Spent(TRANSFER)] = spent.get(Spent(TRANSFER), 0.0) + rebuilt
     datasets = {} if draws is None else _drawn(draws(before), draws(after))
     samples = counted.get("samples", 0)
     num_bytes = sum(each["bytes"] for each in datasets.values())
@@ -103,10 +105,12 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
         "wait_share": _ratio(waited, seconds),
         "busy_seconds": busy,
         "idle_seconds": idle,
+        "rebuild_seconds": rebuilt,
         "busy_share": _ratio(busy, busy + idle),
         "restarts": counted.get("worker_deaths", 0) + counted.get("worker_timeouts", 0),
-        "stages": _stages(spent, busy, samples, datasets),
+        "stages": _stages(spent, busy + rebuilt, samples, datasets),
         "stores": _stores(counted),
+        "cache": {name: counted.get(f"cache {name}", 0) for name in ("hits", "misses", "failed")},
     }
     return found
 

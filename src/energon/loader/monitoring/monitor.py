@@ -19,12 +19,12 @@ from energon.loader.monitoring.meter import (
     worker_figures,
 )
 from energon.loader.monitoring.profiler import split_accounts
-from energon.loader.monitoring.surroundings import cpu_times, memory_bytes, usable_cpus
 from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
 from energon.loader.state import LanePosition
 from energon.stages.hook import split_reasons
+from energon.surroundings import cpu_quota, cpu_times, memory_bytes, usable_cpus
 
 MARK_SECONDS = 5.0
 MINUTE = 60.0
@@ -143,6 +143,7 @@ class Monitor:
             kind=watched.options.workers,
             lanes=len(watched.positions),
             cpus=usable_cpus(),
+            has_quota=cpu_quota() is not None,
         )
         figures = figures_between(minute, now, _draws(watched))
         return verdict_of(figures, worker_figures(minute, now), setup)

@@ -31,6 +31,8 @@ LOOK_SECONDS = 10.0
 
 READ, DECODE, AUX, TRANSFER, IDLE, OTHER = "read", "decode", "aux", "transfer", "idle", "other"
 """What is not a hook. `aux` is what hooks read, `other` the work of the loader between all that."""
+REBUILD = "rebuild"
+"""What the trainer does with a batch that a process has sent; not looked at, but measured."""
 
 _PREFIX = "time "
 _ROOT = str(Path(__file__).parents[2]) + os.sep

@@ -30,6 +30,7 @@ _REMEDIES = {
     TRANSFER: "send less: uint8 instead of floats, and only what the trainer needs",
     OTHER: "use larger batches",
 }
+_TROUBLES = ("retries", "stalls", "cache_failed")
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class LoaderSetup:
         kind: "process" or "thread".
         lanes: How many lanes the rank has, at most one worker each.
         cpus: How many CPUs the process may keep busy.
+        has_quota: Whether its control group has them limited.
     """
 
     workers: int
     kind: str
     lanes: int
     cpus: float
+    has_quota: bool = False
 
 
 def verdict_of(
@@ -91,12 +94,27 @@ def _causes(
         )
     if store := _store_in_trouble(figures):
         found.append(store)
+    if figures["cache"]["failed"]:
+        found.append(
+            "the disk of cache_pool takes no more files, so hooks read them from their stores: "
+            "free some space, or name another parent_cache_dir"
+        )
+    if figures["rebuild_seconds"] > 0.5 * figures["wait_share"] * figures["seconds"]:
+        share = figures["rebuild_seconds"] / figures["seconds"]
+        return [
+            *found,
+            f"for {share:.0%} of the time it rebuilds what workers have sent: send arrays or "
+            "tensors in place of many objects, or less of them, or use workers='thread'",
+        ]
     used, starved = _mean(workers, "cpu_share"), _mean(workers, "cpu_wait_share")
     # Who sleeps or waits for data is kept by others, too, but not by them alone.
     if used is not None and starved is not None and starved > max(STARVED, RUNS - used):
+        limit = "this job may use"
+        if setup.has_quota:
+            limit = "the quota of its control group (container) allows"
         found.append(
             f"{_who(setup)} wait {starved:.0%} of the time for a CPU, of "
-            f"which this job may use {setup.cpus:g}: give it more, or take fewer workers"
+            f"which {limit} {setup.cpus:g}: give it more, or take fewer workers"
         )
         return [*found, *_stage_of(stages, setup)]
     if setup.workers and figures["busy_share"] < IDLE and not found:
@@ -181,7 +199,7 @@ def _remedy(
 def _store_in_trouble(figures: Mapping[str, Any]) -> str | None:
     worst = max(
         figures["stores"].items(),
-        key=lambda item: item[1].get("retries", 0) + item[1].get("stalls", 0),
+        key=lambda item: sum(item[1].get(name, 0) for name in _TROUBLES),
         default=None,
     )
     if worst is None:
@@ -194,8 +212,11 @@ def _store_in_trouble(figures: Mapping[str, Any]) -> str | None:
         found.append(f"{retries} of {counted(requests, 'request')} were made again")
     if stalls:
         found.append(f"{counted(stalls, 'request')} took more than 10 s")
-    if about.get("cache_failed"):
-        found.append("the disk of the cache takes no copies")
+    if refused := about.get("cache_failed", 0):
+        found.append(
+            f"{counted(refused, 'range')} could not be kept, because the disk of the cache is full "
+            "(free some space there, or set ENERGON_STORAGE_CACHE_DIR)"
+        )
     return f"{origin} is in trouble: {' and '.join(found)}" if found else None
 
 
