@@ -42,7 +42,7 @@ _closed: set[str] = set()
 """Files of loaders that are closed, to which threads that still work add nothing."""
 
 
-class Span(NamedTuple):
+class TracedSpan(NamedTuple):
     """Something that took some time.
 
     Args:
@@ -67,7 +67,7 @@ class _Track:
         self._thread = 0
         self._is_broken = False
 
-    def write(self, spans: Sequence[Span]) -> None:
+    def write(self, spans: Sequence[TracedSpan]) -> None:
         """Append `spans` to the file; a disk that is full ends the trace, and not the run."""
         if self._is_broken:
             return
@@ -139,7 +139,7 @@ class TrainerTrace:
         """Note that the trainer has waited for a batch."""
         number, self._next = self._next, self._next + 1
         if self._start <= number < self._stop:
-            self._track.write([Span("wait for a batch", start, stop, {"batch": number})])
+            self._track.write([TracedSpan("wait for a batch", start, stop, {"batch": number})])
 
     def close(self) -> None:
         """End the array, after which nothing is added."""
@@ -212,16 +212,16 @@ class HostTrace:
         if self._host is None:
             return
         now = time.perf_counter()
-        whole = Span("make a batch", self._began, now, {"lane": lane, "batch": number})
+        whole = TracedSpan("make a batch", self._began, now, {"lane": lane, "batch": number})
         self._track.write([whole, *self._within(self._began, now, OTHER)])
         self._handed_over_at = now if self._hands_over else None
 
-    def _within(self, start: float, stop: float, default: str) -> Iterator[Span]:
+    def _within(self, start: float, stop: float, default: str) -> Iterator[TracedSpan]:
         """Yield what was seen between two moments; of the loader itself nothing within a batch."""
         looks, self._looks = self._looks, []
         looks = [look for look in looks if start <= look[0] <= stop]
         if not looks and default == TRANSFER:
-            yield Span(TRANSFER, start, stop, {})
+            yield TracedSpan(TRANSFER, start, stop, {})
         begun = start
         for number, (at, spent) in enumerate(looks):
             following = looks[number + 1] if number + 1 < len(looks) else None
@@ -231,7 +231,7 @@ class HostTrace:
             if default == TRANSFER and spent.stage != IDLE:
                 spent = Spent(TRANSFER)
             if spent.stage != OTHER:
-                yield Span(spent.stage, begun, end, self._about(spent))
+                yield TracedSpan(spent.stage, begun, end, self._about(spent))
             begun = end
 
     def _about(self, spent: Spent) -> dict[str, Any]:
