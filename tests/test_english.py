@@ -39,7 +39,7 @@ BANNED = {
     r"\bsomebody\b": "someone, you",
     r"\b(thereby|thereof|thereupon|therewith|likewise|hereby)\b": "so, of it, also",
 }
-TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md"]
+TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "changes/*.md", "docs/*.md"]
 PROGRAMS = ["src/**/*.py", "examples/**/*.py"]
 
 
