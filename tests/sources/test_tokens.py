@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 import subprocess
@@ -18,6 +19,7 @@ from energon import (
     EmptyDatasetError,
     TokensSample,
     basic_sample_keys,
+    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
@@ -87,7 +89,7 @@ def test_tokens_of_every_type_are_read(tmp_path, dtype):
     path = write_tokens(tmp_path / "x", documents, dtype=dtype)
     assert tokens_of(TokenSource(path)) == documents
     kind = np.float64 if dtype.startswith("float") else np.int64
-    assert TokenSource(path).dtype == kind
+    assert TokenSource(path).corpus.dtype == kind
 
 
 def test_a_document_of_several_sequences_says_where_they_begin(tmp_path):
@@ -218,6 +220,48 @@ def test_batches_are_stacked_and_padded(path):
     documents = next(iter(get_train_dataset(path, worker_config=config(), batch_size=64)))
     assert documents.tokens.shape == (64, 12)
     assert documents.modes is None
+
+
+class OneByOne(DefaultTaskEncoder):
+    """Sees each sample, so that batches are made of samples, not of columns."""
+
+    def encode_sample(self, sample):
+        return sample
+
+
+@pytest.mark.parametrize("length", [16, None])
+@pytest.mark.parametrize("modes", [True, False])
+def test_batches_are_the_same_with_and_without_single_samples(tmp_path, length, modes):
+    path = write_tokens(
+        tmp_path / "corpus", numbered(LENGTHS), modes=[n % 3 for n in range(N)] if modes else None
+    )
+    document = str(path) if length is None else sequence(path, length)
+    runs = []
+    for encoder in (DefaultTaskEncoder(), OneByOne()):
+        dataset = get_train_dataset(
+            document, worker_config=config(lanes=2), batch_size=3, task_encoder=encoder
+        )
+        loader = get_savable_loader(dataset)
+        runs.append([(batch, loader.state_dict()) for batch in islice(loader, 60)])
+    for (batch, state), (other, other_state) in zip(*runs, strict=True):
+        for name in ("tokens", "modes"):
+            found, expected = getattr(batch, name), getattr(other, name)
+            assert (found is None) == (expected is None) == (name == "modes" and not modes)
+            if found is not None:
+                assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+        assert [e.tolist() for e in batch.cu_seqlens] == [e.tolist() for e in other.cu_seqlens]
+        for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__"):
+            assert getattr(batch, name) == getattr(other, name)
+        assert state == other_state
+
+
+def test_a_data_file_that_shrinks_is_reported_and_not_looked_behind(path):
+    source = TokenSource(path)
+    source.read(np.arange(3))
+    data = path.with_suffix(".bin")
+    os.truncate(data, 100)
+    with pytest.raises(TruncatedError, match=r"corpus\.bin: ends at byte 100"):
+        source.read(np.arange(len(source)))
 
 
 def test_positions_begin_anew_with_each_document():

@@ -88,45 +88,29 @@ class TokenWindows:
         begin = windows * self.step
         first = np.searchsorted(self._ends, begin, side="right") - 1
         last = np.searchsorted(self._ends, begin + self.length, side="left") - 1
-        counts = last - first + 1
-        place = np.repeat(np.arange(len(windows)), counts)
-        block = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        block += first[place]
-        found = []
-        for number in np.unique(block).tolist():
-            inside = np.flatnonzero(block == number)
-            found.append(self._in_block(number, place[inside], begin[place[inside]]))
-        window = np.concatenate([each.window for each in found])
-        offset = np.concatenate([each.offset for each in found])
-        order = np.lexsort((offset, window))
-        return Pieces(
-            *(
-                np.concatenate([each[field] for each in found])[order]
-                for field in range(len(Pieces._fields))
-            )
+        window, number = _expand(first, last)
+        # The documents of all blocks that windows lie in, one block behind the other.
+        blocks = np.unique(number)
+        found = [self._block(each) for each in blocks.tolist()]
+        documents = np.concatenate([each for each, _ in found])
+        starts = np.concatenate(
+            [ends[:-1] + base for (_, ends), base in zip(found, self._ends[blocks], strict=True)]
         )
-
-    def _in_block(self, number: int, place: Ints, begin: Ints) -> Pieces:
-        """Return the pieces that lie in a block, of windows that begin at `begin` on the line."""
-        documents, ends = self._block(number)
-        base = int(self._ends[number])
-        low = np.maximum(begin - base, 0)
-        high = np.minimum(begin + self.length - base, ends[-1])
-        first = np.searchsorted(ends, low, side="right") - 1
-        last = np.searchsorted(ends, high, side="left") - 1
-        counts = np.maximum(last - first + 1, 0)
-        which = np.repeat(np.arange(len(place)), counts)
-        at = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + first[which]
-        start = np.maximum(low[which], ends[at])
-        stop = np.minimum(high[which], ends[at + 1])
+        sizes = np.concatenate([np.diff(ends) for _, ends in found])
+        # What each window has in each block, and of that in each document.
+        low = np.maximum(begin[window], self._ends[number])
+        high = np.minimum(begin[window] + self.length, self._ends[number + 1])
+        which, at = _expand(
+            np.searchsorted(starts, low, side="right") - 1,
+            np.searchsorted(starts, high, side="left") - 1,
+        )
+        start = np.maximum(low[which], starts[at])
+        stop = np.minimum(high[which], starts[at] + sizes[at])
         full = np.flatnonzero(stop > start)
         which, at, start, stop = which[full], at[full], start[full], stop[full]
+        window = window[which]
         return Pieces(
-            place[which],
-            start + base - begin[which],
-            documents[at],
-            start - ends[at],
-            stop - ends[at],
+            window, start - begin[window], documents[at], start - starts[at], stop - starts[at]
         )
 
     def _block(self, number: int) -> tuple[Ints, Ints]:
@@ -149,3 +133,10 @@ class TokenWindows:
             return numbers
         key = np.array([derive_seed(self.key, *address)], np.uint64)
         return permute(numbers, np.array([count]), key)
+
+
+def _expand(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Return the numbers of each range from `first` to `last`, and which range they are of."""
+    counts = np.maximum(last - first + 1, 0)
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - first, counts)

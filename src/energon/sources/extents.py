@@ -79,9 +79,11 @@ def read_spans(
     return shared, np.repeat(begin, counts)
 
 
-def span_edges(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+def span_edges(
+    low: NDArray[np.int64], high: NDArray[np.int64], *, max_gap: int = MAX_GAP_BYTES
+) -> NDArray[np.int64]:
     """Return which of the samples at `low` to `high`, ascending, are the first of a call."""
-    cut = (low[1:] - high[:-1] > MAX_GAP_BYTES) | (
+    cut = (low[1:] - high[:-1] > max_gap) | (
         low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
     )
     return np.concatenate(([0], np.flatnonzero(cut) + 1))

@@ -126,6 +126,13 @@ class DatasetIterator(Iterator[T_co]):
             places.append(self.place)
         return items, places
 
+    def take_columns(self, count: int) -> Any:
+        """Return the next `count` items as one that has columns, as collating them would make it.
+
+        None where items are made one by one, or are too few: then none is taken.
+        """
+        return None
+
     def peek(self, count: int) -> list[T_co]:
         """Return up to `count` items, each a row behind the one before, without moving on.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -34,6 +34,7 @@ class BatchDataset(Dataset[Any]):
         hooks: Turn a list of items into a batch; without any the list is the batch.
         drop_last: Whether a last, smaller batch is left out.
         unit: What statistics call the items.
+        collates: Whether the first hook does no more than collate.
     """
 
     dataset: Dataset[Any]
@@ -41,6 +42,7 @@ class BatchDataset(Dataset[Any]):
     hooks: tuple[Hook, ...] = ()
     drop_last: bool = False
     unit: str = "samples"
+    collates: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -74,6 +76,19 @@ class BatchIterator(ApplyIterator):
         key = partial(batch_key, items, self.lane.batch_number(address))
         return with_key(self._apply(items, self.runners, address, key), items, key)
 
+    def _apply_to_columns(self, columns: Any) -> Any:
+        """Return what the hooks of batches make of items that are collated already."""
+        keys = columns.__restore_key__
+        address = ("batch", *keys[0])
+        key = ("batch", keys, self.lane.batch_number(address))
+        first, *others = self.runners
+        first.succeed()
+        if not others:
+            columns.__restore_key__ = key
+            return columns
+        batch = self._apply(columns, self.runners[1:], address, lambda: key)
+        return with_key(batch, keys, lambda: key)
+
 
 class _BatchIterator(BatchIterator):
     def __init__(self, stage: BatchDataset, lane: Lane) -> None:
@@ -83,6 +98,11 @@ class _BatchIterator(BatchIterator):
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane
         row = self.inner.row
+        columns = self.inner.take_columns(stage.batch_size) if stage.collates else None
+        if columns is not None:
+            lane.counts[stage.unit] += stage.batch_size
+            lane.enter(row, several=True)
+            return self._apply_to_columns(columns)
         items = self.inner.take(stage.batch_size)
         if not items or (stage.drop_last and len(items) < stage.batch_size):
             raise StopIteration
@@ -103,7 +123,7 @@ def batch_key(items: list[Any], number: int) -> RestoreKey | None:
     return None if joint is None else (*joint, number)
 
 
-def with_key(batch: Any, items: list[Any], key: Callable[[], RestoreKey | None]) -> Any:
+def with_key(batch: Any, items: Sequence[Any], key: Callable[[], RestoreKey | None]) -> Any:
     """Return `batch`, which carries the key from now on unless its maker gave it one.
 
     To list the keys of `items`, as collating does, is to give it none.

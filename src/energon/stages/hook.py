@@ -65,6 +65,13 @@ class Compiled:
         """Return the function."""
         raise NotImplementedError
 
+    def of_columns(self) -> Callable[[Any], Any] | None:
+        """Return what makes the same of columns as collating what it makes of rows; None if none.
+
+        So where there is nothing else to be done to single samples, none are made.
+        """
+        return None
+
     def __call__(self, argument: Any) -> Any:
         """Call the function."""
         return self.compile()(argument)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
@@ -19,7 +19,7 @@ from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
-from energon.stages.hook import SKIPPED, Hook, HookRunner
+from energon.stages.hook import SKIPPED, Compiled, Hook, HookRunner
 from energon.stages.lane import Lane, Walk, active
 
 logger = logging.getLogger("energon")
@@ -90,11 +90,19 @@ class _Runners(dict[int, tuple[HookRunner, ...]]):
         return runners
 
 
+def _of_columns(hooks: tuple[tuple[Hook, ...], ...]) -> Callable[[Any], Any] | None:
+    """Return what the hooks make of columns; None if they take single items."""
+    if [len(each) for each in hooks] != [1] or not isinstance(hooks[0][0].function, Compiled):
+        return None
+    return hooks[0][0].function.of_columns()
+
+
 class _MapIterator(ApplyIterator):
     def __init__(self, stage: MapDataset, lane: Lane, inner: DatasetIterator[Any]) -> None:
         super().__init__(inner, lane)
         self.runners = _Runners(stage.hooks, lane)
         self.is_by_leaf = len(stage.hooks) > 1
+        self.of_columns = _of_columns(stage.hooks)
         self.walk = Walk(lane)
         # How many of the items are done that were peeked at last.
         self.taken = 0
@@ -116,6 +124,16 @@ class _MapIterator(ApplyIterator):
             else:
                 going = self._take_some(items, count - len(items))
         return items
+
+    def take_columns(self, count: int) -> Any:
+        if self.of_columns is None or self.outputs is not None or self.next_batch is not None:
+            return None
+        columns = self.inner.take_columns(count)
+        if columns is None:
+            return None
+        self.batch = self.lane.present.batch
+        self.runners[0][0].succeed(count)
+        return self.of_columns(columns)
 
     def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
         items: list[Any] = []

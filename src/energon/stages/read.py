@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import ceil
+from operator import length_hint
 from typing import Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -70,7 +71,11 @@ class LateRows(Protocol):
     """
 
     def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`."""
+        """Yield the samples from `start` to `stop`.
+
+        What it returns may have a method `columns(count)` that returns the next samples as one,
+        as collating them would make it, and None if there are fewer. It then has a length hint.
+        """
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,23 @@ class _ReadIterator(DatasetIterator[Any]):
             return super().take_placed(count)
         self.advance(len(samples))
         return samples, list(range(start, self._row))
+
+    def take_columns(self, count: int) -> Any:
+        late = self._late
+        if self._waiting or self._has_gaps or self.lane.skip_rows:
+            return None
+        while late and not length_hint(late[0], 1):
+            late.popleft()
+        if not late:
+            try:
+                self._read(count)
+            except StopIteration:
+                return None
+        columns = getattr(late[0], "columns", None)
+        found = None if columns is None else columns(count)
+        if found is not None:
+            self.advance(count)
+        return found
 
     def peek(self, count: int) -> list[Any]:
         samples = self._next_samples(count)
@@ -450,7 +472,10 @@ class _Blocks:
             # The same number of batches of each, so that all lack rows at the same time.
             turn = max(1, ceil(self._turn_rows))
             ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, ahead // len(lanes)))
-            ahead = 0 if 2 * sum(shares) > MAX_PLANNED_ROWS else ahead // turn * turn
+            if 2 * sum(shares) > MAX_PLANNED_ROWS:
+                ahead = 0
+            else:  # enough for the next read, too, or half of what is planned would be so in vain
+                ahead = max(2 * max(shares), ahead // turn * turn)
         wanted = [
             (lane.lane.number, lane.stop, max(share, ahead))
             for lane, share in zip(lanes, shares, strict=True)

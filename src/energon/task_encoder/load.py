@@ -11,7 +11,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import CrudeSample, sources_of
+from energon.samples.crude import CrudeSample, known_sources, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
 from energon.stages.hook import Compiled, Hook
@@ -188,6 +188,21 @@ class LoadSample(Compiled):
                 raw["__subflavors__"],
                 sources_of(path, raw),
             )
+
+        return load
+
+    def of_columns(self) -> Callable[[CrudeSample], Any] | None:
+        """Return what makes a batch of columns of parts, which need no decoder."""
+        if self.decoder is not None:
+            return None
+        path, make = self.dataset_path, self.field_map.maker(self.sample_type)
+
+        def load(columns: CrudeSample) -> Any:
+            names, keys, subflavors = tuple(columns), columns["__key__"], columns["__subflavors__"]
+            restore_keys = columns["__restore_key__"]
+            known = ([path], keys, restore_keys, columns["__shard__"], [names])
+            sources = known_sources(known, len(keys))
+            return make(columns, keys, tuple(restore_keys), subflavors, sources)
 
         return load
 

@@ -192,8 +192,9 @@ class Recipe:
 
             pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
         elif batch_size is not None:
+            collates = not self.encoder._hook_method("batch").overridden
             batches = BatchDataset if plan.unit == 1 else _unit_batches()
-            pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit)
+            pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit, collates)
         return pipeline
 
     def savable(self, stage: Dataset[Any]) -> SavableDataset:
