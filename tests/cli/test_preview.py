@@ -22,6 +22,7 @@ from megatron.energon import (
     LogSampleDataset,
 )
 from tests.datasets import jpeg, make_captions, make_crude, write_shard
+from tests.media_files import media_files
 from tests.task_encoder.runs import config, val
 
 
@@ -101,6 +102,26 @@ def test_shows_samples_that_fulfil_conditions(tmp_path):
     done = invoke("preview", root, "--where", "json.n>=10", "--start", 20, "--count", 1, "--json")
     assert [each["key"] for each in json.loads(done.output)] == ["s20"]
     assert invoke("preview", root, "--where", "json").exit_code == 2
+    done = invoke("preview", root, "--where", "json.n>99")
+    assert (done.exit_code, done.output) == (
+        0,
+        f"no sample of split 'train' of {root} matches\n",
+    )
+
+
+def test_says_what_recordings_are_and_shows_a_frame_of_videos(tmp_path):
+    files = media_files()
+    parts = {"wav": files["wav"], "mp4": files["0.mp4"]}
+    write_shard(tmp_path / "ds/0.tar", [("a", parts), ("b", {"mp4": b"no video"})])
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    output = invoke("preview", tmp_path / "ds", "--html", tmp_path / "sheet.html").output
+    assert output == ""
+    page = (tmp_path / "sheet.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 1
+    output = invoke("preview", tmp_path / "ds").output
+    assert re.search(r"  wav: sound, \d x [\d,]+ Hz, [\d.]+ s", output)
+    assert re.search(r"  mp4: video of \d+ x \d+ pixels, \d+ frames/s", output)
+    assert "AVDecoder" not in output + page
 
 
 def test_shows_the_samples_of_a_step(tmp_path):

@@ -104,6 +104,7 @@ def test_a_state_brings_the_settings_and_the_position(blend):
     client = browse(blend, saved=show_saved_run(1, saved))
     text = client.get("/run?step=5").text
     assert keys(text) == expected
+    assert keys(client.get("/run").text) == expected  # begins where the run was saved
     assert 'saved before step <a href="/run?step=5">5</a>' in text
     assert "Seed 9, batches of 4, 2 ranks" in text
     # What a form says does not count.

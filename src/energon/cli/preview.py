@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from energon.cli.command_group import echo_json, echo_lines
+from energon.cli.command_group import echo, echo_json, echo_lines
 from energon.cli.options import ADDRESS, allow_option
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
-from energon.samples.notebook import as_pixels
+from energon.samples.notebook import as_pixels, recording_in_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,6 +149,9 @@ def command(
         else:
             places = shown.of_step(state or {}, read_from, step or 0, world_size)
         samples = [dataset.restore_sample((leaf, 0, ordinal)) for leaf, ordinal in places]
+        if not samples and not as_json:
+            echo(f"no sample of split {split_part!r} of {redact(path)} matches")
+            return
     else:
         samples = _first_samples(dataset, start, count, f"split {split_part!r} of {redact(path)}")
     if html is not None:
@@ -453,6 +456,9 @@ def _fields(sample: Any) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
+    recording = recording_in_words(value)
+    if recording is not None:
+        return recording
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"{type(value).__name__} {tuple(shape)} {value.dtype}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from energon.samples.notebook import as_pixels, image_html, safe_html
+from energon.samples.notebook import as_pixels, image_html, recording_in_words, safe_html
 
 MAX_IMAGE_PIXELS = 512
 MAX_TEXT = 2000
@@ -54,4 +54,5 @@ def _shown(value: Any) -> str:
     if pixels is None:
         return safe_html(str(value)[:MAX_TEXT])
     height, width = pixels.shape[:2]
-    return f"{image_html(pixels, MAX_IMAGE_PIXELS)}<br>{width} x {height} pixels"
+    about = recording_in_words(value) or f"{width} x {height} pixels"
+    return f"{image_html(pixels, MAX_IMAGE_PIXELS)}<br>{safe_html(about)}"

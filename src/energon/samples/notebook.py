@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.errors import EnergonError
 from energon.messages import escape_text
 from energon.samples.crude import SourceInfo
 
@@ -54,10 +56,13 @@ def table_html(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 def value_html(value: Any) -> str:
     """Return a value as HTML: images, or what it is and how large, or the beginning of a text."""
+    recording = recording_in_words(value)
     images = list(images_in(value))
     shown = "".join(image_html(each) for each in images[:MAX_IMAGES])
     if len(images) > MAX_IMAGES:
         shown += f" and {len(images) - MAX_IMAGES} more"
+    if recording is not None:
+        return f"{shown}<div>{safe_html(recording)}</div>"
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return shown if images else _text(value)
     shape = " x ".join(map(str, value.shape)) or "()"
@@ -92,8 +97,11 @@ def as_pixels(value: Any) -> NDArray[np.uint8] | None:
     """Return an array or tensor as pixels (height, width, 3), if it can be an image, else None.
 
     Colors may come first or last, as bytes or as numbers around 0 to 1. Planes without colors are
-    images if they are bytes.
+    images if they are bytes. Of a video, its first frame.
     """
+    if hasattr(value, "first_frame"):
+        with suppress(EnergonError):
+            value = value.first_frame()
     array = _as_array(value)
     if array is None or not array.size or array.dtype.kind not in "uf":
         return None
@@ -111,6 +119,26 @@ def as_pixels(value: Any) -> NDArray[np.uint8] | None:
         # Normalised images lie on both sides of 0: all of their range is shown.
         array = ((numbers - low) / (high - low) * 255).astype(np.uint8)
     return np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[:, :, :3]
+
+
+def recording_in_words(value: Any) -> str | None:
+    """Return what a video or a sound is, None if a value is neither."""
+    if not hasattr(value, "get_metadata"):
+        return None
+    try:
+        found = value.get_metadata(get_video_frame_count=False)
+    except EnergonError as error:
+        return f"cannot be decoded: {error}"
+    words = []
+    if found.video_width is not None:
+        words.append(f"video of {found.video_width} x {found.video_height} pixels")
+        words += [f"{found.video_fps:g} frames/s"] if found.video_fps else []
+    elif found.audio_sample_rate is not None:
+        words.append("sound")
+    if found.audio_sample_rate is not None:
+        words.append(f"{found.audio_channels} x {found.audio_sample_rate:,} Hz")
+    duration = found.video_duration or found.audio_duration
+    return ", ".join([*words, f"{duration:.1f} s"] if duration else words)
 
 
 def image_html(pixels: NDArray[np.uint8], size: int = THUMBNAIL_PIXELS) -> str:

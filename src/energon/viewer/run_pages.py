@@ -55,7 +55,8 @@ class RunPages:
 
     def steps(self, request: Request) -> Response:
         """Return the page of some steps."""
-        first, last = number_of(request, "step"), number_of(request, "last")
+        here = 0 if self.saved is None else self.saved.step or 0
+        first, last = number_of(request, "step", here), number_of(request, "last")
         steps = number_of(request, "steps", max(1, last - first + 1))
         steps = max(1, min(steps, MAX_STEPS))
         params = request.query_params
