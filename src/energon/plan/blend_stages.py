@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import ceil, fsum, log2
+from threading import RLock
 from typing import NamedTuple
 
 import numpy as np
@@ -227,6 +228,19 @@ def _count(stage: MixStage, place: int) -> Ints:
     return found
 
 
+_finding = RLock()
+"""Threads that read ahead ask for the stages of lanes that others read."""
+
+
+def _find_next(found: list[MixStage], more: Iterator[MixStage]) -> bool:
+    """Append the next stage to those that are known; return False if there is none."""
+    with _finding:
+        stage = next(more, None)
+        if stage is not None:
+            found.append(stage)
+    return stage is not None
+
+
 @dataclass(frozen=True)
 class BlendStages:
     """The stages of all lanes, each found when it is first asked for.
@@ -258,10 +272,8 @@ class BlendStages:
         """Return the stages of a lane until some row, or all; the last one ends behind it."""
         found, more = self._of(lane)
         while not found or ((stop := found[-1].stop) is not None and (row is None or stop < row)):
-            stage = next(more, None)
-            if stage is None:
+            if not _find_next(found, more):
                 break
-            found.append(stage)
         return found
 
     def end(self, lane: int, until: int | None) -> int | None:
@@ -291,11 +303,8 @@ class BlendStages:
         found, more = self._of(lane)
         number = 0
         while True:
-            if number == len(found):
-                stage = next(more, None)
-                if stage is None:
-                    return None
-                found.append(stage)
+            if number == len(found) and not _find_next(found, more):
+                return None
             stage = found[number]
             if stage.start >= start:
                 if draw < stage.drawn[source]:
