@@ -59,7 +59,7 @@ _ROOMS = {
         "UnknownArgumentError",
         "WorkerError",
     ],
-    "formats.meta.media": ["AVMetadata", "ImageMetadata"],
+    "formats.media": ["AVMetadata", "ImageMetadata"],
     "io.epath": ["EPath"],
     "loader.getters": ["get_loader", "get_savable_loader"],
     "loader.loader": ["BasicDataLoader"],

@@ -37,7 +37,7 @@ from energon.errors import (
     UnknownArgumentError as UnknownArgumentError,
     WorkerError as WorkerError,
 )
-from energon.formats.meta.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
+from energon.formats.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
 from energon.io.epath import EPath as EPath
 from energon.loader.getters import (
     get_loader as get_loader,

@@ -11,7 +11,7 @@ import torch
 from energon.decode.av import AVData, AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
-from energon.formats.meta.media import AVMetadata
+from energon.formats.media import AVMetadata
 from energon.sources.files.folder import SystemFileStore
 from tests.decode.videos import KINDS, encode_video, plain_audio, plain_frames
 

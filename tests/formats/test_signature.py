@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from energon.formats.media import SIGNATURE_BYTES, guess_extension
 from tests.decode.test_av_audio import written
 from tests.decode.videos import KINDS, encode_video
 

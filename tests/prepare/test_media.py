@@ -15,7 +15,7 @@ import soundfile
 from PIL import Image
 
 from energon.errors import ConfigError, FormatError, NoSuchFileError
-from energon.formats.meta.media import AVMetadata, ImageMetadata, deserialize_media_metadata
+from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.tables.media_table import copy_media
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset

@@ -28,8 +28,7 @@ from energon.decode.av_container import (
 )
 from energon.decode.av_video import Clip, FrameSize, VideoReader
 from energon.errors import ConfigError, DecodeError
-from energon.formats.meta.media import AVMetadata
-from energon.formats.signature import Piece
+from energon.formats.media import AVMetadata, Piece
 
 
 def as_frames(clip: Clip, size: FrameSize | None = None) -> Any:

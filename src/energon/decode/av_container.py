@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from energon.errors import ConfigError, DecodeError, EnergonError, needs_extra
-from energon.formats.signature import Piece, count_claimed_packets, read_headers
+from energon.formats.media import Piece, count_claimed_packets, read_headers
 from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS, check_limit
 
 if TYPE_CHECKING:

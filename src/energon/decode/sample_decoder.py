@@ -23,7 +23,7 @@ from energon.errors import (
     EnergonError,
     SkipSample,
 )
-from energon.formats.signature import guess_extension
+from energon.formats.media import guess_extension
 from energon.limits import UNPACKED_BYTES, check_limit
 from energon.samples.crude import PART_FILES, CrudeSample
 

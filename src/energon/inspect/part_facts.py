@@ -9,7 +9,7 @@ import numpy as np
 from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
 from energon.errors import DecodeError
-from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from energon.formats.media import SIGNATURE_BYTES, guess_extension
 from energon.sources.browse.tree import BrowsedFile
 
 MAX_MEASURED_TEXT = 4 << 20

@@ -11,7 +11,7 @@ import numpy as np
 from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError
-from energon.formats.signature import guess_extension
+from energon.formats.media import guess_extension
 from energon.io.epath import AnyPath
 from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part

@@ -14,9 +14,9 @@ import numpy as np
 from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, EmptyDatasetError, FormatError
+from energon.formats.media import guess_extension
 from energon.formats.meta.split import ratio_range
 from energon.formats.parquet import ParquetFooter
-from energon.formats.signature import guess_extension
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
 from energon.plan.subset import include_ordinals, resolve_range

@@ -81,7 +81,7 @@ HOMES: dict[str, str] = {
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
         SYSTEM_EXCEPTIONS SampleException=SampleError SkipSample
     """,
-    "formats.meta.media": """
+    "formats.media": """
         AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata
         serialize_media_metadata
     """,

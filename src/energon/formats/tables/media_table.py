@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from energon.errors import ConfigError
-from energon.formats.meta.media import (
+from energon.formats.media import (
     MediaMetadata,
     deserialize_media_metadata,
     serialize_media_metadata,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from energon.errors import ConfigError, EnergonError, FormatError
+from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META, load_info
-from energon.formats.meta.media import MediaMetadata
 from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving

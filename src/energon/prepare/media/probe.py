@@ -11,8 +11,7 @@ from typing import IO, Literal, NamedTuple
 
 from energon.decode.av import AVDecoder
 from energon.errors import ConfigError, DecodeError, MissingExtraError
-from energon.formats.meta.media import ImageMetadata, MediaMetadata
-from energon.formats.signature import SIGNATURE_BYTES, guess_extension
+from energon.formats.media import SIGNATURE_BYTES, ImageMetadata, MediaMetadata, guess_extension
 from energon.formats.tables.media_table import MediaJob, Strategy
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import open_part_table

@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 
 from energon.errors import ConfigError, DatasetNotFoundError, NoSuchFileError, StorageError
+from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META
-from energon.formats.meta.media import MediaMetadata
 from energon.io.address import is_remote, redact
 from energon.io.epath import EPath, any_path
 from energon.io.files import has_files, list_files, open_store

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from energon.errors import ConfigError, FormatError, NoSuchFileError
+from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META, load_info
-from energon.formats.meta.media import MediaMetadata
 from energon.formats.tables.media_table import MediaTable
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader, ThreadReaders, name_of

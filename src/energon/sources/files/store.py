@@ -14,7 +14,7 @@ from energon.io.range_file import LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES
 from energon.samples.crude import SourceInfo, add_source_info
 
 if TYPE_CHECKING:
-    from energon.formats.meta.media import MediaMetadata
+    from energon.formats.media import MediaMetadata
 
 
 class OpensFiles(Protocol):

@@ -10,7 +10,7 @@ from typing import IO
 import numpy as np
 
 from energon.errors import NoSuchFileError
-from energon.formats.meta.media import MediaMetadata
+from energon.formats.media import MediaMetadata
 from energon.formats.tar.headers import split_name
 from energon.io.epath import any_path
 from energon.io.range_file import RangeFile, open_range

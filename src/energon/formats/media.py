@@ -1,18 +1,27 @@
-"""Tell what a file is by its first bytes, and how many packets an MP4 file claims to have.
+"""What is known of an image, audio or video file without decoding it.
 
-The headers of an MP4 file may give all packets one size, and then their number is all there is in
-the file: a kilobyte can claim billions, for each of which decoders make an entry of an index.
+Its first bytes tell what it is, and how many packets an MP4 file claims to have: its headers may
+give all packets one size, and then their number is all there is in the file, so that a kilobyte
+can claim billions, for each of which decoders make an entry of an index.
+
+Metadata are stored in `index.sqlite` as compact JSON without nulls, beside the type of the file.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
-from typing import IO, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import IO, Any, ClassVar, NamedTuple, Self
+
+from energon.errors import FormatError
+from energon.formats.json_text import parse_json
 
 SIGNATURE_BYTES = 16
 
@@ -159,3 +168,105 @@ def _is_pcm(track: bytes) -> bool:
         and b"vide" not in track
         and all(time[4:8] == b"\0\0\0\1" and time[12:16] == b"\0\0\0\1" for time in times)
     )
+
+
+class MediaMetadataType(StrEnum):
+    """What a file is."""
+
+    AV = "av"
+    IMAGE = "image"
+
+
+class MediaMetadataBase:
+    """What is known of a media file."""
+
+    __slots__ = ()
+    metadata_type: ClassVar[MediaMetadataType]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is known, without what is not."""
+        known = asdict(self)  # type: ignore[call-overload]
+        return {name: value for name, value in known.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> Self:
+        """Return what `to_dict` was called for. Fields of later versions are ignored."""
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in payload.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMetadata(MediaMetadataBase):
+    """An image: pixels, Pillow's name of the file format, and of the channels.
+
+    Example:
+        >>> ImageMetadata(width=32, height=24, format="PNG", mode="RGB").to_dict()
+        {'width': 32, 'height': 24, 'format': 'PNG', 'mode': 'RGB'}
+    """
+
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.IMAGE
+    width: int
+    height: int
+    format: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AVMetadata(MediaMetadataBase):
+    """An audio or video file. What does not apply or is not known is None.
+
+    Durations are in seconds; the number of samples is that of one channel.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from energon import AVDecoder
+        >>> metadata = AVDecoder(Path("clip.mp4").read_bytes()).get_metadata()
+        >>> metadata.video_width, metadata.video_num_frames, metadata.audio_sample_rate
+        (32, 20, 8000)
+    """
+
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.AV
+    video_duration: float | None = None
+    video_num_frames: int | None = None
+    video_fps: float | None = None
+    video_width: int | None = None
+    video_height: int | None = None
+    audio_duration: float | None = None
+    audio_channels: int | None = None
+    audio_sample_rate: int | None = None
+    audio_num_samples: int | None = None
+
+
+MediaMetadata = ImageMetadata | AVMetadata
+
+_CLASSES: dict[MediaMetadataType, type[ImageMetadata] | type[AVMetadata]] = {
+    MediaMetadataType.AV: AVMetadata,
+    MediaMetadataType.IMAGE: ImageMetadata,
+}
+
+
+def serialize_media_metadata(metadata: MediaMetadata) -> tuple[MediaMetadataType, str]:
+    """Return the type of `metadata` and their JSON.
+
+    Example:
+        >>> serialize_media_metadata(AVMetadata(audio_channels=2))[1]
+        '{"audio_channels":2}'
+    """
+    return metadata.metadata_type, json.dumps(metadata.to_dict(), separators=(",", ":"))
+
+
+def deserialize_media_metadata(metadata_type: str, metadata_json: str) -> MediaMetadata:
+    """Return the metadata of a type that their JSON holds. Fields of later versions are ignored.
+
+    Raises:
+        FormatError: If the type is unknown, or the text does not fit it.
+    """
+    try:
+        cls = _CLASSES[MediaMetadataType(metadata_type)]
+        values: dict[str, Any] = parse_json(metadata_json, origin="JSON")
+        return cls.from_dict(values)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"media metadata of type {metadata_type!r}: {metadata_json[:80]!r}: {error}; run "
+            "`energon prepare-media` again"
+        ) from error
