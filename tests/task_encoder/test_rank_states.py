@@ -16,7 +16,7 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon import warn_once as once
+from energon import messages as once
 from tests.datasets import make_crude
 
 LANES = 12
