@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import energon
@@ -72,18 +73,23 @@ def definitions(skipped=()):
     """Return where each class, and each alias of a type, is defined, and the value of the alias."""
     found = defaultdict(list)
     for path, text in modules():
-        if path.startswith(skipped):
-            continue
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append((path, "class"))
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                name, value = node.targets[0].id, ast.unparse(node.value)
-                is_alias = name[:1].isupper() and not name.isupper()
-                if is_alias and not value.startswith("TypeVar("):
-                    found[name].append((path, value))
+        if not path.startswith(skipped):
+            for name, value in defined_in(text):
+                found[name].append((path, value))
+    return found
+
+
+@cache
+def defined_in(text):
+    """Return the classes and aliases that a module defines, each with what it is."""
+    tree = ast.parse(text)
+    found = [(node.name, "class") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, ast.unparse(node.value)
+            is_alias = name[:1].isupper() and not name.isupper()
+            if is_alias and not value.startswith("TypeVar("):
+                found.append((name, value))
     return found
 
 

@@ -324,7 +324,7 @@ def test_nothing_that_a_document_names_is_called(folder, monkeypatch, read):
     used = {id(target_of(*name)) for name in used_anyway}
     quiet = [name for name in names if id(target_of(*name)) not in used]
     assert len(quiet) > 100
-    for module, name in some(tried[:: 20 if read in TAKE_LONG else 1], 10):
+    for module, name in some(tried[:: 20 if read in TAKE_LONG else 1], 20):
         with watching(quiet) as called:
             error = attempt(read, folder, module, name)
         assert not called, f"{module}.{name}"

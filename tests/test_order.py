@@ -18,6 +18,7 @@ from energon import (
     stateless,
 )
 from tests.datasets import make_captions
+from tests.effort import some
 
 LANES = 8
 BATCH_SIZE = 3
@@ -124,7 +125,7 @@ def test_all_leaves_and_augmentations_are_there(expected):
     assert len({batch[3] for batch in expected}) == NUM_BATCHES
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[1:])
+@pytest.mark.parametrize("topology", some(TOPOLOGIES[1:], 2))
 def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, topology):
     run = Run(blend, topology)
     try:
@@ -135,10 +136,10 @@ def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected
 
 @pytest.mark.timeout(300)
 def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected):
-    """20 saves at random steps, each resumed on another topology; some a single step apart."""
+    """Many saves at random steps, each resumed on another topology; some a single step apart."""
     choose = random.Random(4)
     state, at, topology = None, 0, (1, 0)
-    for number in range(20):
+    for number in range(20 if IN_CI else 8):
         run = Run(blend, topology, start=at, state=state)
         try:
             step = 1 if number % 5 == 4 else choose.randint(1, 6)
