@@ -18,7 +18,7 @@ from energon import (
     stateless,
 )
 from tests.datasets import make_captions
-from tests.effort import some
+from tests.effort import IN_CI, some
 
 LANES = 8
 BATCH_SIZE = 3
