@@ -8,6 +8,7 @@ import pytest
 from energon import WorkerConfig, get_val_dataset
 from energon.errors import ConfigError
 from energon.formats.meta.split import load_split
+from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from energon.viewer.notes import Notes
 from tests.commands import run
@@ -51,6 +52,25 @@ def test_what_is_excluded_is_left_out_by_loaders_and_prepare(client, root, tmp_p
     )
     assert done.exit_code == 0, done.output
     assert load_split(root).exclude == ["000.tar/s1", "001.tar/s3"]
+
+
+def test_what_is_excluded_is_left_out_by_lint(tmp_path):
+    samples = [(f"s{n}", {"json": b"{" if n == 3 else b"{}"}) for n in range(6)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    assert run("lint", tmp_path / "ds", "--workers", 1).exit_code == 1
+    client = browse(tmp_path / "ds", notes=Notes(tmp_path / "bad"))
+    say(client, "/s/0/0/3", what="exclude", reason="broken")
+    for place in (tmp_path / "bad", tmp_path / "bad/ds.jsonl"):
+        done = run("lint", tmp_path / "ds", "--workers", 1, "--exclude-from", place)
+        assert done.exit_code == 0, done.output
+        assert "5 samples: no problems" in done.output
+    (tmp_path / "two.yaml").write_text("splits: {train: {blend: [{path: ds}, {path: other}]}}")
+    make_crude(tmp_path / "other", [2])
+    file = tmp_path / "bad/ds.jsonl"
+    done = run("lint", tmp_path / "two.yaml", "--workers", 1, "--exclude-from", file)
+    assert done.exit_code == 2
+    assert "lists samples of one dataset" in done.output
 
 
 def test_a_flag_is_a_note_that_excludes_nothing(client, root, tmp_path):

@@ -52,6 +52,11 @@ MAX_SHOWN = 50
 )
 @partial(allow_option, expose_value=True)
 @click.option(
+    "--exclude-from",
+    metavar="PLACE",
+    help="Leave out what quarantine files list: a folder of them, or the file of the only dataset.",
+)
+@click.option(
     "--quarantine",
     metavar="FILE",
     help="List what fails in FILE, for `energon prepare --exclude-from`.",
@@ -67,6 +72,7 @@ def command(
     dataset_config: str | None,
     split_config: str | None,
     allow: tuple[str, ...],
+    exclude_from: str | None,
     quarantine: str | None,
     as_json: bool,
     **indexing: Any,
@@ -95,6 +101,7 @@ def command(
                 max_samples=max_samples,
                 dataset_config=dataset_config,
                 split_config=split_config,
+                exclude_from=exclude_from,
                 allow=allow,
                 engine=how.engine,
                 progress=how.progress,

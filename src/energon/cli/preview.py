@@ -23,7 +23,7 @@ from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
-from energon.samples.notebook import as_pixels, recording_in_words
+from energon.samples.notebook import as_pixels, contact_sheet, recording_in_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -387,8 +387,6 @@ def _save(folder: str, title: str, samples: Sequence[Any]) -> None:
 
 
 def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
-    from energon.inspect.contact_sheet import contact_sheet
-
     page = contact_sheet(
         f"{counted(len(samples), 'sample')} of {title}",
         [

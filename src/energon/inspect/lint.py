@@ -39,7 +39,7 @@ from energon.sources.files.open import folder_of
 from energon.sources.kinds import kind_of
 from energon.sources.shards import ShardPool
 from energon.stages.quarantine import quarantine_file
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves, open_members
+from energon.task_encoder.leaves import OpenedLeaf, check_exclude_from, open_leaves, open_members
 from energon.task_encoder.open_join import check_join, find_joiner
 
 NOT_TRAINED = ("val", "test")
@@ -157,6 +157,7 @@ def lint_dataset(
     max_samples: int | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    exclude_from: str | os.PathLike[str] | None = None,
     allow: Sequence[str] = (),
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -169,6 +170,7 @@ def lint_dataset(
         max_samples: How many of each dataset, spread over all of its splits; None for all.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: The same for splits; None for split.yaml.
+        exclude_from: Quarantine files whose samples are left out, see `get_train_dataset`.
         allow: What data may do, see `get_train_dataset`; "pickle" decodes what is pickled.
         engine: Where it is done; None for processes of this machine.
         progress: Called with the number of samples that are done, and of all.
@@ -199,7 +201,10 @@ def lint_dataset(
     )
     report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
     report.findings += _exclude_problems(found)
-    work = _work(found, report, max_samples, tuple(allow))
+    if exclude_from is not None:
+        leaves = [leaf for of_split in found.splits.values() for leaf in of_split]
+        check_exclude_from(leaves, exclude_from)
+    work = _work(found, report, max_samples, exclude_from, tuple(allow))
     if not work and not report.findings:
         raise EmptyDatasetError(
             f"{redact(path)}: there is no sample to look at in "
@@ -249,7 +254,11 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
 
 
 def _work(
-    found: FoundLeaves, report: LintReport, max_samples: int | None, allow: tuple[str, ...]
+    found: FoundLeaves,
+    report: LintReport,
+    max_samples: int | None,
+    exclude_from: str | os.PathLike[str] | None,
+    allow: tuple[str, ...],
 ) -> list[tuple[str, IsolatedCall]]:
     """Return splits and what is to be looked at in them."""
     found_in: dict[str, list[tuple[str, Leaf, OpenedLeaf]]] = {}
@@ -257,7 +266,7 @@ def _work(
         report.num_samples[split] = 0
         for leaf in leaves:
             try:
-                opened = open_leaves([leaf], None, allow=allow)[0]
+                opened = open_leaves([leaf], None, exclude_from, allow=allow)[0]
             except EnergonError as error:
                 # A dataset may have splits that list nothing, but no metadataset may name them.
                 on_purpose = isinstance(error, EmptyDatasetError) and found.kind != "metadataset"

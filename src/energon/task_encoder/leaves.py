@@ -95,7 +95,7 @@ def open_leaves(
         EmptyDatasetError: If a leaf has no samples in its split.
     """
     if exclude_from is not None:
-        _check_one_dataset(leaves, exclude_from)
+        check_exclude_from(leaves, exclude_from)
     seen: dict[str, int] = {}
     pool = ShardPool()
     problems = Problems()
@@ -311,8 +311,12 @@ def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:
     return [entry for file in files for entry in load_quarantine(file)]
 
 
-def _check_one_dataset(leaves: Sequence[Leaf], where: str | os.PathLike[str]) -> None:
-    """Refuse a single quarantine file for several datasets, as it does not say which is meant."""
+def check_exclude_from(leaves: Sequence[Leaf], where: str | os.PathLike[str]) -> None:
+    """Refuse a single quarantine file for several datasets, as it does not say which is meant.
+
+    Raises:
+        ConfigError: If it is one.
+    """
     if not any_path(where).is_file():
         return
     paths = {each.path for leaf in leaves for each, _ in leaf.datasets}
