@@ -17,14 +17,15 @@ EXCEPTIONS = {
         fork_hook local_copy retry_stream watchdog av.av_init av.av_reader
         epathlib.rclone_config flavors.jsonl.ijsonl_reader flavors.jsonl.jsonl_prepare
         flavors.webdataset.aggregator_pool flavors.webdataset.itar
-        flavors.webdataset.itar_reader flavors.webdataset.prepare
+        flavors.webdataset.itar_reader
         flavors.webdataset.sample_loader flavors.webdataset.thread_local_sqlite
         metadataset.join_dataset_loader transforms.common
     """,
     "readers and writers of indexes and shards": """
         *.ThreadLocalSqlite *.ensure_local_copy *.JoinIndex* *.SqliteIndex* *.SqliteITar*
-        *.ITar* *.RawSampleData *.WebdatasetSampleLoaderDataset *.WebdatasetPreparator
-        *.AggregatorPool *.INDEX_BATCH_SIZE *.Index* *.JsonlPreparator *.IJsonlReader
+        *.ITar* *.RawSampleData *.WebdatasetSampleLoaderDataset
+        *.AggregatorPool *.BaseAggregator *.TarIndexWriter *.INDEX_BATCH_SIZE *.Index*
+        *.JsonlPreparator *.IJsonlReader
         *.IJsonlFile *.IJsonlSamplePointer *.CacheEntry *.CachedIJsonl* *.JOIN_INDEX_FILENAME
         *.TYPE_CHECKING *.TarIndexReader *.AVIndexMode *.AVProbeIndex *.AVReader*
         *.AV_DECODE_AVAILABLE *.av_open *.MediaFilterConfig.extract_metadata
@@ -36,7 +37,6 @@ EXCEPTIONS = {
     "`FileCacheLazy.entry`": "*.FileCacheLazy *.CacheFileLazy *.ForkMixin",
     "the classes of nodes of `metadataset.metadataset`": """
         metadataset.metadataset.* metadataset.metadataset_v2.* metadataset.loader.MockJsonParser
-        *.WebdatasetInfo *.WebdatasetSplits
     """,
     "`SavableCheckpoint`, `SavableDatasetWrapper`": """
         savable_loader.Sav* savable_loader.Simple* *.State *.ExtendableDataclassMixin

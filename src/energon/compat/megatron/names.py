@@ -16,7 +16,9 @@ HOMES: dict[str, str] = {
     "cache.file_pool": "FileCacheLazy FileStoreCachePool",
     "cache.pool": "CachePool DirectLazy Lazy MockLazy NoCachePool",
     "cli.main": "main",
-    "compat.megatron.datasets.arguments": "DatasetSubset FilteredSample",
+    "compat.megatron.datasets.arguments": """
+        DatasetSubset FilteredSample WebdatasetInfo WebdatasetSplits
+    """,
     "compat.megatron.datasets.leaf": """
         BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset
     """,
@@ -29,8 +31,8 @@ HOMES: dict[str, str] = {
     """,
     "compat.megatron.datasets.preparing": """
         EnergonDatasetType MediaFilterConfig MediaFilterStrategy ShardInfo WebdatasetMeta
-        check_dataset_info_present get_dataset_info get_dataset_type get_info_shard_files
-        prepare_filesystem_dataset
+        WebdatasetPreparator=PreparesShards check_dataset_info_present get_dataset_info
+        get_dataset_type get_info_shard_files prepare_filesystem_dataset
     """,
     "compat.megatron.datasets.webdataset": """
         BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory CrudeWebdataset
@@ -197,7 +199,8 @@ MODULES: dict[str, str] = {
     "flavors.webdataset": """
         AVData AVDecoder AVDecoderType BaseWebdatasetFactory DefaultDecoderWebdatasetFactory
         DefaultGenericWebdatasetFactory EmptyDatasetError ImageDecoderType
-        JoinedWebdatasetFactory SampleDecoder StandardWebdatasetFactory WebdatasetMeta
+        JoinedWebdatasetFactory MAIN_FOLDER_NAME SampleDecoder StandardWebdatasetFactory
+        WebdatasetMeta
     """,
     "flavors.webdataset.base_webdataset": "BaseWebdatasetFactory",
     "flavors.webdataset.config": """
@@ -214,10 +217,18 @@ MODULES: dict[str, str] = {
         EnergonDatasetType WebdatasetMeta check_dataset_info_present get_dataset_info
         get_dataset_type get_info_shard_files load_yaml
     """,
+    "flavors.webdataset.prepare": """
+        DuplicateSampleKeyError EPath INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME
+        INFO_JSON_FILENAME INFO_YAML_FILENAME MAIN_FOLDER_NAME MediaFilterConfig ShardInfo
+        WebdatasetInfo WebdatasetPreparator WebdatasetSplits collapse edataclass
+        get_dataset_info load_yaml serialize_media_metadata to_json_object
+    """,
     "flavors.webdataset.sample_decoder": "AVDecoderType ImageDecoderType SampleDecoder",
     "flavors.webdataset.sharder": "Sharder",
     "flavors.webdataset.standard_webdataset": "StandardWebdatasetFactory",
-    "flavors.webdataset.structs": "DatasetSubset FilteredSample ShardInfo",
+    "flavors.webdataset.structs": """
+        DatasetSubset FilteredSample ShardInfo WebdatasetInfo WebdatasetSplits
+    """,
     "loader": "get_loader get_savable_loader",
     "media": """
         AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata

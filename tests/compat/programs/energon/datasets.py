@@ -240,6 +240,31 @@ def check_some_of_the_shards(energon, folder):
     return some, found, other, others, again
 
 
+def check_a_converter_prepares_what_it_wrote(energon, folder):
+    module = "megatron.energon.flavors.webdataset"
+    preparator = import_module(f"{module}.prepare").WebdatasetPreparator
+    main = import_module(f"{module}.config").MAIN_FOLDER_NAME
+    structs = import_module(f"{module}.structs")
+    write_shards(Path(folder) / "converted", "converted", shards=2)
+    path = import_module("megatron.energon.epathlib").EPath(Path(folder) / "converted")
+    (path / main).mkdir(exist_ok=True)
+    shards = [str(each.relative_to(path)) for each in sorted(path.glob("**/*.tar"))]
+    with (path / main / "dataset.yaml").open("w") as file:
+        file.write("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+    ratio = [("train", 1.0), ("val", 0), ("test", 0)]
+    parts = preparator.prepare_dataset(
+        path, shards, split_parts_ratio=ratio, tar_index_only=False, workers=1
+    )
+    splits = structs.WebdatasetSplits(split_parts={"train": shards})
+    info = structs.WebdatasetInfo(shard_counts={"shard-0.tar": 6})
+    batches = loader(energon, train(energon, Path(folder) / "converted"))
+    return (
+        sorted(parts),
+        sorted(flat(texts(batches))),
+        [splits.split_parts, splits.exclude, info.energon_version, info.shard_counts],
+    )
+
+
 def check_jsonl(energon, folder):
     path = Path(folder) / "lines.jsonl"
     get = energon.CrudeJsonlDatasetFactory.prepare_dataset

@@ -128,6 +128,32 @@ class DatasetSubset:
         return {"range": self.range, "absolute_range": self.absolute_range}
 
 
+@dataclass(frozen=True, kw_only=True)
+class WebdatasetInfo:
+    """What `.nv-meta/.info.json` says.
+
+    Args:
+        energon_version: What prepared the dataset.
+        shard_counts: How many samples each shard has, by its name.
+    """
+
+    energon_version: str | None = None
+    shard_counts: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebdatasetSplits:
+    """What a file like `.nv-meta/split.yaml` says.
+
+    Args:
+        split_parts: The shards of each split.
+        exclude: Shards, and samples as `SHARD/KEY`, that are left out.
+    """
+
+    split_parts: dict[str, list[str]]
+    exclude: list[str] = field(default_factory=list)
+
+
 class FilteredSample(TypedDict):
     """What `load_sample` of a factory gets, beside the parts by name."""
 
