@@ -38,6 +38,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader "
         "WorkerConfig SavableDataset BasicDataLoader SavableDataLoader",
     ),
+    "Monitoring": ("energon", "export_to_prometheus export_to_opentelemetry"),
     "Task encoders": (
         "energon",
         "TaskEncoder DefaultTaskEncoder Recipe stateless Cooker cooker SampleDecoder "

@@ -180,6 +180,17 @@ def export_to_prometheus(
     Raises:
         MissingExtraError: If prometheus_client is not installed.
         ConfigError: If another open loader has the same name.
+
+    Example:
+        >>> from prometheus_client import CollectorRegistry
+        >>> from energon import WorkerConfig, get_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> registry = CollectorRegistry()
+        >>> with get_loader(dataset) as loader:
+        ...     export_to_prometheus(loader, registry=registry)
+        ...     "energon_wait_share" in {figure.name for figure in registry.collect()}
+        False
     """
     with needs_extra("prometheus", "export_to_prometheus needs prometheus_client"):
         from prometheus_client import REGISTRY
@@ -219,6 +230,14 @@ def export_to_opentelemetry(
     Raises:
         MissingExtraError: If opentelemetry-sdk is not installed.
         ConfigError: If another open loader has the same name.
+
+    Example:
+        >>> from energon import WorkerConfig, get_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> with get_loader(dataset) as loader:
+        ...     export_to_opentelemetry(loader)  # to the global meter provider
+        ...     _ = next(iter(loader))
     """
     with needs_extra("opentelemetry", "export_to_opentelemetry needs opentelemetry-sdk"):
         from opentelemetry.metrics import Observation, get_meter_provider
