@@ -219,6 +219,9 @@ def profiler() -> Profiler:
     return _profiler
 
 
+COLLECTS_WITHIN_CALLS = sys.version_info < (3, 12)
+"""Whether this Python may collect garbage wherever it allocates memory."""
+
 _frames_lock = threading.Lock()
 _pauses_gc = False
 
@@ -227,11 +230,15 @@ _pauses_gc = False
 def thread_frames() -> Iterator[dict[int, FrameType]]:
     """Yield the frame of each thread; only inside the block may the callers be looked up.
 
-    Garbage is not collected meanwhile. CPython 3.11 makes frame objects when they are asked for,
-    and could collect garbage in the middle of that: finalizers then let other threads run, while
-    the lock that new threads need is held, or a frame is looked at that ends.
+    CPython 3.11 makes frame objects when they are asked for, and could collect garbage in the
+    middle of that: finalizers then let other threads run, while the lock that new threads need is
+    held, or a frame is looked at that ends. So garbage is not collected meanwhile. From 3.12 on it
+    is only collected between two instructions, and nothing is paused.
     """
     global _pauses_gc
+    if not COLLECTS_WITHIN_CALLS:
+        yield sys._current_frames()
+        return
     with _frames_lock:
         if not gc.isenabled():
             yield sys._current_frames()
