@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,13 +125,41 @@ class LeafReader:
         source = self.sources[leaf]
         if not isinstance(source, ReadsLate):
             return RowsAtOnce(self._read_leaf(leaf, rows))
-        return source.read_late(
-            rows.ordinal, restore_keys=_keys(leaf, rows), subflavors=self.subflavors[leaf]
-        )
+        keys = LateKeys(leaf, rows.epoch, rows.ordinal)
+        return source.read_late(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
 
 
 def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
-    return list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
+    return list(LateKeys(leaf, rows.epoch, rows.ordinal))
+
+
+@dataclass(frozen=True)
+class LateKeys(Sequence[tuple[int, int, int]]):
+    """The restore keys of samples of a leaf, made when their turn comes.
+
+    Thousands of tuples that wait would be walked over by the garbage collector.
+    """
+
+    leaf: int
+    epoch: Ints
+    ordinal: Ints
+
+    def __len__(self) -> int:
+        return len(self.ordinal)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        return zip(repeat(self.leaf), self.epoch.tolist(), self.ordinal.tolist(), strict=False)
+
+    @overload
+    def __getitem__(self, places: int) -> tuple[int, int, int]: ...
+
+    @overload
+    def __getitem__(self, places: slice | Ints) -> LateKeys: ...
+
+    def __getitem__(self, places: int | slice | Ints) -> tuple[int, int, int] | LateKeys:
+        if isinstance(places, int):
+            return self.leaf, int(self.epoch[places]), int(self.ordinal[places])
+        return LateKeys(self.leaf, self.epoch[places], self.ordinal[places])
 
 
 @runtime_checkable
@@ -142,7 +170,7 @@ class ReadsLate(Protocol):
         self,
         ordinals: Ints,
         *,
-        restore_keys: Sequence[tuple[int, ...]],
+        restore_keys: LateKeys,
         subflavors: Mapping[str, Any] | None = None,
     ) -> LateRows:
         """Read samples, in the order of `ordinals`; see `Source.read`."""

@@ -157,7 +157,7 @@ def read_shard(
         _check_different(file, table, names, indices)
         numbers = indices[:, None] * len(names) + np.arange(len(names))
         return _read_parts(file, table, names, numbers, (table.keys(indices), *notes), parts)
-    shards, restore_keys, subflavors = notes
+    shards, restore_keys, subflavors = notes[0], list(notes[1]), notes[2]
     samples: list[Any] = [None] * len(indices)
     for names, rows, numbers in _by_schema(table, indices):
         _check_different(file, table, names, indices[rows])

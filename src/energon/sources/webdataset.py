@@ -34,6 +34,7 @@ from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, PartFilter, PartNames, wanted_extents
 from energon.sources.kinds import Location, Source, content_fingerprint
+from energon.sources.reader import LateKeys
 from energon.sources.shard_samples import SlicedRows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.stages.read import LateRows, RowsAtOnce
@@ -185,7 +186,7 @@ class WebdatasetSource:
         self,
         ordinals: NDArray[np.int64],
         *,
-        restore_keys: Sequence[tuple[int, ...]],
+        restore_keys: LateKeys,
         subflavors: Mapping[str, Any] | None = None,
     ) -> LateRows:
         """Do the same, but make dicts of what was read only when their turn comes, if possible."""
@@ -348,8 +349,12 @@ class WebdatasetSource:
         raw = raw[order]
         shards = np.searchsorted(self.bounds, raw, side="right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(raw)]
-        keys = list(zip(ordinals.tolist())) if restore_keys is None else restore_keys
-        keys = [keys[place] for place in order.tolist()]
+        keys: Sequence[tuple[int, ...]]
+        if isinstance(restore_keys, LateKeys):
+            keys = restore_keys[order]
+        else:
+            given = list(zip(ordinals.tolist())) if restore_keys is None else restore_keys
+            keys = [given[place] for place in order.tolist()]
         pieces = []
         for start, stop in pairwise(cuts):
             if start < stop:
