@@ -155,5 +155,5 @@ def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
     print("steady:", steady.report(), "first:", first.report(), sep="\n")
     assert len(steady.files) <= 17, steady.report()
     assert steady.calls.total() <= 78, steady.report()
-    assert steady.deepest <= 17, steady.report()
+    assert steady.deepest <= 18, steady.report()
     assert len(first.files) <= 48, first.report()  # one finds modules, in a longer session

@@ -138,8 +138,8 @@ class Hook:
 class HookRunner:
     """A hook in one lane: knows how often it failed in a row, and in the worker at all.
 
-    Whoever walks over many arguments calls `function` itself, says afterwards how often it did
-    `succeed`, and hands on what did not: to `settle`, `fail` and `exit`.
+    Whoever walks over many arguments calls `function` itself, adds to `tally` and `record`
+    afterwards how often it succeeded, and hands on what did not: to `settle`, `fail` and `exit`.
     """
 
     def __init__(self, hook: Hook, lane: Lane) -> None:

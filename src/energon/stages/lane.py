@@ -121,9 +121,14 @@ class Walk:
         self.name = ""
         self.told: tuple[Any, ...] = ()
 
+    @property
+    def taken(self) -> int:
+        """How many samples were handed on."""
+        return len(self.keys) - length_hint(self.rest)
+
     def tell(self, present: Present) -> None:
         """Note in `present` what user code works on, unless it is known there."""
-        taken = len(self.keys) - length_hint(self.rest)
+        taken = self.taken
         row = self.start + taken - 1
         told = row, self.name
         if told == self.told or not taken:
@@ -247,7 +252,11 @@ class Lane:
             address: What tells the sample from others, or the key that makes it; () for several.
             several: Whether there are several.
         """
-        self.enter_known(row * self.stride + self.offset, address, several=several)
+        present, known = self.present, row * self.stride + self.offset
+        present.walk = None
+        present.known_row, present.known_address = known, address
+        if self.progress is not None:
+            self.progress(known, several)
 
     def enter_known(self, row: int, address: RestoreKey, *, several: bool = False) -> None:
         """Do the same for a row by the number by which it is known outside."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
@@ -103,9 +103,13 @@ class _MapIterator(ApplyIterator):
         self.runners = _Runners(stage.hooks, lane)
         self.is_by_leaf = len(stage.hooks) > 1
         self.of_columns = _of_columns(stage.hooks)
+        self.may_seed = any(hook.restore_seeds for hooks in stage.hooks for hook in hooks)
         self.walk = Walk(lane)
-        # How many of the items are done that were peeked at last.
-        self.taken = 0
+        # How many of the items are done that were peeked at last, and of the present walk.
+        self.taken = self.passed = 0
+        self.next_row = lane.next_row
+        if self.next_row is None and lane.progress is not None:
+            self.next_row = partial(lane.progress, several=False)
 
     def __next__(self) -> Any:
         items: list[Any] = []
@@ -252,108 +256,136 @@ class _MapIterator(ApplyIterator):
             outputs: Takes the outputs.
             places: Takes their places, unless it is None.
         """
-        lane, batch, walk, by_leaf = self.lane, self.batch, self.walk, self.runners
-        present, progress, next_row = lane.present, lane.progress, lane.next_row
-        if next_row is None and progress is not None:
-            next_row = partial(progress, several=False)
-        stride, offset, seeds = lane.stride, lane.offset, lane.host.seeds_calls
+        walk, present, by_leaf = self.walk, self.lane.present, self.runners
         keys: list[Any] = [
             item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
         ]
         walk.keys, walk.start, walk.rest, walk.told = keys, start, iter(items), ()
         only = None if self.is_by_leaf else by_leaf[0]
-        chains = [by_leaf[key[0]] for key in keys] if only is None else repeat(only)
-        steps = zip(walk.rest, chains, count(start), strict=False)
-        passed = 0
+        chains = iter([by_leaf[key[0]] for key in keys] if only is None else repeat(only))
         around, present.walk = present.walk, walk
-        caller, active.lane = active.lane, lane
+        caller, active.lane = active.lane, self.lane
+        self.passed = 0
         try:
-            while True:
-                try:
-                    for output, runners, row in steps:
-                        if next_row is not None:
-                            next_row(row * stride + offset)
-                        for runner in runners:
-                            walk.name = runner.name
-                            argument = output
-                            if seeds and runner.seeds_calls:
-                                output = runner.call(argument, present.address)
-                            else:
-                                output = runner.function(argument)
-                            if output is None:
-                                if runner.returns_something:
-                                    break
-                            elif type(output) is GeneratorType:
-                                break
-                        else:
-                            outputs.append(output)
-                            if places is not None:
-                                places.append([row, 0, batch])
-                            continue
-                        break
-                    else:
-                        if only is None or passed:
-                            self._succeed(keys[passed:])
-                        else:  # as that does, without a call
-                            for runner in only:
-                                runner.tally.succeeded += len(keys)
-                                runner.record.succeeded = True
-                        passed = len(keys)
-                        break
-                except Exception as error:
-                    passed = self._stop(row - start, passed, runners, runner)
-                    runner.fail(error, argument)
-                    seeds = lane.host.seeds_calls
-                except BaseException as error:
-                    passed = self._stop(row - start, passed, runners, runner)
-                    runner.exit(error, argument)
-                    raise
-                else:
-                    passed = self._stop(row - start, passed, runners, runner)
-                    address = present.address
-                    several = runner.settle(output, argument, address)
-                    following = runners[runners.index(runner) + 1 :]
-                    output = self._begin_outputs(
-                        several, following, flat(address), keys[passed - 1]
-                    )
-                    if output is not SKIPPED:
-                        outputs.append(output)
-                        if places is not None:
-                            places.append([row, 0, batch])
-                    break
+            while self._walk_on(only, chains, outputs, places):
+                pass
         finally:
-            self.taken += passed
-            del keys[passed:]
+            self.taken += self.passed
+            del keys[self.passed :]
             walk.name, walk.rest = "", iter(())
             if around is not None and around.name:
                 present.walk = around
             active.lane = caller
 
-    def _stop(
-        self, number: int, passed: int, runners: tuple[HookRunner, ...], last: HookRunner
-    ) -> int:
-        """Count what hooks have returned in a walk up to one that has not.
+    def _walk_on(
+        self,
+        only: tuple[HookRunner, ...] | None,
+        chains: Iterator[tuple[HookRunner, ...]],
+        outputs: list[Any],
+        places: list[ItemPlace] | None,
+    ) -> bool:
+        """Append the outputs for the rest of a walk, up to an item that fails or has several.
 
         Args:
-            number: Its item.
-            passed: How many items are counted.
-            runners: The hooks of the item.
-            last: The one that has not.
+            only: What runs the hooks of each item, if it is the same for all.
+            chains: What runs the hooks of each item that is left.
+            outputs: Takes the outputs.
+            places: Takes their places, unless it is None.
 
         Returns:
-            How many items are counted now.
+            Whether the walk goes on.
         """
-        self._succeed(self.walk.keys[passed:number])
+        lane, batch, walk, next_row = self.lane, self.batch, self.walk, self.next_row
+        present, seeds = lane.present, self.may_seed and lane.host.seeds_calls
+        runner: Any = None
+        try:
+            if only is None or seeds or places is not None or next_row is not None:
+                steps = zip(walk.rest, chains, count(walk.start + self.passed), strict=False)
+                for output, runners, row in steps:
+                    if next_row is not None:
+                        next_row(row * lane.stride + lane.offset)
+                    for runner in runners:
+                        walk.name = runner.name
+                        argument = output
+                        if seeds and runner.seeds_calls:
+                            output = runner.call(argument, present.address)
+                        else:
+                            output = runner.function(argument)
+                        if output is None:
+                            if runner.returns_something:
+                                break
+                        elif type(output) is GeneratorType:
+                            break
+                    else:
+                        outputs.append(output)
+                        if places is not None:
+                            places.append([row, 0, batch])
+                        continue
+                    break
+                else:
+                    return self._pass(len(walk.keys))
+            else:  # the same, with nothing to be asked for each item
+                runners = only
+                for output in walk.rest:
+                    for runner in runners:
+                        walk.name = runner.name
+                        argument = output
+                        output = runner.function(argument)
+                        if output is None:
+                            if runner.returns_something:
+                                break
+                        elif type(output) is GeneratorType:
+                            break
+                    else:
+                        outputs.append(output)
+                        continue
+                    break
+                else:
+                    return self._pass(len(walk.keys))
+        except Exception as error:
+            if runner is None:
+                raise
+            self._stop(runners, runner)
+            runner.fail(error, argument)
+            return True
+        except BaseException as error:
+            if runner is None:
+                raise
+            self._stop(runners, runner)
+            runner.exit(error, argument)
+            raise
+        self._stop(runners, runner)
+        several = runner.settle(output, argument, present.address)
+        following = runners[runners.index(runner) + 1 :]
+        key = walk.keys[walk.taken - 1]
+        output = self._begin_outputs(several, following, flat(present.address), key)
+        if output is not SKIPPED:
+            outputs.append(output)
+            if places is not None:
+                places.append([walk.start + walk.taken - 1, 0, batch])
+        return False
+
+    def _stop(self, runners: tuple[HookRunner, ...], last: HookRunner) -> None:
+        """Count what hooks have returned in a walk up to the last item, whose `last` has not."""
+        taken = self.walk.taken
+        self._pass(taken - 1)
         for runner in runners[: runners.index(last)]:
             runner.succeed()
-        return number + 1
+        self.passed = taken
 
-    def _succeed(self, keys: list[Any]) -> None:
-        """Count that all hooks of some items of a walk have returned something."""
-        leaves = Counter(key[0] if self.is_by_leaf else 0 for key in keys)
+    def _pass(self, stop: int) -> bool:
+        """Count that all hooks have returned something for the items up to `stop`; return False."""
+        passed, self.passed = self.passed, stop
+        keys: list[Any] = self.walk.keys[passed:stop]
+        if self.is_by_leaf:
+            leaves: dict[int, int] = Counter([key[0] for key in keys])
+        else:
+            leaves = {0: len(keys)}
         for leaf, number in leaves.items():
             for runner in self.runners[leaf]:
-                runner.succeed(number)
+                runner.tally.succeeded += number
+                runner.record.succeeded |= number > 0
+        return False
 
     def _leave_out(self, row: int, address: RestoreKey) -> None:
         self.lane.counts["skipped after killing workers"] += 1

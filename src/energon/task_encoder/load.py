@@ -11,7 +11,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import CrudeSample, known_sources, sources_of
+from energon.samples.crude import CrudeSample, known_sources, noting_sources, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
 from energon.stages.hook import Compiled, Hook
@@ -221,6 +221,8 @@ class LoadCrude(Compiled):
             then: Called with the sample, for what is returned; None returns the sample.
         """
         path, decoder = self.dataset_path, self.decoder
+        if decoder is None and then is not None:
+            return noting_sources(path, then)
 
         def load(raw: CrudeSample) -> Any:
             sources = sources_of(path, raw)
