@@ -188,10 +188,10 @@ class TokenSource(SingleSource):
         """Find samples, in the order of `ordinals`; their tokens are copied when they are made."""
         numbers = self._numbers(ordinals)
         runs = self._runs(numbers)
-        about = {
+        about: dict[str, Sequence[Any]] = {
             "__key__": list(map(str, numbers.tolist())),
             "__shard__": self._shards(runs, len(numbers)),
-            "__restore_key__": restore_keys,
+            "__restore_key__": list(restore_keys),
             "__subflavors__": [subflavors] * len(numbers),
         }
         return TokenRows(self.corpus, runs, is_windows=self.windows is not None, about=about)

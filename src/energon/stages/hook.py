@@ -174,7 +174,8 @@ class HookRunner:
             active.lane = before
         if output is None or type(output) is GeneratorType:
             return self.settle(output, argument, address)
-        self.succeed()
+        self.tally.succeeded += 1
+        self.record.succeeded = True
         return output
 
     def call(self, argument: Any, address: RestoreKey) -> Any:
