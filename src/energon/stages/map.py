@@ -293,7 +293,7 @@ class _MapIterator(ApplyIterator):
             places: Takes their places, unless it is None.
 
         Returns:
-            Whether the walk goes on.
+            Whether the walk continues.
         """
         lane, batch, walk, next_row = self.lane, self.batch, self.walk, self.next_row
         present, seeds = lane.present, self.may_seed and lane.host.seeds_calls
@@ -324,7 +324,7 @@ class _MapIterator(ApplyIterator):
                     break
                 else:
                     return self._pass(len(walk.keys))
-            else:  # the same, with nothing to be asked for each item
+            else:  # the same where nobody follows the rows
                 runners = only
                 for output in walk.rest:
                     for runner in runners:
