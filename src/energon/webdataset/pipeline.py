@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from energon.errors import ConfigError
-from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot
+from energon.webdataset.running.loop import EpochCounter, Extent, Loop, Scope, Snapshot
 from energon.webdataset.running.place import (
-    EpochCounter,
     TorchLookalike,
     add_length_method,
     current_place,
