@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
-from energon.compat.megatron.encoder import LoadedDataset
 from energon.compat.megatron.load_config import GetterCall
+from energon.compat.megatron.pipeline import LoadedDataset
 from energon.errors import ConfigError
 from energon.io.address import join_address
 from energon.io.epath import EPath

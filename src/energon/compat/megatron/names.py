@@ -41,7 +41,7 @@ HOMES: dict[str, str] = {
         DefaultGenericWebdataset=GenericWebdatasetFactory
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
-    "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder LoadedDataset TaskEncoder",
+    "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder TaskEncoder",
     "compat.megatron.getters": """
         get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
     """,
@@ -61,6 +61,7 @@ HOMES: dict[str, str] = {
         MetadatasetV2 load_dataset traverse_metadataset
     """,
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
+    "compat.megatron.pipeline": "LoadedDataset",
     "compat.megatron.savable": """
         FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
         SavableDatasetCheckpoint=SavableDataLoaderState SavableDatasetState=SavableDataLoaderState
