@@ -93,7 +93,7 @@ def _write_gallery() -> None:
 
 def _as_prose(docstring: str) -> str:
     """Return a docstring as Markdown: what is indented is code."""
-    parts = re.split(r"\n\s*\n", docstring)
+    parts = re.split(r"\n\s*\n", docstring.strip("\n"))
     return "\n\n".join(
         f"```\n{part}\n```" if part.startswith("    ") else part.strip() for part in parts
     )

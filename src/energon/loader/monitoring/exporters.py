@@ -189,8 +189,9 @@ def export_to_prometheus(
         >>> registry = CollectorRegistry()
         >>> with get_loader(dataset) as loader:
         ...     export_to_prometheus(loader, registry=registry)
-        ...     "energon_wait_share" in {figure.name for figure in registry.collect()}
-        False
+        ...     _ = next(iter(loader))
+        ...     "energon_batches" in {figure.name for figure in registry.collect()}
+        True
     """
     with needs_extra("prometheus", "export_to_prometheus needs prometheus_client"):
         from prometheus_client import REGISTRY
