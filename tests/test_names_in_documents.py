@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType
 
@@ -296,6 +297,7 @@ STAY_DATA = [label_samples, stream_with_options, ask_about_a_dataset, lint_a_joi
 TAKE_LONG = [lint_a_joiner]
 
 
+@cache
 def names_to_try():
     """Each callable, and some by other ways to it."""
     names = list(callables())
