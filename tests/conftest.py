@@ -35,7 +35,7 @@ settings.load_profile("patient")
 
 
 if not IN_CI:
-    testing.check_resume.__kwdefaults__["ahead"] = 6
+    testing.check_resume.__kwdefaults__["ahead"] = 4
 
 # Whoever runs the tests in the background of a shell has them ignore Ctrl-C, and with them the
 # commands that they start.

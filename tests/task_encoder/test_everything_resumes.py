@@ -307,7 +307,7 @@ def test_a_run_continues_from_every_batch(folder, kind):
         for _ in range(total):
             states.append(run.save())
             expected += run.take(1)
-    for at, state in some([*enumerate(states)], 2):
+    for at, state in some([*enumerate(states)], 3):
         with Run(folder, pipeline, Topology(), state) as run:
             assert run.save() == state
             assert run.take(total - at) == expected[at:]

@@ -32,6 +32,7 @@ from energon.stages.batch import BatchDataset
 from energon.stages.read import ReadDataset
 from energon.task_encoder.dataset import SavableDataset
 from tests.datasets import make_crude
+from tests.effort import some
 from tests.stages.numbers import NumberReader
 
 SIZES = {"a": 130, "b": 37, "c": 11}
@@ -151,7 +152,7 @@ def test_a_state_of_one_rank_goes_on_exactly_on_every_divisor_of_24(folder, enco
     if not workers:
         assert run.take(start) == whole[:start]
         state = run.save()
-        for world_size in (1, 2, 3, 4, 6, 8, 12, 24):
+        for world_size in some((1, 2, 3, 4, 6, 8, 12, 24), 2):
             job = Job(path, world_size=world_size, encoder=encoder).restored(state)
             assert job.take(24 * 5 // world_size) == whole[start:], world_size
     else:
@@ -331,11 +332,11 @@ def test_lanes_that_skip_do_not_hold_more_and_more():
     reader = BlockReader(mean_sample_bytes=2000)
     lanes = host(24, 1, reader=reader, leaf=PlanLeaf("a", 50_000, slice_samples=50))
     generator = np.random.default_rng(0)
-    lanes._pipeline = _Skipping(lanes._pipeline, generator)
+    lanes.pipeline = _Skipping(lanes.pipeline, generator)
     given = 0
     for event in islice(lanes, 4000):
         given += len(event.batch)
-        assert sum(reader.reads) - lanes._pipeline.seen <= read.MAX_PLANNED_ROWS + 64
+        assert sum(reader.reads) - lanes.pipeline.seen <= read.MAX_PLANNED_ROWS + 64
     assert given == 4000 * 32
 
 

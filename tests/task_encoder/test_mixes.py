@@ -21,6 +21,7 @@ from energon import (
     stateless,
 )
 from tests.datasets import make_crude
+from tests.effort import some
 
 SIZES = {"a": 30, "b": 17, "c": 50}
 
@@ -166,7 +167,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("lanes", [1, 4, 12])
+@pytest.mark.parametrize("lanes", some([1, 4, 12]))
 def test_epochs_are_exact_through_changes_of_the_mix(folder, shape, lanes):
     """Two epochs of everything, whatever the weights were on the way."""
     encoder = {"packs": Packs, "groups": Groups}.get(shape.partition(" ")[0], Keys)()

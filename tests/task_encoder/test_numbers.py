@@ -165,7 +165,7 @@ def test_numbers_are_the_same_after_every_restore_on_any_topology(folder, kind):
             states.append(json.dumps(loader.save_state_rank()))
             expected += told(islice(loader, 1))
     dataset = open_dataset(folder, kind)
-    for at in some(range(total)):
+    for at in some(range(total), 6):
         with get_savable_loader(dataset) as loader:
             loader.restore_state_rank(json.loads(states[at]))
             assert told(islice(loader, total - at)) == expected[at:]
@@ -192,7 +192,7 @@ def test_batches_know_their_own_numbers(folder, kind):
 def test_a_batch_is_made_again_with_the_numbers_that_it_had(folder, kind):
     ahead = kind.startswith("packs") or kind in ("yields samples", "groups", "whole batches")
     with open_loader(folder, kind, lanes=LANES) as loader:
-        for batch in islice(loader, 12):
+        for batch in some([*islice(loader, 12)]):
             key = json.loads(json.dumps(batch["__restore_key__"]))
             again = loader.restore_sample(key)["told"]
             if ahead:
