@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -130,6 +130,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
         StorageError: If it is remote and cannot be reached.
     """
     path = os.fspath(path)
+    folder = _Folder(path)
     for entries in _known():
         name = address_name(path)
         for entry in entries:
@@ -142,23 +143,66 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
                 if is_file(join_address(path, f".nv-meta/{marker}")):
                     return entry.name
         for entry in entries:
-            if any(_holds(join_address(path, name), entry.says) for name in entry.holds):
+            if any(_holds(folder, name, entry.says) for name in entry.holds):
                 return entry.name
-            if entry.pair and _has_pair(path, entry.pair):
+            if entry.pair and _has_pair(folder, entry.pair):
                 return entry.name
-            if entry.below and _are_most(path, entry.below):
+            if entry.below and _are_most(folder, entry.below):
                 return entry.name
     for entries in _known():
         for entry in entries:
-            if entry.media and _is_in_most(path, entry.media):
+            if entry.media and _is_in_most(folder, entry.media):
                 return entry.name
     raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
 
 
-def _holds(file: str, says: str) -> bool:
+class _Folder:
+    """What lies at an address. In an object store, all of it is told by one listing."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @cached_property
+    def _listed(self) -> list[str] | None:
+        """The paths of files in an object store, as many as are looked at; None if elsewhere."""
+        if not is_remote(self.path):
+            return None
+        store, key = open_store(self.path)
+        if not store.backend.can_list:
+            return None
+        cut = len(key) + 1 if key else 0
+        return [found.key[cut:] for found in islice(store.backend.list(key), MAX_COMPARED)]
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+        listed = self._listed
+        if listed is not None and len(listed) < MAX_COMPARED:
+            return name in listed
+        return is_file(join_address(self.path, name))
+
+    def names(self) -> Sequence[str]:
+        """Return some names of what is directly in it; none if it cannot be listed."""
+        listed = self._listed
+        if listed is not None and len(listed) < MAX_COMPARED:
+            return [name.partition("/")[0] for name in listed]
+        return _names_in(self.path)
+
+    @cached_property
+    def compared(self) -> list[str]:
+        """The paths of files below it, of those that are looked at."""
+        names = self._listed
+        if names is None:
+            is_far = is_remote(self.path)
+            names = [] if is_far else list(islice(_files_below(self.path), MAX_COMPARED))
+        hidden = (".", "_", "README")
+        return [name for name in names if not name.rpartition("/")[2].startswith(hidden)]
+
+
+def _holds(folder: _Folder, name: str, says: str) -> bool:
     """Return whether there is a file, and an object in it with a key; "" asks for no key."""
-    if not is_file(file) or not says:
-        return is_file(file)
+    if not folder.has(name) or not says:
+        return folder.has(name)
+    file = join_address(folder.path, name)
     try:
         content = parse_json(read_document(file), origin=redact(file))
     except FormatError:
@@ -166,45 +210,33 @@ def _holds(file: str, says: str) -> bool:
     return isinstance(content, dict) and says in content
 
 
-def _has_pair(path: str, endings: tuple[str, ...]) -> bool:
+def _has_pair(folder: _Folder, endings: tuple[str, ...]) -> bool:
     """Return whether files that belong together are at an address, or in the folder there."""
-    if all(is_file(path + ending) for ending in endings):
+    if all(is_file(folder.path + ending) for ending in endings):
         return True
-    names = set(_names_in(path))
+    names = set(folder.names())
     stems = (name.removesuffix(endings[0]) for name in names if name.endswith(endings[0]))
     return any(all(stem + ending in names for ending in endings[1:]) for stem in stems)
 
 
-def _are_most(folder: str, ending: str) -> bool:
+def _are_most(folder: _Folder, ending: str) -> bool:
     """Return whether most files below a folder, of those that are looked at, end so."""
-    names = _compared(folder)
+    names = folder.compared
     return 2 * sum(name.endswith(ending) for name in names) > len(names)
 
 
-def _is_in_most(folder: str, endings: tuple[str, ...]) -> bool:
+def _is_in_most(folder: _Folder, endings: tuple[str, ...]) -> bool:
     """Return whether most samples below a folder, by names up to the first dot, have such a file.
 
     Example:
         a/0.jpg, a/0.txt, b/1.jpg and classes.json are three, of which two have one.
     """
     samples: dict[str, bool] = {}
-    for name in _compared(folder):
+    for name in folder.compared:
         base, _, file = name.rpartition("/")
         key = f"{base}/{file.partition('.')[0]}"
         samples[key] = samples.get(key, False) or name.lower().endswith(endings)
     return 2 * sum(samples.values()) > len(samples)
-
-
-def _compared(folder: str) -> list[str]:
-    """Return the paths of files below a folder, of those that are looked at."""
-    if is_remote(folder):
-        store, key = open_store(folder)
-        if not store.backend.can_list:
-            return []
-        names = [found.key for found in islice(store.backend.list(key), MAX_COMPARED)]
-    else:
-        names = list(islice(_files_below(folder), MAX_COMPARED))
-    return [name for name in names if not name.rpartition("/")[2].startswith((".", "_", "README"))]
 
 
 def _names_in(folder: str) -> Sequence[str]:

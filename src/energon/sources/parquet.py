@@ -21,10 +21,10 @@ from energon.formats.meta.split import (
     splits_by_name,
 )
 from energon.formats.parquet import ParquetFooter, parse_footer
-from energon.io.address import is_remote, redact
-from energon.io.backends.local import OpenFile
+from energon.io.address import redact
+from energon.io.backends.base import ObjectInfo
 from energon.io.epath import any_path
-from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.range_file import RangeFile
 from energon.limits import DECODED_BYTES
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
@@ -79,6 +79,11 @@ class ParquetGroups:
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._tables: OrderedDict[tuple[int, tuple[str, ...]], pa.Table] = OrderedDict()
         self._range_files: dict[int, RangeFile] = {}
+
+    @cached_property
+    def _listed(self) -> list[ObjectInfo]:
+        listed = {each.key: each for each in self.files.found}
+        return [listed[footer.name] for footer in self.footers]
 
     @property
     def folder(self) -> str:
@@ -159,9 +164,7 @@ class ParquetGroups:
         """Return a file, open for reading ranges."""
         found = self._range_files.get(number)
         if found is None:
-            address = self.files.path(self.footers[number].name)
-            found = RemoteFile(address) if is_remote(address) else OpenFile(address)
-            self._range_files[number] = found
+            found = self._range_files[number] = self.files.open(self._listed[number])
             if len(self._range_files) > OPEN_FILES:
                 del self._range_files[next(iter(self._range_files))]
         return found

@@ -53,13 +53,21 @@ class ParquetFiles:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.folder, self.found = _find(address)
+        self.folder, self.found, self._is_noted = _find(address)
         if not self.found:
             raise DatasetNotFoundError(f"{redact(address)}: there are no {SUFFIX} files")
 
     def path(self, name: str) -> str:
         """Return the address of a file."""
         return join_address(self.folder, name)
+
+    def open(self, found: ObjectInfo) -> RangeFile:
+        """Return a file of `found`, open: its size and version are known from the listing."""
+        address = self.path(found.key)
+        if not is_remote(address):
+            return OpenFile(address)
+        _, key = open_store(address)
+        return RemoteFile(address, info=found._replace(key=key))
 
     def footers(self) -> list[ParquetFooter]:
         """Return the ends of all files: as they were noted, or read now.
@@ -116,6 +124,7 @@ class ParquetFiles:
         if not is_pattern(self.address) and not self.address.endswith(SUFFIX):
             try:
                 write_bytes(self._table, dump_footers(footers))
+                self._is_noted = True
             except OSError as error:
                 log.warning("%s: %s; they are kept in the cache of the user", self._table, error)
                 self._kept(self.found)
@@ -127,10 +136,7 @@ class ParquetFiles:
         Raises:
             FormatError: If it is not a Parquet file.
         """
-        address = self.path(found.key)
-        origin = redact(address)
-        file: RangeFile = RemoteFile(address) if is_remote(address) else OpenFile(address)
-        size = found.size
+        origin, file, size = redact(self.path(found.key)), self.open(found), found.size
         guessed = min(size, GUESSED_BYTES if file.is_remote else TAIL_BYTES)
         tail = file.pread(size - guessed, guessed)
         length = footer_bytes(tail, size=size, origin=origin)
@@ -146,14 +152,14 @@ class ParquetFiles:
 
     def _noted(self) -> dict[str, ParquetFooter]:
         """Return what `energon prepare` has noted, by file."""
-        if is_pattern(self.address) or self.address.endswith(SUFFIX):
-            return {}
-        if file_info(self._table) is None:
+        if not self._is_noted:
             return {}
         try:
             noted = load_footers(read_bytes(self._table), origin=redact(self._table))
         except FormatError as error:
             log.warning("%s", error)
+            return {}
+        except DatasetNotFoundError:  # deleted since it was listed
             return {}
         return {footer.name: footer for footer in noted}
 
@@ -194,13 +200,15 @@ def _is_new(found: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:
     return footer is None or (footer.size, footer.version) != (found.size, version_of(found))
 
 
-def _find(address: str) -> tuple[str, list[ObjectInfo]]:
-    """Return a folder and the files in it that an address stands for."""
+def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
+    """Return a folder, the files in it that an address stands for, and whether they are noted."""
     if not is_pattern(address):
         about = file_info(address) if address.endswith(SUFFIX) else None
         if about is not None:
-            return parent_address(address), [about._replace(key=address_name(address))]
-        return address, [each for each in list_files(address) if _is_wanted(each.key)]
+            return parent_address(address), [about._replace(key=address_name(address))], False
+        listed = list_files(address)
+        is_noted = any(each.key == f"{META}/{FOOTERS}" for each in listed)
+        return address, [each for each in listed if _is_wanted(each.key)], is_noted
     folder, pattern = address, ""
     while is_pattern(folder):
         pattern = f"{address_name(folder)}/{pattern}".rstrip("/")
@@ -209,9 +217,10 @@ def _find(address: str) -> tuple[str, list[ObjectInfo]]:
         names = glob(pattern, root_dir=folder or ".", recursive=True)
         paths = sorted(name for name in names if _is_wanted(name))
         infos = [(name, file_info(join_address(folder, name))) for name in paths]
-        return folder, [info._replace(key=name) for name, info in infos if info is not None]
+        return folder, [info._replace(key=name) for name, info in infos if info is not None], False
     found = [each for each in list_files(folder) if _is_wanted(each.key)]
-    return folder, [each for each in found if _matches(each.key.split("/"), pattern.split("/"))]
+    steps = pattern.split("/")
+    return folder, [each for each in found if _matches(each.key.split("/"), steps)], False
 
 
 def _is_wanted(name: str) -> bool:
