@@ -21,12 +21,13 @@ from energon import (
     EmptyDatasetError,
     TextSample,
     basic_sample_keys,
+    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
 from energon.errors import FormatError, TruncatedError
 from energon.io.address import join_address
-from energon.io.files import write_bytes
+from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.sources import parquet_files
 from energon.sources.parquet import ParquetGroups, ParquetOptions, ParquetSource
@@ -314,6 +315,30 @@ def test_lint_names_rows_whose_images_are_damaged(tmp_path):
     result = run("lint", tmp_path / "x.parquet", "--num-workers", 1)
     assert result.exit_code == 1
     assert "x/3" in result.output
+
+
+def test_few_requests_come_before_the_first_batch_of_prepared_files_far_away(tmp_path, s3):
+    for number in range(20):
+        table = pa.table({"n": list(range(20 * number, 20 * number + 20))})
+        pq.write_table(table, tmp_path / "file.parquet", row_group_size=10)
+        content = (tmp_path / "file.parquet").read_bytes()
+        write_bytes(join_address(s3.address, f"{number:03}.parquet"), content)
+    assert run("prepare", s3.address).exit_code == 0
+    forget_stores()
+    state = None
+    for _ in range(3):
+        s3.proxy.requests.clear()
+        dataset = get_train_dataset(s3.address, worker_config=config(lanes=1), batch_size=8)
+        opening = list(s3.proxy.requests)
+        assert len(opening) <= 9
+        assert not any(request.path.endswith(".parquet") for request in opening)
+        with get_savable_loader(dataset) as loader:
+            if state is not None:
+                loader.restore_state_rank(state)
+            next(iter(loader))
+            state = loader.save_state_rank()
+        rest = s3.proxy.requests[len(opening) :]
+        assert all(request.is_data for request in rest)  # row groups, and nothing about files
 
 
 def test_remote_files_are_read_by_ranges_and_their_footers_kept(folder, s3):
