@@ -13,6 +13,7 @@ from PIL import Image
 
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
+from energon.sources.webdataset import WebdatasetSource
 from energon.viewer.shown import Shown
 from tests.datasets import make_captions, make_crude, write_shard
 from tests.media_files import media_files
@@ -92,6 +93,26 @@ def test_search_counts_without_those_that_are_left_out_and_outside_of_the_split(
         *("s0", "s2", "s3", "s4", "s5", "s7", "s8", "s9"),
     ]
     assert [tuple(shard) for shard in leaf.shards] == [("000.tar", 0, 4), ("001.tar", 4, 8)]
+
+
+def test_search_asks_the_index_where_shards_have_no_part_tables(tmp_path, monkeypatch):
+    root = make_crude(tmp_path / "ds", [5, 5])
+    (tmp_path / "bad.txt").write_text("000.tar/s1\n001.tar/s6\n")
+    prepare_dataset(root, **ALL, exclude_from=[tmp_path / "bad.txt"])
+    assert (root / ".nv-meta/index.sqlite").is_file()
+    for table in root.glob("*.parts"):
+        table.unlink()
+    leaf = Shown(root).leaf(0, 0)
+    assert len(leaf) == 8
+    with monkeypatch.context() as patch:
+        patch.setattr(WebdatasetSource, "open_shard", lambda *_: pytest.fail("a shard was opened"))
+        found = leaf.search("s", 100)
+        assert found == [*range(8)]
+        assert leaf.search("s7", 3) == [5]
+        assert leaf.search("\udcff", 3) == []
+    assert [leaf.sample(n).where.key for n in found] == [
+        *("s0", "s2", "s3", "s4", "s5", "s7", "s8", "s9"),
+    ]
 
 
 def test_shards_lead_to_their_first_samples(tmp_path):

@@ -25,14 +25,17 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from io import BufferedReader
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from energon.formats.meta.info import META, load_info
+from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
 from energon.plan.subset import exclude_indices
 from energon.sources.webdataset import WebdatasetSource, included
@@ -233,6 +236,12 @@ class Contents:
         return [ShardOrdinals(self._any.path.name, 0, len(self._any))]
 
 
+_BEGIN_ALIKE = (
+    "SELECT tar_file_id, sample_index FROM samples WHERE sample_key >= ? AND sample_key < ? "
+    "ORDER BY sample_key"
+)
+
+
 class TarContents(Contents):
     """The samples of shards: no part is read before someone opens it."""
 
@@ -255,11 +264,43 @@ class TarContents(Contents):
         return found
 
     def search(self, prefix: str, limit: int) -> list[int]:
+        if self._index is not None:
+            return list(islice(self._indexed(self._index.get(), prefix), limit))
         return list(islice(self._matches(prefix.encode("utf-8", "surrogateescape")), limit))
 
     def shards(self) -> list[ShardOrdinals]:
         found = zip(self._source.shards, self._edges[:-1], self._edges[1:], strict=True)
         return [ShardOrdinals(*each) for each in found if each[1] < each[2]]
+
+    @cached_property
+    def _index(self) -> ThreadReaders | None:
+        """`index.sqlite`, where shards have no part tables, so that all would have to be read."""
+        path = self._source.path
+        first = next(iter(self._source.shards), None)
+        if not isinstance(path, Path) or first is None or (path / f"{first}.parts").is_file():
+            return None
+        index = path / META / "index.sqlite"
+        return ThreadReaders(index) if index.is_file() else None
+
+    def _indexed(self, reader: SqliteReader, prefix: str) -> Iterator[int]:
+        """Yield samples that `index.sqlite` knows, in the order of their keys."""
+        source = self._source
+        numbers = {name: number for number, name in enumerate(source.shards)}
+        shards = [numbers.get(name) for name in load_info(source.path).shard_counts]
+        low = prefix.encode("utf-8", "replace").decode()
+        # No character comes behind this one.
+        for found in reader.rows(_BEGIN_ALIKE, (low, low + chr(0x10FFFF))):
+            file, sample = reader.numbers(*found)
+            shard = shards[file] if file < len(shards) else None
+            if shard is not None:
+                yield from self._ordinals(shard, sample)
+
+    def _ordinals(self, shard: int, sample: int) -> list[int]:
+        """Return the number of a sample of a shard; nothing if it is left out."""
+        source = self._source
+        low, high = source.bounds[shard : shard + 2].tolist()
+        place = low + sample - int(source.firsts[shard])
+        return included(source, place) if low <= place < high else []
 
     def _matches(self, prefix: bytes) -> Iterator[int]:
         source = self._source
@@ -267,11 +308,8 @@ class TarContents(Contents):
             if not shard % SEARCHED_TOGETHER:
                 # Opened one by one, shards on a busy disk would add up to seconds.
                 source.open_shards(range(shard, min(shard + SEARCHED_TOGETHER, len(source.shards))))
-            low, high = source.bounds[shard : shard + 2].tolist()
             for sample in source.open_shard(shard).table.starting_with(prefix):
-                place = low + sample - int(source.firsts[shard])
-                if low <= place < high:
-                    yield from included(source, place)
+                yield from self._ordinals(shard, sample)
 
 
 def _open_file(source: WebdatasetSource, shard: int) -> RangeFile:
