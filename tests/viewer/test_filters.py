@@ -6,8 +6,8 @@ import re
 import pytest
 
 from energon.prepare.dataset import prepare_dataset
-from energon.viewer import shown
-from tests.datasets import jpeg, write_shard
+from energon.viewer import shown, statistics
+from tests.datasets import jpeg, make_crude, write_shard
 from tests.viewer.pages import browse
 
 
@@ -53,6 +53,16 @@ def test_a_filter_that_makes_no_sense_is_said(client):
     assert answer.status_code == 422
     assert "has:PART" in answer.text
     assert 'name="where" value="jpg"' in answer.text  # to be corrected
+
+
+def test_statistics_open_few_shards_of_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "SEEN_SAMPLES", 20)
+    monkeypatch.setattr(statistics, "SEEN_SHARDS", 4)
+    client = browse(make_crude(tmp_path / "ds", [9] * 12))
+    text = client.get("/s/0/0/statistics").text
+    assert "From 20 samples, spread evenly over 108" in text
+    sizes = re.findall(r"<title>txt: (\d+)</title>", text)
+    assert sizes == ["20"]
 
 
 def test_statistics_are_plots_of_what_samples_are_like(client):

@@ -19,6 +19,8 @@ from energon.viewer.plots import Bar, histogram, ranking, short_number, ticks
 from energon.viewer.shown import ShownLeaf
 
 SEEN_SAMPLES = 500
+SEEN_SHARDS = 72
+"""So many shards are opened: each may have to be read from its beginning, or be far away."""
 BARS = 24
 TOP_VALUES = 12
 MAX_FIELDS = 40
@@ -57,15 +59,28 @@ def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
 
     Bars lead to the samples that they stand for, in the gallery at the address `base`.
     """
-    count = min(SEEN_SAMPLES, len(leaf))
-    numbers = np.linspace(0, len(leaf) - 1, count).astype(int).tolist()
+    numbers = _spread(leaf)
     found: defaultdict[_Field, list[Any]] = defaultdict(list)
-    for number in dict.fromkeys(numbers):
+    for number in numbers:
         for name, value in _values(leaf, number):
             if name in found or len(found) < MAX_FIELDS:
                 found[name].append(value)
     fields = sorted(found.items(), key=lambda each: (each[0].title != _PARTS, each[0].title))
-    return count, [_plot(field, values, base) for field, values in fields]
+    return len(numbers), [_plot(field, values, base) for field, values in fields]
+
+
+def _spread(leaf: ShownLeaf) -> list[int]:
+    """Return the numbers of samples to look at, evenly spread over shards that are, too."""
+    total, shards = len(leaf), leaf.shards
+    if total <= SEEN_SAMPLES or len(shards) <= SEEN_SHARDS:
+        places = np.linspace(0, total - 1, min(SEEN_SAMPLES, total))
+    else:
+        chosen = np.linspace(0, len(shards) - 1, SEEN_SHARDS).astype(int).tolist()
+        share = SEEN_SAMPLES // SEEN_SHARDS + 1
+        edges = [(shards[n].start, shards[n].stop - 1) for n in chosen]
+        places = np.concatenate([np.linspace(low, high, share) for low, high in edges])
+        places = places[:SEEN_SAMPLES]
+    return np.unique(places.astype(int)).tolist()
 
 
 def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[_Field, Any]]:
