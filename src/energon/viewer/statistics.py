@@ -80,7 +80,7 @@ def _spread(leaf: ShownLeaf) -> list[int]:
         edges = [(shards[n].start, shards[n].stop - 1) for n in chosen]
         places = np.concatenate([np.linspace(low, high, share) for low, high in edges])
         places = places[:SEEN_SAMPLES]
-    return np.unique(places.astype(int)).tolist()
+    return [int(place) for place in np.unique(places.astype(int))]
 
 
 def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[_Field, Any]]:
