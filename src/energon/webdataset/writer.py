@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.io.atomic import ClosesOrAborts
 from energon.webdataset.utils import reexport
 from energon.webdataset.writing.encoders import (
     content_bytes,
@@ -15,8 +18,7 @@ from energon.webdataset.writing.encoders import (
     table_encoder,
     to_image,
 )
-from energon.webdataset.writing.shard_writer import ShardWriter
-from energon.webdataset.writing.tar_writer import TarWriter
+from energon.webdataset.writing.tar_writer import RECORD_BYTES, TarWriter, make_folder
 
 __all__ = [
     "ShardWriter",
@@ -36,6 +38,135 @@ __all__ = [
     "tenbin_dumps",
     "torch_dumps",
 ]
+
+
+logger = logging.getLogger("energon")
+
+
+class ShardWriter(ClosesOrAborts):
+    """Writes samples to numbered tar files.
+
+    A file is begun with its first sample, and complete when it has its name. It is as large as
+    it may be, headers included; only a sample that is larger alone is in a larger one. Folders
+    are made.
+
+    Args:
+        pattern: Paths or addresses, with the number as in `%06d`.
+        maxcount: Most samples of a file.
+        maxsize: Most bytes of a file.
+        post: Called with the path of each file that is complete.
+        start_shard: Number of the first file.
+        verbose: Whether to log each file.
+        opener: Opens a file to write to, by its name; None opens paths and addresses.
+        index: Whether to write the index of local, uncompressed files beside them: then their
+            numbers of samples are known.
+        kw: Arguments of `TarWriter`.
+
+    Raises:
+        ConfigError: If the pattern has no place for a number, or a limit is not positive.
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        maxcount: int = 100_000,
+        maxsize: float = 3e9,
+        post: Callable[[str], Any] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], Any] | None = None,
+        *,
+        index: bool = True,
+        **kw: Any,
+    ) -> None:
+        self.pattern = os.fspath(pattern)
+        self.maxcount = maxcount
+        self.maxsize = maxsize
+        self.shard = start_shard
+        """Number of the next file."""
+        self.total = 0
+        """Samples in all files."""
+        self.fname: str | None = None
+        """The file that is being written."""
+        self.shards: list[str] = []
+        """Complete files."""
+        self.tarstream: TarWriter | None = None
+        self.post = post
+        self.verbose = verbose
+        self.opener = opener
+        self.kw = kw
+        self._index = index
+        if maxcount < 1 or maxsize < 1:
+            raise ConfigError(f"expected limits of 1 and more, got {maxcount=}, {maxsize=}")
+        if self._name(0) == self._name(1):
+            raise ConfigError(
+                f"{self.pattern!r} gives all files the same name; expected one like shards/%06d.tar"
+            )
+
+    @property
+    def count(self) -> int:
+        """Samples of the present file."""
+        return 0 if self.tarstream is None else self.tarstream.num_samples
+
+    @property
+    def size(self) -> int:
+        """Bytes of the present file."""
+        return 0 if self.tarstream is None else self.tarstream.num_bytes
+
+    def next_stream(self) -> TarWriter:
+        """Finish the present file and begin another one."""
+        self.finish()
+        name = self._name(self.shard)
+        if self.verbose:
+            logger.info("writing %s, %d samples so far", name, self.total)
+        if self.opener is None:
+            make_folder(name)
+        target = name if self.opener is None else self.opener(name)
+        self.tarstream = TarWriter(target, **self.kw, index=self._index)
+        self.fname = name
+        self.shard += 1
+        return self.tarstream
+
+    def write(self, obj: Mapping[str, Any]) -> int:
+        """Write a sample, see `TarWriter.write`."""
+        stream = self.tarstream or self.next_stream()
+        encoded = stream.encode(obj)
+        full = stream.num_bytes + encoded.num_bytes + RECORD_BYTES > self.maxsize
+        if stream.num_samples >= self.maxcount or (full and stream.num_samples):
+            stream = self.next_stream()
+        size = stream.write_encoded(encoded)
+        self.total += 1
+        return size
+
+    def finish(self) -> None:
+        """Finish the present file."""
+        if self.tarstream is None or self.fname is None:
+            return
+        stream, name = self.tarstream, self.fname
+        self.tarstream = self.fname = None
+        stream.close()
+        self.shards.append(name)
+        if self.post is not None:
+            self.post(name)
+
+    def close(self) -> None:
+        """Finish the last file."""
+        self.finish()
+
+    def abort(self) -> None:
+        """Leave the files that are complete, and nothing of the one that is not."""
+        if self.tarstream is not None:
+            self.tarstream.abort()
+            self.tarstream = self.fname = None
+
+    def _name(self, number: int) -> str:
+        try:
+            return self.pattern % number
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self.pattern!r} has no place for the number of a file ({error}); expected one "
+                "like shards/%06d.tar"
+            ) from error
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:

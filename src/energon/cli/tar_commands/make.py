@@ -170,9 +170,8 @@ def proc_command(
     from energon.errors import ConfigError
     from energon.io.address import address_name, is_remote, join_address
     from energon.prepare.engines import Engine
-    from energon.webdataset.tools.process import Change
+    from energon.webdataset.tools.process import Change, map_shards
     from energon.webdataset.tools.streams import expand_inputs
-    from energon.webdataset.writing.offline import map_shards
 
     if sum(each is not None for each in (shell_command, multi, function)) != 1:
         raise ConfigError("give one of --command, --multi and --function")

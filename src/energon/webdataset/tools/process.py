@@ -1,4 +1,8 @@
-"""Change samples with a command or a function of Python: shard by shard, resumable."""
+"""Make shards of shards, many at a time and resumable: filters, augmentation, conversion.
+
+Samples are changed by a command or a function of Python. As a shard is there only when it is
+complete, those that are there are done.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon.errors import ConfigError, SampleError
+from energon.io.files import is_file
+from energon.prepare.engines import Engine, run_batches
 from energon.webdataset.tools.streams import (
     Output,
     parse_fields,
@@ -189,3 +195,48 @@ def _read_many(folder: Path, old: StreamSample) -> list[StreamSample]:
         _read_fields(folder, prefix, old, f"{old['__key__']}/{prefix[len(PREFIX) + 1 :]}")
         for prefix in prefixes
     ]
+
+
+def map_shards(
+    function: Callable[[str, str], Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    engine: Engine | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int, int], Any] = lambda done, total: None,
+) -> list[str]:
+    """Call a function with each input and its output, and return the outputs that were made.
+
+    Interrupted, by kill -9 too, it continues with the next call where it was.
+
+    Args:
+        function: Reads the shard at its first argument, and writes that at its second one, like
+            with `TarWriter`. It has to be importable by the processes that run it.
+        inputs: Addresses of shards.
+        outputs: The same number of addresses.
+        engine: Where to run: processes of this machine, Dask, or Ray; None means processes.
+        overwrite: Whether to rewrite shards that exist.
+        progress: Called with how many are done, and how many there are.
+
+    Raises:
+        ConfigError: If the lists differ in length, or name a shard twice.
+    """
+    if len(inputs) != len(outputs) or len(set(outputs)) < len(outputs):
+        raise ConfigError(
+            f"{len(inputs)} inputs and {len(outputs)} outputs, {len(set(outputs))} of them "
+            "different; expected an output of its own for each input"
+        )
+    todo = [
+        (source, target)
+        for source, target in zip(inputs, outputs, strict=True)
+        if overwrite or not is_file(target)
+    ]
+    made = []
+    done = len(inputs) - len(todo)
+    progress(done, len(inputs))
+    for number, _ in run_batches(engine or Engine(), function, todo):
+        made.append(todo[number][1])
+        done += 1
+        progress(done, len(inputs))
+    return made
