@@ -37,6 +37,12 @@ BANNED = {
     r"\bbe it\b": "whether it is",
     rf"(?<!there )(?<!where )\b(is|are|was|were) no {FEWER}[a-z]": "is not a …",
     r"\bsomebody\b": "someone, you",
+    r"\bmakes? no sense\b": "is invalid",
+    r"\bwithout a word\b": "silently",
+    r"\bfor ever\b": "forever, no limit",
+    r"\bshall\b": "should, must, is to",
+    r"\b(anyhow|of one's own)\b": "anyway, of your own",
+    r"\b(has|have|having) (a|no) say\b": "affects, does not affect",
     r"\b(thereby|thereof|thereupon|therewith|likewise|hereby)\b": "so, of it, also",
 }
 TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "changes/*.md", "docs/*.md"]

@@ -1,7 +1,7 @@
 """Exceptions: every one that energon raises on purpose.
 
 EnergonError
-├── ConfigError (ValueError)            an argument or a YAML document does not make sense
+├── ConfigError (ValueError)            an argument or a YAML document is invalid
 │   ├── UnknownArgumentError (TypeError) … there is no argument of that name
 │   ├── EmptyDatasetError               a dataset, split or subset holds no samples
 │   └── MissingExtraError (ImportError) a feature needs a package that is not installed
@@ -49,7 +49,7 @@ class EnergonError(Exception):
 
 
 class ConfigError(EnergonError, ValueError):
-    """An argument or a document does not make sense."""
+    """An argument or a document is invalid."""
 
 
 class UnknownArgumentError(ConfigError, TypeError):
@@ -175,7 +175,7 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
 
 
 class SkipSample(Exception):
-    """Raise in a hook to drop the current sample without a word.
+    """Raise in a hook to drop the current sample silently.
 
     Example:
         >>> from energon import DefaultTaskEncoder

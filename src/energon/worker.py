@@ -3,7 +3,7 @@
 A run is divided into `lanes`: V fixed sequences of batches. Batch b of lane v has the global
 number g = b·V + v. Of W ranks, rank r delivers the batches with g ≡ r (mod W), in ascending
 order, so W must divide V; the lanes of a rank are dealt to its workers. Therefore neither
-ranks nor workers have a say in the order: they only host lanes.
+ranks nor workers affect the order: they only host lanes.
 
 Unless the user says otherwise, a run gets a multiple of 24 lanes and of its workers, so that it
 can continue with any number of ranks that divides 24, and no worker is idle. The lanes that begin

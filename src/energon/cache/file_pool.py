@@ -52,7 +52,7 @@ class FileStoreCachePool(CachePool):
             shares it among the workers of one loader.
 
     Raises:
-        ConfigError: If an argument makes no sense.
+        ConfigError: If an argument is invalid.
 
     Example:
         >>> from energon import SystemFileStore

@@ -47,7 +47,7 @@ class Task:
 CLOSE_SECONDS = 5.0
 """How long threads that read from a store are waited for at the end."""
 ROOM_SECONDS = 0.05
-"""How often a full cache is looked at again: other processes make room without a word."""
+"""How often a full cache is looked at again: other processes make room silently."""
 
 _VALUE = "value-"
 _NOWHERE = SourceInfo("", "", None, ())

@@ -110,7 +110,7 @@ GO_ON = frozenset({"index", "pack", "prepare", "prepare-media", "repair"})
 
 
 class RefusedCommandError(click.ClickException):
-    """What a command was asked for makes no sense, or is not there."""
+    """What a command was asked for is invalid or missing."""
 
     exit_code = 2
 

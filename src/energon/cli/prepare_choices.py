@@ -143,7 +143,7 @@ def decide(
         source: Where the contents of the shards are: the folder, or that for which it stands.
 
     Raises:
-        ConfigError: If something is missing that has no usual value, or makes no sense.
+        ConfigError: If something without a usual value is missing, or something is invalid.
         click.Abort: If the dataset is not to be prepared.
     """
     from energon.prepare.assistant.dialog import Choices
@@ -208,7 +208,7 @@ def _piped(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
     (crude samples come last), whether to map fields, and the parts of each field.
 
     Raises:
-        ConfigError: If answers are missing, or make no sense.
+        ConfigError: If answers are missing, or are invalid.
     """
     from energon.prepare.assistant.fields import (
         check_field,

@@ -400,7 +400,7 @@ def get_clips_uniform(
         video_out_frame_size: Height and width to which frames are scaled; None leaves them.
 
     Raises:
-        ConfigError: If neither video nor audio is wanted, or numbers make no sense.
+        ConfigError: If neither video nor audio is wanted, or numbers are invalid.
         DecodeError: If the file lacks what is wanted.
 
     Example:

@@ -116,7 +116,7 @@ def group_rows(metadata: FileMetaData, *, origin: str) -> tuple[int, ...]:
     """Return the rows of each row group.
 
     Raises:
-        FormatError: If they make no sense.
+        FormatError: If they are invalid.
     """
     groups = range(metadata.num_row_groups)
     rows = tuple(int(metadata.row_group(number).num_rows) for number in groups)

@@ -99,7 +99,7 @@ class SeekPoints:
         rises = [(np.diff(each) >= 0).all() for each in (bits, starts, edges)]
         inside = 0 <= bits[0] <= bits[-1] < 8 * size and 0 == starts[0] <= starts[-1]
         if not (whole and inside and all(rises) and starts[-1] <= unpacked_size):
-            raise FormatError(f"{origin}.points: its numbers make no sense; {again}")
+            raise FormatError(f"{origin}.points: its numbers are invalid; {again}")
         return cls(kind, packed_size, unpacked_size, bits, starts, data, edges, origin)
 
     def __len__(self) -> int:

@@ -145,7 +145,7 @@ class TokenIndex:
         """Return the first sequences of documents, and those behind the last.
 
         Raises:
-            FormatError: If the index makes no sense there.
+            FormatError: If the index is invalid there.
         """
         first, stop = self.documents[documents], self.documents[documents + 1]
         if ((first < 0) | (stop < first) | (stop > self.num_sequences)).any():
@@ -156,7 +156,7 @@ class TokenIndex:
         """Return how many tokens the documents from `start` to `stop` have.
 
         Raises:
-            FormatError: If the index makes no sense there.
+            FormatError: If the index is invalid there.
         """
         if start >= stop:
             return np.zeros(0, np.int64)
@@ -176,7 +176,7 @@ class TokenIndex:
         """Return the byte at which documents begin in the `.bin` file, and their tokens.
 
         Raises:
-            FormatError: If the index makes no sense there.
+            FormatError: If the index is invalid there.
             ShardChangedError: If they do not lie within the `.bin` file.
         """
         first, stop = self.sequences(documents)
@@ -198,7 +198,7 @@ class TokenIndex:
         """Return where sequences begin and end in the `.bin` file, in bytes.
 
         Raises:
-            FormatError: If the index makes no sense there.
+            FormatError: If the index is invalid there.
             ShardChangedError: If they do not lie within the `.bin` file.
         """
         low = self.pointers[sequences]

@@ -237,7 +237,7 @@ def describe(
 
     Raises:
         DatasetNotFoundError: If there is nothing.
-        ConfigError: If a document makes no sense.
+        ConfigError: If a document is invalid.
     """
     address = os.fspath(path) if is_remote(path) else local_path(path)
     folder = folder_of(address)

@@ -178,7 +178,7 @@ def lint_dataset(
     Raises:
         DatasetNotFoundError: If there is nothing at the path.
         EmptyDatasetError: If there are no samples, and nothing else is wrong.
-        ConfigError: If an argument makes no sense.
+        ConfigError: If an argument is invalid.
     """
     folder = _folder_of(path)
     if folder is not None:

@@ -203,7 +203,7 @@ def open_run(
     Indexes are opened, samples are not. The code of joiners and hooks is not needed.
 
     Raises:
-        ConfigError: If an argument or a document makes no sense.
+        ConfigError: If an argument or a document is invalid.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
     """

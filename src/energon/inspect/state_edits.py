@@ -99,7 +99,7 @@ def change_mix(
             from the beginning of the run: two epochs of 100 samples are 200.
 
     Raises:
-        ConfigError: If there is no such dataset, or a number makes no sense.
+        ConfigError: If there is no such dataset, or a number is invalid.
         StateError: If the datasets are not blended by weight, or a position cannot be exact.
     """
     about = state["fingerprint"]

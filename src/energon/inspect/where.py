@@ -53,7 +53,7 @@ class Where:
         text: As they were typed.
 
     Raises:
-        ConfigError: If they make no sense.
+        ConfigError: If they are invalid.
     """
 
     text: str

@@ -127,7 +127,7 @@ def profile(parts: Address) -> Backend:
     """Return the store that a profile stands for.
 
     Raises:
-        ConfigError: If there is no such profile, or it makes no sense.
+        ConfigError: If there is no such profile, or it is invalid.
     """
     name = parts.root.partition("://")[2]
     if name == FILE_SYSTEM:

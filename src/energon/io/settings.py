@@ -87,7 +87,7 @@ class StorageSettings:
         """Return what the environment says, and the defaults for the rest.
 
         Raises:
-            ConfigError: If a value makes no sense.
+            ConfigError: If a value is invalid.
         """
         found = os.environ if environment is None else environment
         values: dict[str, Any] = {}

@@ -4,7 +4,7 @@ Those of the standard library are joined at exit, so that a program could not en
 does not answer. These are daemons: what they still do at exit is given up.
 
 The library that talks to object stores has threads of its own, which a forked child does not
-inherit; a request there would wait for them for ever.
+inherit; a request there would wait for them forever.
 """
 
 from __future__ import annotations

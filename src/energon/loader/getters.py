@@ -225,7 +225,7 @@ def get_loader(
     trace: str | PathLike[str] | None = None,
     trace_batches: int | tuple[int, int] = 100,
 ) -> BasicDataLoader:
-    """Return a loader over `dataset` without a state; arguments as of `get_savable_loader`.
+    """Return a loader over `dataset` without a state; arguments are those of `get_savable_loader`.
 
     Example:
         >>> from energon import WorkerConfig, get_loader, get_val_dataset

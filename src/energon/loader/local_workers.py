@@ -63,7 +63,7 @@ class Watchdog:
         self.__init__(**state)  # type: ignore[misc]
 
     def call(self, function: Callable[[], T], seconds: float | None) -> T:
-        """Return what a function returns, which may take so many seconds; None is for ever.
+        """Return what a function returns, which may take so many seconds; None for no limit.
 
         Raises:
             WorkerTimeoutError: If it hung, and `on_timeout` raised.

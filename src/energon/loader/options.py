@@ -30,7 +30,7 @@ class LoaderOptions:
         prefetch_factor: How many batches of each worker wait ready. Batches of a few kB travel
             together, so there may be more of those.
         watchdog_timeout_seconds: How long a worker that is waited for may go without beginning
-            another sample, before it is replaced; None waits for ever.
+            another sample, before it is replaced; None waits forever.
         watchdog_initial_timeout_seconds: The same until its first sample, which includes
             imports and opening the data; None means five times as long.
         fail_on_timeout: Raise `WorkerError` instead of replacing a worker that hangs.
@@ -108,7 +108,7 @@ class LoaderOptions:
 
     @property
     def first_timeout_seconds(self) -> float | None:
-        """How long a worker may take to its first sample; None is for ever."""
+        """How long a worker may take to its first sample; None for no limit."""
         if self.watchdog_initial_timeout_seconds is not None:
             return self.watchdog_initial_timeout_seconds
         return self.watchdog_timeout_seconds and 5 * self.watchdog_timeout_seconds

@@ -77,7 +77,7 @@ def load_dataset_config(
     """Return what `.nv-meta/<name>` of a dataset says.
 
     Raises:
-        ConfigError: If it is missing or makes no sense, naming every place where it does not, or
+        ConfigError: If it is missing or invalid, naming every such place, or
             if the dataset is a file.
         FormatError: If it is not YAML.
     """

@@ -75,7 +75,7 @@ def _token_problems(entries: Sequence[Weighted], *, is_derived: bool) -> Iterato
 
 
 def join_problems(node: Node, members: Sequence[JoinReference], joiner: Joiner) -> Iterator[str]:
-    """Yield why a join makes no sense."""
+    """Yield why a join is invalid."""
     if not members:
         yield f"{node.where('join')}: joins no datasets; expected one or more"
     if (joiner.class_ is None) == (joiner.function is None):

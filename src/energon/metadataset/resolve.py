@@ -126,7 +126,7 @@ def resolve(
         must_exist: False takes what is not there for datasets of shards.
 
     Raises:
-        ConfigError: If documents make no sense; names all places, and all that is missing.
+        ConfigError: If documents are invalid; names all places, and all that is missing.
         SecurityError: If a document needs what is not allowed.
         EmptyDatasetError: If the split is there and names no dataset.
         DatasetNotFoundError: If the only problem is that something is missing; names all of it.
@@ -171,7 +171,7 @@ def traverse_metadataset(
         must_exist: Whether the datasets have to be there, and not only the documents.
 
     Raises:
-        ConfigError: If a document makes no sense.
+        ConfigError: If a document is invalid.
         DatasetNotFoundError: If a dataset or document is not there.
 
     Example:

@@ -225,7 +225,7 @@ def leaf_list(tree: Tree, *, training: bool) -> LeafList:
 
 
 def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
-    """Yield the leaves with their shares at the beginning, where sizes have no say in them."""
+    """Yield the leaves with their shares at the beginning, where sizes do not affect them."""
     mix = mix_of(tree)
     shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
     if shares is None and not mix.is_derived:

@@ -62,10 +62,10 @@ def fill_exactly(
     Args:
         lengths: Sizes of the items.
         room: Sizes of a bin.
-        balance: Whether bins shall also have similar sums of squares of the first dimension,
+        balance: Whether bins should also have similar sums of squares of the first dimension,
             which is what attention costs.
         oldest_first: Whether the first bin takes the items that come first, whatever their
-            size, so that none waits for ever if it is carried from window to window.
+            size, so that none waits forever if it is carried from window to window.
 
     Example:
         >>> import numpy as np
@@ -212,7 +212,7 @@ class Packer:
         carry: Whether packs that did not get full wait for the next window instead of being
             padded. Needs more samples at the start, then next to no padding; False closes
             every window.
-        balance: Whether packs shall also have similar sums of squared lengths (of the first
+        balance: Whether packs should also have similar sums of squared lengths (of the first
             dimension), which is what attention costs. Only "fill" can.
         too_long: What happens to a sample that is longer than the context: "error" ends the
             run with its key, "leave_out" leaves it out (statistics count it).

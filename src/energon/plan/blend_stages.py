@@ -137,7 +137,7 @@ class Mixtures:
         return self._known[key]
 
     def _make(self, mix: Mix, shares: Sequence[float]) -> Mixture:
-        # By name, so that the order of entries in a document has no say.
+        # By name, so that the order of entries in a document does not matter.
         named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
         pattern = make_pattern(tuple(share for *_, share in named), self._seed)
         return pattern, np.array([source for _, source, _ in named], np.int32)

@@ -34,7 +34,7 @@ def blend_plan(
         shuffle_window: Rows of a lane that are permuted together after blending; 0 for none.
 
     Raises:
-        ConfigError: If weights or rows make no sense.
+        ConfigError: If weights or rows are invalid.
     """
     leaves = _checked(leaves, lanes)
     stages = schedule if schedule is not None else [(0, [leaf.weight for leaf in leaves])]

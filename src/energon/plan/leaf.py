@@ -55,7 +55,7 @@ class PlanLeaf:
             replacement; None keeps the order of the samples.
 
     Raises:
-        ConfigError: If a number makes no sense.
+        ConfigError: If a number is invalid.
     """
 
     uid: str

@@ -97,7 +97,7 @@ class PlanRecipe:
 
     @property
     def is_striped(self) -> bool:
-        """Whether `stripe` has a say in the order."""
+        """Whether `stripe` affects the order."""
         shuffles = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
         kept = self.kind == "concat" or (self.kind == "epochized" and not shuffles)
         return kept or self.streams is not None

@@ -179,7 +179,7 @@ def prepare_dataset(
         DatasetNotFoundError: If there are no shards.
         DatasetBusyError: If another process prepares it.
         FormatError: If a shard is damaged or a key is there twice.
-        ConfigError: If the arguments make no sense.
+        ConfigError: If the arguments are invalid.
         StorageError: If files cannot be read or written.
     """
     dataset = Path(local_path(path))

@@ -191,7 +191,7 @@ class SplitRequest:
     """How a dataset is to be split, see `energon.prepare.dataset.prepare_dataset`.
 
     Raises:
-        ConfigError: If it makes no sense.
+        ConfigError: If it is invalid.
     """
 
     ratio: Mapping[str, float] | None = None
@@ -217,7 +217,7 @@ class SplitRequest:
         """Check before anything is written that the request fits the shards.
 
         Raises:
-            ConfigError: If a pattern matches none of them, or a quarantine file makes no sense.
+            ConfigError: If a pattern matches none of them, or a quarantine file is invalid.
         """
         if self.parts:
             split_by_pattern(shards, self.parts)

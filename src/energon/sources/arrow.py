@@ -187,7 +187,7 @@ def split_folders(folder: str) -> dict[str, str]:
 
     Raises:
         ConfigError: If it is not on this machine.
-        FormatError: If `dataset_dict.json` makes no sense.
+        FormatError: If `dataset_dict.json` is invalid.
     """
     if is_remote(folder):
         raise ConfigError(
@@ -208,7 +208,7 @@ def data_files(folder: str) -> list[str]:
     """Return the names of the Arrow files of a folder.
 
     Raises:
-        FormatError: If `state.json` makes no sense, or the rows have another order than the files.
+        FormatError: If `state.json` is invalid, or the rows have another order than the files.
     """
     path = os.path.join(folder, STATE)
     about = parse_json(read_bytes(path), origin=path)

@@ -93,7 +93,7 @@ class ChunkSource(ItemSource):
 
     Raises:
         DatasetNotFoundError: If there is no index.
-        FormatError: If the index makes no sense.
+        FormatError: If the index is invalid.
         ConfigError: If there is no such split, or records hold something that is not known.
         EmptyDatasetError: If no sample is left.
     """
@@ -253,7 +253,7 @@ class ChunkSource(ItemSource):
         except (ValueError, IndexError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
                 raise
-            raise FormatError(f"{origin}: has a record that makes no sense: {error!r}") from error
+            raise FormatError(f"{origin}: has an invalid record: {error!r}") from error
         for name, value in values.items():
             extension = None
             if type(value).__module__.startswith("PIL."):

@@ -170,7 +170,7 @@ class MediaFiles:
 
     Raises:
         DatasetNotFoundError: If there is no such folder, or no sample in it.
-        FormatError: If a table makes no sense, or names a file that is not there.
+        FormatError: If a table is invalid, or names a file that is not there.
         ConfigError: If samples are in no folder that could be their class.
     """
 

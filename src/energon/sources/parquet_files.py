@@ -94,7 +94,7 @@ class ParquetFiles:
         """Return the configurations that the card of a dataset lists, if there is one.
 
         Raises:
-            FormatError: If it makes no sense.
+            FormatError: If it is invalid.
         """
         path = join_address(self.folder, CARD)
         is_hub = self.address.startswith("hf://")

@@ -33,7 +33,7 @@ class RowOptions:
         origin: Where they were written.
 
     Raises:
-        ConfigError: If they make no sense.
+        ConfigError: If they are invalid.
     """
 
     columns: Sequence[str] | None = None

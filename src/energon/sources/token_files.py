@@ -191,7 +191,7 @@ class TokenCorpus:
 
     Raises:
         DatasetNotFoundError: If a file is missing.
-        FormatError: If an index makes no sense.
+        FormatError: If an index is invalid.
     """
 
     def __init__(self, address: str) -> None:

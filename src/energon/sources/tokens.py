@@ -47,7 +47,7 @@ class TokenOptions:
         origin: Where they were written.
 
     Raises:
-        ConfigError: If they make no sense.
+        ConfigError: If they are invalid.
     """
 
     unit: Unit = "document"
@@ -94,7 +94,7 @@ class TokenSource(SingleSource):
 
     Raises:
         DatasetNotFoundError: If a file is missing.
-        FormatError: If an index makes no sense.
+        FormatError: If an index is invalid.
         ConfigError: If there is no such split.
         EmptyDatasetError: If no sample is left.
     """

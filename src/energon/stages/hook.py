@@ -444,7 +444,7 @@ def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool
     """Log that a sample failed and is left out: where it came from, and the traceback.
 
     Of damaged data, whose messages say all, the traceback is only logged at level DEBUG, and so
-    it is if the message shall be `brief`.
+    it is if the message should be `brief`.
 
     Example:
         >>> from energon import WorkerConfig

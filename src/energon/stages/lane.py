@@ -92,7 +92,7 @@ class Host:
 
     @property
     def seeds_calls(self) -> bool:
-        """Whether calls of hooks are seeded that shall be: not while none is known to draw."""
+        """Whether calls of hooks are seeded that should be: not while none is known to draw."""
         return self.watch is None or self.watch.seeds
 
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))

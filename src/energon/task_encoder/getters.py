@@ -73,7 +73,7 @@ def get_train_dataset(
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
-        ConfigError: If an argument or a document makes no sense.
+        ConfigError: If an argument or a document is invalid.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
         SecurityError: If a dataset needs what is not allowed.
@@ -155,7 +155,7 @@ def get_val_dataset(
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
-        ConfigError: If an argument or a document makes no sense.
+        ConfigError: If an argument or a document is invalid.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
         SecurityError: If a dataset needs what is not allowed.

@@ -89,7 +89,7 @@ def open_leaves(
 
     Raises:
         SecurityError: If a dataset needs what is not allowed.
-        ConfigError: If a dataset.yaml makes no sense, or asks for what is not there; names what is
+        ConfigError: If a dataset.yaml is invalid, or asks for what is not there; names what is
             wrong with each of the leaves.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in its split.

@@ -50,7 +50,7 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
     """Return the decoder that a `dataset.yaml` names; None if it wants none.
 
     Raises:
-        ConfigError: If it is no `SampleDecoder`, or has settings that make no sense.
+        ConfigError: If it is no `SampleDecoder`, or has settings that are invalid.
     """
     if "decoder" not in config.given:
         return Inherited.DECODER

@@ -215,7 +215,7 @@ def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] 
         Where the indexes are.
 
     Raises:
-        ConfigError: If a document makes no sense, or samples have no match where that is an error.
+        ConfigError: If a document is invalid, or samples have no match where that is an error.
         DatasetNotFoundError: If something is not there.
 
     Example:

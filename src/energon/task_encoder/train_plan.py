@@ -37,7 +37,7 @@ class TrainSettings(BatchSettings):
     """Arguments of `get_train_dataset`, by their names.
 
     Raises:
-        ConfigError: If one of them makes no sense on its own.
+        ConfigError: If one of them is invalid on its own.
     """
 
     shuffle_buffer_size: int | None = None
@@ -62,7 +62,7 @@ class ValidationSettings(BatchSettings):
     """Arguments of `get_val_dataset`, by their names.
 
     Raises:
-        ConfigError: If one of them makes no sense on its own.
+        ConfigError: If one of them is invalid on its own.
     """
 
     limit: int | None = None

@@ -53,7 +53,7 @@ class TransformMapper:
 
 
 class CustomTransform(TransformMapper):
-    """A transform of one's own for `MergeTransform`: override `apply_transform`.
+    """A transform of your own for `MergeTransform`: override `apply_transform`.
 
     Example:
         >>> from PIL import Image

@@ -54,7 +54,7 @@ PAGE_SHARDS = 500
 MAX_PAGE_SAMPLES = 240
 _DATASET = re.compile(r"/s/\d+/\d+")
 _TITLES = {
-    400: "This address makes no sense",
+    400: "This address is invalid",
     403: "This may not be done",
     404: "There is no such page",
     405: "This is not how the page is asked for",

@@ -144,7 +144,7 @@ def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> S
     """Return a run that has not begun.
 
     Raises:
-        ConfigError: If a setting makes no sense.
+        ConfigError: If a setting is invalid.
     """
     workers = WorkerConfig(
         rank=0,

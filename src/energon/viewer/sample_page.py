@@ -229,7 +229,7 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
     """Return the first byte that is asked for, and the one behind the last.
 
     (0, 0) if there is no such byte, None if all is to be sent: for several ranges, which nobody
-    has to answer, and for what makes no sense.
+    has to answer, and for what is invalid.
 
     Example:
         >>> [parse_range(f"bytes={text}", 10) for text in ("2-4", "8-", "-3", "10-", "4-2")]

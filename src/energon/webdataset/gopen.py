@@ -2,7 +2,7 @@
 
 Known are local paths and `file:`, "-" for standard input and output, `pipe:` with a command for
 the shell (if that is allowed), and whatever energon's storage knows: http(s), s3, gs, az, ….
-Openers of one's own go into `gopen_schemes`.
+Openers of your own go into `gopen_schemes`.
 
 Addresses are rewritten by rules in the environment, to use other copies of the same data:
 GOPEN_REWRITE, or WDS_REWRITE, holds rules with semicolons between them: a regular expression

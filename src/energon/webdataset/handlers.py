@@ -24,7 +24,7 @@ def reraise_exception(exn: Exception) -> bool:
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Leave the item out without a word."""
+    """Leave the item out silently."""
     _raise_if_all_fail(exn)
     return True
 
@@ -37,7 +37,7 @@ def warn_and_continue(exn: Exception) -> bool:
 
 
 def ignore_and_stop(exn: Exception) -> bool:
-    """End the stage without a word."""
+    """End the stage silently."""
     _raise_if_all_fail(exn)
     return False
 

@@ -64,7 +64,7 @@ class RandomMixStage(_Mixture):
         """How often each is chosen, relative to the others.
 
         Raises:
-            ConfigError: If that makes no sense.
+            ConfigError: If that is invalid.
         """
         number = len(self.datasets)
         weights = [1.0] * number if self.probs is None else [float(each) for each in self.probs]
@@ -206,7 +206,7 @@ class RandomMix(_Mix):
         seed: See `DataPipeline`.
 
     Raises:
-        ConfigError: If the weights make no sense.
+        ConfigError: If the weights are invalid.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class RandomMix(_Mix):
         seed: int | None = None,
     ) -> None:
         stage = RandomMixStage(datasets, probs, longest)
-        stage.weights  # noqa: B018 - raises if they make no sense
+        stage.weights  # noqa: B018 - raises if they are invalid
         super().__init__(stage, seed=seed)
 
     @property

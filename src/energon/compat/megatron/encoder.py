@@ -2,7 +2,7 @@
 
 A program may override `build_train_datasets`, `build_val_datasets` or what they call, and wrap
 what `super()` returns. The builders that it leaves alone return the recipe's own stages: samples
-come in the order of the plan, whoever else has a say.
+come in the order of the plan, whatever else affects it.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ for _name in (*HOOKS, *BUILDERS):
 
 
 def _overrides(encoder: core.TaskEncoder[Any, Any, Any, Any], builder: str) -> bool:
-    """Return whether a program has a say in how an encoder builds something."""
+    """Return whether a program changes how an encoder builds something."""
     while isinstance(encoder, AugmentTaskEncoder):
         if encoder._has_own(builder):
             return True

@@ -275,7 +275,7 @@ def get_dataset_from_config(
             `part_filter`, `subset`, `decoder` and what a class of the program takes.
 
     Raises:
-        ConfigError: If a document makes no sense.
+        ConfigError: If a document is invalid.
         DatasetNotFoundError: If there is no prepared dataset.
         EmptyDatasetError: If there are no samples.
     """

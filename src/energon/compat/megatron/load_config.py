@@ -41,7 +41,7 @@ def load_config(
 ) -> T:
     """Return the object that a YAML document describes: its type and the arguments of that.
 
-    A program may replace this in `megatron.energon.dataset_config`, to have a say in how
+    A program may replace this in `megatron.energon.dataset_config`, to change how
     datasets are opened: the getters call what is there.
 
     Args:
@@ -53,7 +53,7 @@ def load_config(
             program knows: "code" lets it import modules and call anything.
 
     Raises:
-        ConfigError: If the document makes no sense.
+        ConfigError: If the document is invalid.
         SecurityError: If it names anything else, and that is not allowed.
     """
     document = path if isinstance(path, Mapping) else load(read_document(path), origin=str(path))

@@ -106,7 +106,7 @@ class DatasetLoader:
             kwargs: More for the datasets, see `get_dataset_from_config`.
 
         Raises:
-            ConfigError: If a document makes no sense.
+            ConfigError: If a document is invalid.
             DatasetNotFoundError: If something is not there.
             EmptyDatasetError: If there are no samples.
         """
@@ -142,7 +142,7 @@ class DatasetLoader:
         )
 
     def get_dataset(self, *, split_part: str | None = None, **settings: Any) -> Any:
-        """Return the only dataset of a split; arguments as of `get_datasets`.
+        """Return the only dataset of a split; arguments are those of `get_datasets`.
 
         Raises:
             ConfigError: If there are several.

@@ -158,7 +158,7 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
 
 
 def get_loader(dataset: Pipeline, **settings: Any) -> BasicDataLoader:
-    """Return a loader over `dataset` without a state; arguments as of `BasicDataLoader`."""
+    """Return a loader over `dataset` without a state; arguments are those of `BasicDataLoader`."""
     return BasicDataLoader(dataset, **settings)
 
 

@@ -58,7 +58,7 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
     """Return what an index says.
 
     Raises:
-        FormatError: If it makes no sense.
+        FormatError: If it is invalid.
         ConfigError: If the chunks are encrypted.
     """
     try:

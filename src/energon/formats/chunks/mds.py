@@ -53,7 +53,7 @@ def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
     """Return the shards that an index lists.
 
     Raises:
-        FormatError: If it makes no sense.
+        FormatError: If it is invalid.
         ConfigError: If shards are of another format.
     """
     try:

@@ -53,7 +53,7 @@ def record_edges(table: bytes, count: int, size: int, origin: object) -> NDArray
         origin: What messages call it.
 
     Raises:
-        FormatError: If they make no sense.
+        FormatError: If they are invalid.
     """
     if len(table) < 4 * (count + 1):
         raise TruncatedError(f"{origin}: {count} records do not fit into {size} bytes")
@@ -67,7 +67,7 @@ def records(data: bytes, origin: object, start: int = 0) -> Iterator[memoryview]
     """Yield the records of a chunk from number `start` on.
 
     Raises:
-        FormatError: If its offsets make no sense.
+        FormatError: If its offsets are invalid.
     """
     count = count_of(data)
     table = data[HEAD_BYTES : HEAD_BYTES + 4 * (count + 1)]

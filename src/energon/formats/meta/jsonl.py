@@ -180,7 +180,7 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
     """Return the splits that a file holds; None stands for no file.
 
     Raises:
-        ConfigError: If it makes no sense.
+        ConfigError: If it is invalid.
         FormatError: If it is not YAML.
     """
     if text is None:

@@ -1,7 +1,7 @@
 """YAML with places: read documents so that every later complaint can name file, line and column.
 
 What scalars mean is said in `yaml_scalars.py`. Anchors, aliases and merge keys (`<<`) work.
-Refused, because they hide mistakes or do harm: duplicate keys (unless the last one shall count),
+Refused, because they hide mistakes or do harm: duplicate keys (unless the last one is to count),
 explicit tags, keys that are not scalars, aliases inside of what they refer to, more than one
 document, very deep nesting and aliases that multiply.
 

@@ -102,7 +102,7 @@ class Prompt:
 
         Args:
             question: What is asked.
-            check: Raises ConfigError for answers that make no sense.
+            check: Raises ConfigError for answers that are invalid.
             default: What an empty answer stands for; None wants an answer.
             words: What the Tab key completes.
         """
@@ -195,7 +195,7 @@ class Assistant:
         """Return all that is to be done; None for nothing.
 
         Raises:
-            ConfigError: If what is decided makes no sense.
+            ConfigError: If what is decided is invalid.
             EOFError: If nobody is there to answer.
         """
         self.show()

@@ -179,7 +179,7 @@ def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[An
     """Return what a field becomes in each sample.
 
     Raises:
-        ConfigError: If the text makes no sense, or leads nowhere in a sample.
+        ConfigError: If the text is invalid, or leads nowhere in a sample.
     """
     field_map = FieldMap.parse({field: text})
     names = part_names(samples)

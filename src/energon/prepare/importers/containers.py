@@ -184,7 +184,7 @@ class MdsSource(PackSource):
         rules: How columns become parts.
 
     Raises:
-        FormatError: If the index makes no sense.
+        FormatError: If the index is invalid.
         ConfigError: If a column has an encoding that is not known.
     """
 
@@ -239,7 +239,7 @@ class LitDataSource(PackSource):
             `0`, `1` and so on.
 
     Raises:
-        FormatError: If the index makes no sense.
+        FormatError: If the index is invalid.
         ConfigError: If items hold something that is not known.
     """
 

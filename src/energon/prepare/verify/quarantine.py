@@ -55,7 +55,7 @@ def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         DatasetNotFoundError: If there is no such file.
-        ConfigError: If it makes no sense.
+        ConfigError: If it is invalid.
     """
     with reporting(path):
         lines = read_document(path).decode("utf-8", "surrogateescape").splitlines()

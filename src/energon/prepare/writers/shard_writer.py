@@ -238,7 +238,7 @@ class ShardWriter(ClosesOrAborts):
         checksum: Whether to keep a checksum of each part, for `energon verify`.
 
     Raises:
-        ConfigError: If the arguments make no sense, or there are such shards and neither
+        ConfigError: If the arguments are invalid, or there are such shards and neither
             `resume` nor `overwrite` says what to do.
 
     Example:

@@ -48,7 +48,7 @@ class TokenizeOptions:
         vocabulary_size: Tokens are below it; below 65,500 they take two bytes, else four.
 
     Raises:
-        ConfigError: If they make no sense.
+        ConfigError: If they are invalid.
     """
 
     tokenizer: str
@@ -113,7 +113,7 @@ def pack_tokens(
         progress: Called with the number of documents that are tokenized.
 
     Raises:
-        ConfigError: If there are such files already, or the tokenizer makes no sense.
+        ConfigError: If there are such files already, or the tokenizer is invalid.
         FormatError: If a file is damaged, or a row has no text.
     """
     prefix = Path(token_prefix(os.fspath(target)))
@@ -149,7 +149,7 @@ def tokenize_range(
     """Write the tokens of a part of a file; return how many documents it has.
 
     Raises:
-        ConfigError: If the tokenizer makes no sense.
+        ConfigError: If the tokenizer is invalid.
         FormatError: If the file is damaged, or a row has no text.
     """
     tokenize = _tokenizer(options.tokenizer)

@@ -257,7 +257,7 @@ class TreeOpener:
 
         Raises:
             DatasetNotFoundError: If there is nothing.
-            ConfigError: If a document makes no sense.
+            ConfigError: If a document is invalid.
         """
         address = _absolute(os.fspath(address))
         if address not in self._known:

@@ -111,7 +111,7 @@ class TarSamples(Stage):
         """Return the stage that the options of `WebDataset` describe.
 
         Raises:
-            ConfigError: If an option makes no sense.
+            ConfigError: If an option is invalid.
         """
         if isinstance(select_files, str):
             select_files = NamePattern(select_files)

@@ -54,7 +54,7 @@ class Extent:
     """How far a loop goes.
 
     Args:
-        passes: How often it goes over the data; None for ever.
+        passes: How often it goes over the data; None sets no limit.
         items: Where it ends; None where the data ends.
         scope: Who counts these items together.
         goes_on: Whether a loop starts where the one before stopped, instead of with a new pass.
@@ -172,7 +172,7 @@ class Passes(StageIterator):
                 yield first
                 yield from items
             elif self._left is None and is_whole:
-                # Whoever waits for items that never come would wait for ever.
+                # Whoever waits for items that never come would wait forever.
                 return
             close(self._current)
             self._current = None

@@ -56,7 +56,7 @@ class FileCached(Stage):
     """Keeps items in a database file, pickled, in the order in which they came.
 
     Workers have files of their own beside it, with their numbers in the names. As unpickling a
-    file runs any code that it holds, it has to be allowed, and the file should be one's own.
+    file runs any code that it holds, it has to be allowed, and the file should be your own.
 
     Args:
         fname: Path of the file.

@@ -31,7 +31,7 @@ def read_arguments(
         allow: What it may name beside what the program knows.
 
     Raises:
-        ConfigError: If it makes no sense.
+        ConfigError: If it is invalid.
         SecurityError: If it names what is not allowed.
     """
     return {

@@ -127,7 +127,7 @@ class LeafDataset(Sharder, DatasetClass):
         """Return the samples, each once, decoded and cooked.
 
         Args:
-            worker_rotation_offset: Has no effect: samples are dealt to lanes evenly anyhow.
+            worker_rotation_offset: Has no effect: samples are dealt to lanes evenly anyway.
         """
         leaf, config = self._plan_leaf, self.worker_config
         identity = {

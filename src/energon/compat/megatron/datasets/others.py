@@ -47,7 +47,7 @@ class JoinedWebdatasetFactory(LeafDataset):
             folder of the user.
 
     Raises:
-        ConfigError: If the arguments make no sense, or a sample has no match where that is an
+        ConfigError: If the arguments are invalid, or a sample has no match where that is an
             error.
         EmptyDatasetError: If no sample is left.
     """
@@ -153,7 +153,7 @@ class JsonlFactory(LeafDataset):
         subset: A range of samples, as (first, behind the last) or in percent.
 
     Raises:
-        ConfigError: If the arguments make no sense.
+        ConfigError: If the arguments are invalid.
         DatasetNotFoundError: If the file is missing, or not indexed.
         EmptyDatasetError: If there are no samples.
     """

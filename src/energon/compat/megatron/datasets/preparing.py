@@ -75,7 +75,7 @@ class PreparesShards:
             The names of the parts of samples, 50 at most.
 
         Raises:
-            ConfigError: If the arguments make no sense.
+            ConfigError: If the arguments are invalid.
             DuplicateSampleKeyError: If a key is there twice.
         """
         folder = any_path(parent_path)

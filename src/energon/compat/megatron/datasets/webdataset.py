@@ -60,7 +60,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             it is read; None for all that are needed.
 
     Raises:
-        ConfigError: If the arguments make no sense.
+        ConfigError: If the arguments are invalid.
         DatasetNotFoundError: If there is no prepared dataset.
         EmptyDatasetError: If there are no samples.
     """

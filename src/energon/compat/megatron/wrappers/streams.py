@@ -337,7 +337,7 @@ class _WatchingDataset(WrapperDataset):
         self.stage = _Watched(dataset, self)
 
     def config(self) -> dict[str, Any]:
-        # Who watches has no say in the order: states fit with and without.
+        # Who watches does not affect the order: states fit with and without.
         inner: dict[str, Any] = super().config()["datasets"][0]
         return inner
 
@@ -452,7 +452,7 @@ class WatchdogDataset(_WatchingDataset):
     Args:
         dataset: The items.
         worker_config: Who loads it.
-        timeout_seconds: How long an item may take; None for ever.
+        timeout_seconds: How long an item may take; None sets no limit.
         initial_timeout_seconds: The same for the first item of a lane; None for the same.
         fail_on_timeout: Whether to raise an error then.
 
