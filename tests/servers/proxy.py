@@ -94,6 +94,7 @@ class FaultProxy:
         self.added_headers = added_headers
         self.requests: list[Request] = []
         self.connections = 0
+        self.under_way = 0
         self._throttle = Throttle(bytes_per_second)
         self._plan: deque[Fault | None] = deque()
         self._chooses: Callable[[Request], bool] = lambda request: True
@@ -167,6 +168,20 @@ class FaultProxy:
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             head = _without(head, b"expect")
         request = self._note(head)
+        try:
+            return self._respond(client, server, request, head, body)
+        finally:
+            with self._lock:
+                self.under_way -= 1
+
+    def _respond(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        request: Request,
+        head: bytes,
+        body: bytes,
+    ) -> bool:
         fault = request.fault
         time.sleep(self.latency + (fault.seconds if fault and fault.kind == "delay" else 0.0))
         if fault is not None and fault.kind == "status":
@@ -217,6 +232,7 @@ class FaultProxy:
             if self._plan and self._chooses(request):
                 request = Request(method, path, request.range, self._plan.popleft())
             self.requests.append(request)
+            self.under_way += 1
         return request
 
 

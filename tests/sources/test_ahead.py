@@ -39,7 +39,7 @@ def distant(tmp_path, monkeypatch):
 def fetched_bytes(proxy) -> int:
     """Return how much was asked for of shards, when nothing more is asked for."""
     count = -1
-    while count != len(proxy.requests):
+    while count != len(proxy.requests) or proxy.under_way:
         count = len(proxy.requests)
         time.sleep(0.3)
     edges = [
