@@ -5,6 +5,8 @@ import logging
 import os
 import pickle
 import struct
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
@@ -483,3 +485,17 @@ def test_captions_are_loaded_as_typed_samples(tmp_path):
     assert isinstance(batch, CaptioningSample)
     assert batch.image.shape == (4, 3, 8, 12)
     assert sorted(batch.caption) == list("abcd")
+
+
+NO_PANDAS = """
+import sys
+import numpy as np
+from energon.sources.parquet import ParquetSource
+ParquetSource(sys.argv[1]).read(np.arange(3))
+assert "pandas" not in sys.modules
+"""
+
+
+def test_rows_are_read_without_importing_pandas_which_takes_a_second(folder):
+    pytest.importorskip("pandas")
+    subprocess.run([sys.executable, "-c", NO_PANDAS, str(folder)], check=True)
