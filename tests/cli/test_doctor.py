@@ -9,10 +9,12 @@ import time
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
-from energon.inspect.doctor import diagnose, surroundings
+from energon.inspect.doctor import diagnose
+from energon.inspect.machine_checks import surroundings
 from energon.surroundings import cpu_quota, usable_cpus
 from tests.commands import run
 from tests.datasets import make_crude
+from tests.servers.web import web_server
 
 QUICK = ("--seconds", "0.2", "--try-workers", "2", "--kind", "thread")
 
@@ -46,7 +48,52 @@ def test_it_names_the_stage_and_the_settings_that_help(root):
     assert found.best.samples_per_second > 1.5 * found.measured[0].samples_per_second
     assert any("in encode_sample" in line for line in found.advice)
     assert any("use num_workers=4, workers='thread'" in line for line in found.advice)
+    assert {each.prefetch for each in found.measured} == {2, 8}
     assert found.read_per_second[1] > found.best.samples_per_second
+
+
+class Objects(Waiting):
+    """Returns batches that cost nothing to make, and much to send."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = [{str(n): (n, str(n)) for n in range(20_000)}]
+
+    def encode_sample(self, sample):
+        return sample
+
+    def batch(self, samples):
+        return self.made
+
+
+def test_transfer_slices_and_prefetch_are_measured(root):
+    found = diagnose(make_with(root, Objects()), seconds=0.3, workers=[1], kinds=["process"])
+    assert found.transfer_per_second > 0
+    assert found.slices
+    assert all(rate > 0 for rate in found.slices.values())
+    assert found.read_latency_seconds > 0
+    assert found.read_bytes_per_second > 0
+    assert any("sending batches bounds worker processes" in line for line in found.advice)
+    assert "use num_workers=0, where nothing is sent" in found.advice
+
+
+def test_a_store_is_not_held_against_a_cache(root):
+    with web_server(root.parent) as server:
+        url = f"http://127.0.0.1:{server.port}/{root.name}"
+        found = diagnose(make_with(url, Waiting()), seconds=0.2, workers=[2], kinds=["thread"])
+    assert found.is_remote
+    assert not found.slices
+    assert not any("of what reading alone does" in line for line in found.advice)
+
+
+def test_packages_that_do_not_fit_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("energon.inspect.machine_checks.__version__", "99.0")
+    (tmp_path / "energon").mkdir()
+    (tmp_path / "energon/version.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [each.what for each in surroundings()]
+    assert any("this is energon 99.0" in each and "is installed" in each for each in found)
+    assert any("energon is on the path 2 times" in each for each in found)
 
 
 def test_a_path_on_the_command_line(root):

@@ -1,36 +1,47 @@
 """Measure on this machine what bounds a run, and say which settings to change.
 
-Reading alone, the whole pipeline in this process, and workers of both kinds are measured one after
+Reading alone (with slices of several lengths, one sample and many at a time), the whole pipeline in
+this process, the transfer of its batches alone, and workers of both kinds are measured one after
 the other, each for a few seconds, over the same data in the same order.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from energon.errors import ConfigError
-from energon.installation import SIGN
+from energon.inspect.machine_checks import Symptom, surroundings
 from energon.loader.getters import get_loader
+from energon.loader.monitoring.profiler import READ
 from energon.messages import counted
-from energon.surroundings import CGROUP, cpu_quota, usable_cpus
+from energon.plan.recipe import PlanRecipe
+from energon.stages.base import DatasetIterator, State
+from energon.stages.lane import Lane
+from energon.surroundings import CGROUP, usable_cpus
 from energon.task_encoder.dataset import SavableDataset
 from energon.worker import WorkerConfig
+
+PREFETCH, LONG_PREFETCH = 2, 8
+"""What loaders do unless told otherwise, and what is tried beside it."""
+SLICE_FACTOR = 8
+"""Slices are tried that are longer and shorter by this."""
+SLICE_GAIN = 1.5
+"""Slices change the order of the run, so that has to pay."""
+SCALES = 0.8
+"""Workers that reach this share of what as many processes could do are not too many."""
+SEEN = 0.01
+"""What takes less of the time than this is seen too seldom to be measured."""
+SINGLE_READS = 20
 
 MakeDataset = Callable[[WorkerConfig], SavableDataset]
 
 GAIN = 1.15
 """Settings that are faster by less than this are not worth a change."""
-SHARED_MEMORY_BYTES = 1 << 30
-DESCRIPTORS = 4096
-CLOCK = 1_600_000_000
-"""Seconds since 1970: a clock that is before this is wrong, and signed requests are refused."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,7 @@ class Measured:
     Args:
         workers: How many; 0 loads in this process.
         kind: Processes or threads.
+        prefetch: `prefetch_factor`.
         samples_per_second: After the first batch.
         seconds_to_first_batch: How long that took.
     """
@@ -48,26 +60,15 @@ class Measured:
     kind: Literal["process", "thread"]
     samples_per_second: float
     seconds_to_first_batch: float
+    prefetch: int = PREFETCH
 
     @property
     def settings(self) -> str:
         """The settings in words."""
         if not self.workers:
             return "num_workers=0"
-        return f"num_workers={self.workers}, workers={self.kind!r}"
-
-
-@dataclass(frozen=True)
-class Symptom:
-    """Something of the surroundings that is not as it should be.
-
-    Args:
-        what: What was found, what was expected, and what to do.
-        is_bad: Whether runs fail or crawl on account of it.
-    """
-
-    what: str
-    is_bad: bool = False
+        found = f"num_workers={self.workers}, workers={self.kind!r}"
+        return found if self.prefetch == PREFETCH else f"{found}, prefetch_factor={self.prefetch}"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,16 @@ class Diagnosis:
         cpus: How many CPUs may be used.
         read_per_second: Samples a second of reading alone, as they come first and, from the cache
             of the system, again.
+        read_latency_seconds: How long one sample takes that is read alone.
+        read_bytes_per_second: Bytes a second of reading alone, again.
+        slices: Samples a second of reading alone by length of slices, beside the present one.
+        present_slice: The length of slices of the run; the longest, if datasets differ.
+        transfer_per_second: Samples a second that a worker process sends if it does nothing else;
+            None if no processes were measured.
+        stage_per_second: Samples a second of each stage, if it had one process to itself.
+        is_remote: Whether data come from a store. Reading alone is then without reading ahead, one
+            request after the other, and no limit for loaders.
+        disk_bytes: What the first reading took from disk; None if the system does not tell.
         measured: All ways of loading.
         stages: What each stage takes of the time in one process, by name, the longest first.
         advice: What bounds the run and what to change, in sentences.
@@ -88,13 +99,24 @@ class Diagnosis:
     read_per_second: tuple[float, float]
     measured: Sequence[Measured]
     stages: dict[str, float]
+    read_latency_seconds: float = 0.0
+    read_bytes_per_second: float = 0.0
+    slices: dict[int, float] = field(default_factory=dict)
+    present_slice: int = 1
+    transfer_per_second: float | None = None
+    stage_per_second: dict[str, float] = field(default_factory=dict)
+    is_remote: bool = False
+    disk_bytes: int | None = None
     advice: list[str] = field(default_factory=list)
     symptoms: list[Symptom] = field(default_factory=list)
 
     @property
     def best(self) -> Measured:
-        """The fastest way of loading."""
-        return max(self.measured, key=lambda each: each.samples_per_second)
+        """The fastest way of loading; with batches that take more memory only if that pays."""
+        return max(
+            self.measured,
+            key=lambda each: each.samples_per_second / (1 if each.prefetch == PREFETCH else GAIN),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
@@ -121,15 +143,37 @@ def diagnose(
     cpus = usable_cpus(cgroup)
     numbers = sorted({0, 1, 2, max(1, int(cpus))} if workers is None else {0, *workers})
     here = make(_config(0))
-    reading = _read_alone(here, seconds), _read_alone(here, seconds)
+    is_remote = any(source.is_remote for source in here.reader.sources)
+    latency = _read_latency(here)
+    disk = _disk_bytes()
+    cold = _read_alone(here, here.plan, seconds)
+    disk = None if disk is None else (_disk_bytes() or 0) - disk
+    reading = cold, _read_alone(here, here.plan, seconds)
     measured: list[Measured] = []
-    stages: dict[str, float] = {}
+    stages: dict[str, dict[str, float]] = {}
     for number in numbers:
         for kind in kinds if number else kinds[:1]:
             found, shares = _measure(make(_config(number)), kind, seconds)
             measured.append(found)
             stages = stages if number else shares
-    diagnosis = Diagnosis(cpus, reading, measured, stages)
+    best = max(measured, key=lambda each: each.samples_per_second)
+    if best.workers:
+        dataset = make(_config(best.workers))
+        measured.append(_measure(dataset, best.kind, seconds, prefetch=LONG_PREFETCH)[0])
+    diagnosis = Diagnosis(
+        cpus,
+        reading,
+        measured,
+        {name: about["share"] for name, about in stages.items()},
+        read_latency_seconds=latency,
+        read_bytes_per_second=reading[1] * _mean_bytes(here),
+        slices={} if is_remote else _read_slices(here, seconds / 2),
+        is_remote=is_remote,
+        disk_bytes=disk,
+        present_slice=max(leaf.slice_samples for leaf in here.plan.leaves),
+        transfer_per_second=_transfer_alone(here, seconds / 2) if "process" in kinds else None,
+        stage_per_second={name: about["per_second"] for name, about in stages.items()},
+    )
     diagnosis.advice.extend(_advice(diagnosis))
     diagnosis.symptoms.extend(surroundings(here, cgroup=cgroup))
     return diagnosis
@@ -139,9 +183,9 @@ def _config(num_workers: int) -> WorkerConfig:
     return WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
 
 
-def _read_alone(dataset: SavableDataset, seconds: float) -> float:
-    """Return how many samples a second are read, with nothing done to them."""
-    plan, rows, step = dataset.plan(1), 0, 64
+def _read_alone(dataset: SavableDataset, recipe: PlanRecipe, seconds: float) -> float:
+    """Return how many samples a second are read in an order, with nothing done to them."""
+    plan, rows, step = recipe(1), 0, 64
     begun = time.perf_counter()
     while time.perf_counter() - begun < seconds:
         planned = plan.rows(0, rows, step)
@@ -152,11 +196,104 @@ def _read_alone(dataset: SavableDataset, seconds: float) -> float:
     return rows / (time.perf_counter() - begun)
 
 
+def _read_latency(dataset: SavableDataset) -> float:
+    """Return how long it takes to read one sample alone, in seconds."""
+    plan, taken = dataset.plan(1), []
+    samples = sum(leaf.num_samples for leaf in dataset.plan.leaves)
+    for number in range(SINGLE_READS):
+        planned = plan.rows(0, number * samples // SINGLE_READS, 1)
+        begun = time.perf_counter()
+        dataset.reader.read(planned)
+        taken.append(time.perf_counter() - begun)
+    return median(taken[1:])  # the first one opens the data
+
+
+def _read_slices(dataset: SavableDataset, seconds: float) -> dict[int, float]:
+    """Return how many samples a second are read with longer and shorter slices."""
+    recipe, found = dataset.plan, {}
+    present = max(leaf.slice_samples for leaf in recipe.leaves)
+    for length in (max(1, present // SLICE_FACTOR), present * SLICE_FACTOR):
+        if length != present:
+            leaves = tuple(replace(leaf, slice_samples=length) for leaf in recipe.leaves)
+            found[length] = _read_alone(dataset, replace(recipe, leaves=leaves), seconds)
+    return found
+
+
+def _disk_bytes() -> int | None:
+    """Return how much this process has read from disk; None if the system does not tell."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["read_bytes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _mean_bytes(dataset: SavableDataset) -> float:
+    sources = dataset.reader.sources
+    total = sum(len(source) * source.mean_sample_bytes for source in sources)
+    return total / max(1, sum(map(len, sources)))
+
+
+@dataclass(frozen=True)
+class SameBatch:
+    """A pipeline that yields a batch that it has, again and again, to see what sending it costs."""
+
+    batch: Any
+    worker_config: WorkerConfig
+    default_lanes: int = 1
+    virtual_epoch_length: int = 0
+    restart: bool = False
+
+    def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[Any]:
+        """Return the batches of `lane`."""
+        return _SameBatches(self.batch)
+
+    def num_batches(self, lane: int, lanes: int) -> int | None:
+        """Return None: there is no end."""
+        return None
+
+    def fingerprint(self, lanes: int) -> dict[str, Any]:
+        """Return nothing: nobody saves this."""
+        return {}
+
+
+class _SameBatches(DatasetIterator[Any]):
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __next__(self) -> Any:
+        return self.batch
+
+    def state_dict(self) -> State:
+        return {}
+
+
+def _transfer_alone(dataset: SavableDataset, seconds: float) -> float | None:
+    """Return how many samples a second one process sends that has its batch already."""
+    with get_loader(dataset, verdict_seconds=None) as loader:
+        batch = next(iter(loader), None)
+        samples = loader.stats().get("samples", 0) / max(1, loader.stats()["batches"])
+    with get_loader(SameBatch(batch, _config(1)), verdict_seconds=None) as loader:
+        batches, count = iter(loader), 0
+        next(batches)
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            next(batches)
+            count += 1
+        return float(samples * count / (time.perf_counter() - begun))
+
+
 def _measure(
-    dataset: SavableDataset, kind: Literal["process", "thread"], seconds: float
-) -> tuple[Measured, dict[str, float]]:
+    dataset: SavableDataset,
+    kind: Literal["process", "thread"],
+    seconds: float,
+    *,
+    prefetch: int = PREFETCH,
+) -> tuple[Measured, dict[str, dict[str, float]]]:
     number = dataset.worker_config.num_workers
-    with get_loader(dataset, workers=kind, verdict_seconds=None) as loader:
+    with get_loader(
+        dataset, workers=kind, prefetch_factor=prefetch, verdict_seconds=None
+    ) as loader:
         batches = iter(loader)
         begun = time.perf_counter()
         next(batches, None)
@@ -164,8 +301,15 @@ def _measure(
         while time.perf_counter() - begun < first + seconds and next(batches, None) is not None:
             pass
         run = loader.stats()["run"]
-    stages = {name: round(about["share"], 4) for name, about in run["stages"].items()}
-    return Measured(number, kind, run["samples_per_second"], first), stages
+    stages = {
+        name: {
+            "share": round(about["share"], 4),
+            "per_second": 1 / max(1e-9, about["seconds_per_sample"]),
+        }
+        for name, about in run["stages"].items()
+        if about["share"] > SEEN
+    }
+    return Measured(number, kind, run["samples_per_second"], first, prefetch), stages
 
 
 def _advice(diagnosis: Diagnosis) -> Iterator[str]:
@@ -173,8 +317,22 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
     inline = next(each for each in diagnosis.measured if not each.workers)
     if diagnosis.stages:
         stage, share = next(iter(diagnosis.stages.items()))
-        yield f"one process spends {share:.0%} of its time in {stage}"
-    if cold * GAIN < cached and best.samples_per_second > cold / GAIN:
+        alone = diagnosis.stage_per_second.get(stage, 0.0)
+        yield (
+            f"one process spends {share:.0%} of its time in {stage}, which alone would let it do "
+            f"{alone:,.0f} samples/s"
+        )
+    if diagnosis.is_remote:
+        if next(iter(diagnosis.stages), "") == READ:
+            yield (
+                "the store bounds the run: more workers make more requests at a time; larger "
+                "shards and slices make fewer, and ENERGON_STORAGE_CACHE_SHARDS=1 keeps what was "
+                "read on local disk"
+            )
+        cached = 0.0
+    elif (
+        diagnosis.disk_bytes != 0 and cold * GAIN < cached and best.samples_per_second > cold / GAIN
+    ):
         yield (
             f"storage bounds the run: it gives {cold:,.0f} samples/s at first, and the cache of "
             f"the system {cached:,.0f}; read larger slices, or copy the data to a faster disk"
@@ -182,100 +340,60 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
     if cached:
         share = best.samples_per_second / cached
         yield f"the best settings reach {share:.0%} of what reading alone does from the cache"
+    yield from _slice_advice(diagnosis)
+    sent = diagnosis.transfer_per_second
+    sending_bounds = sent is not None and sent < GAIN * inline.samples_per_second
+    if sending_bounds:
+        yield (
+            f"sending batches bounds worker processes: one sends {sent:,.0f} samples/s at most, "
+            f"num_workers=0 makes {inline.samples_per_second:,.0f}; send less (uint8 instead of "
+            "floats, arrays instead of objects)"
+        )
     if best.workers and best.samples_per_second > GAIN * inline.samples_per_second:
-        gain = best.samples_per_second / max(inline.samples_per_second, 1e-9)
-        yield f"use {best.settings}: {gain:.1f} times as fast as in the training process"
-        enough = [
-            each
-            for each in diagnosis.measured
-            if 0 < each.workers < best.workers
-            and each.samples_per_second * GAIN > best.samples_per_second
-        ]
-        if enough:
-            yield f"{min(enough, key=lambda each: each.workers).settings} is about as fast"
+        yield from _worker_advice(diagnosis, inline)
+    elif sending_bounds:
+        yield "use num_workers=0, where nothing is sent"
+    elif max(each.workers for each in diagnosis.measured) >= diagnosis.cpus:
+        yield (
+            "num_workers=0 is as fast as workers: batches cost as much to send as to make, or the "
+            f"CPUs ({diagnosis.cpus:g}) are busy with something else"
+        )
     else:
         yield "num_workers=0 is as fast as workers: batches cost as much to send as to make"
-    if (
-        best.workers >= diagnosis.cpus
-        and best.samples_per_second < GAIN * inline.samples_per_second
+
+
+def _worker_advice(diagnosis: Diagnosis, inline: Measured) -> Iterator[str]:
+    """Yield which workers to use, where they are faster than none."""
+    best = diagnosis.best
+    gain = best.samples_per_second / max(inline.samples_per_second, 1e-9)
+    yield f"use {best.settings}: {gain:.1f} times as fast as in the training process"
+    enough = [
+        each
+        for each in diagnosis.measured
+        if 0 < each.workers < best.workers
+        and each.samples_per_second * GAIN > best.samples_per_second
+    ]
+    if enough:
+        yield f"{min(enough, key=lambda each: each.workers).settings} is about as fast"
+    elif best.workers == max(each.workers for each in diagnosis.measured) and gain > (
+        SCALES * best.workers
     ):
-        yield f"there are {diagnosis.cpus:g} CPUs, all of which are busy"
-
-
-def surroundings(
-    dataset: SavableDataset | None = None, *, cgroup: Path = CGROUP
-) -> Iterator[Symptom]:
-    """Yield what of this machine and installation slows runs down or breaks them.
-
-    Args:
-        dataset: What is going to be read; None for nothing in particular.
-        cgroup: Where the control group of this process is shown.
-    """
-    yield from _machine(cgroup)
-    if not _has_turbojpeg():
-        yield Symptom(
-            "simplejpeg (libjpeg-turbo) is not installed, so JPEG images are decoded by Pillow, "
-            "which takes twice as long: install energon-loader[fast-jpeg]"
+        yield (
+            f"each of these workers adds as much as the training process does alone, so more may "
+            f"be faster still: measure them with --try-workers {2 * best.workers}"
         )
-    if any(os.path.exists(os.path.join(folder, SIGN)) for folder in sys.path):
-        yield Symptom(
-            "megatron-energon is installed beside energon, and both overwrite each other's files; "
-            "uninstall it",
-            is_bad=True,
-        )
-    if dataset is not None:
-        yield from _data(dataset)
 
 
-def _has_turbojpeg() -> bool:
-    try:
-        import simplejpeg
-    except ImportError:
-        return False
-    return simplejpeg is not None
-
-
-def _machine(cgroup: Path) -> Iterator[Symptom]:
-    quota = cpu_quota(cgroup)
-    if quota is not None and quota < (os.cpu_count() or 1):
-        yield Symptom(
-            f"the control group may use {quota:g} of {os.cpu_count()} CPUs; workers beyond that "
-            "only wait for one another"
-        )
-    if os.path.isdir("/dev/shm"):
-        size = shutil.disk_usage("/dev/shm").total
-        if size < SHARED_MEMORY_BYTES:
-            yield Symptom(
-                f"/dev/shm has {size >> 20} MiB, expected 1024 MiB for what PyTorch shares; "
-                "start the container with --shm-size=8g (energon itself does without it)"
-            )
-    try:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if limit < DESCRIPTORS:
-            yield Symptom(
-                f"a process may open {limit} files, expected {DESCRIPTORS} or more; raise it with "
-                f"`ulimit -n {DESCRIPTORS}`",
-                is_bad=limit < DESCRIPTORS // 8,
-            )
-    except ImportError:  # not on Windows
-        pass
-    if time.time() < CLOCK:
-        yield Symptom("the clock is wrong by years; stores refuse signed requests", is_bad=True)
-
-
-def _data(dataset: SavableDataset) -> Iterator[Symptom]:
-    local = [source for source in dataset.reader.sources if not source.is_remote]
-    size = sum(len(source) * source.mean_sample_bytes for source in local)
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return
-    if size > memory:
-        yield Symptom(
-            f"the data have {size / 2**30:,.0f} GiB, memory {memory / 2**30:,.0f} GiB: epochs are "
-            "read from disk each time, not from the cache of the system"
+def _slice_advice(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield which slices to read, where reading is what takes the time."""
+    present, best = diagnosis.read_per_second[1], diagnosis.best.samples_per_second
+    if not diagnosis.slices or best * GAIN < present / 2:
+        return  # reading is not what bounds the run
+    length, rate = max(diagnosis.slices.items(), key=lambda item: item[1])
+    if rate > SLICE_GAIN * present:
+        yield (
+            f"read slices of {length} samples (max_samples_per_sequence={length}): reading alone "
+            f"is {rate / present:.1f} times as fast as with {diagnosis.present_slice}"
         )
 
 
@@ -283,7 +401,19 @@ def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
     """Yield a diagnosis as text."""
     cold, cached = diagnosis.read_per_second
     yield f"CPUs that may be used: {diagnosis.cpus:g}"
-    yield f"reading alone: {cold:,.0f} samples/s, again {cached:,.0f} samples/s"
+    how = " without reading ahead" if diagnosis.is_remote else ""
+    yield f"reading alone{how}: {cold:,.0f} samples/s, again {cached:,.0f} samples/s"
+    yield (
+        f"storage: one sample alone takes {1e3 * diagnosis.read_latency_seconds:.2f} ms, many "
+        f"together {diagnosis.read_bytes_per_second / 1e6:,.0f} MB/s"
+    )
+    for length, rate in diagnosis.slices.items():
+        yield (
+            f"reading alone with slices of {length} instead of {diagnosis.present_slice}: "
+            f"{rate:,.0f} samples/s"
+        )
+    if diagnosis.transfer_per_second is not None:
+        yield f"transfer alone, one process: {diagnosis.transfer_per_second:,.0f} samples/s"
     for each in diagnosis.measured:
         mark = "  <- best" if each is diagnosis.best else ""
         yield (
@@ -292,6 +422,8 @@ def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
         )
     shares = ", ".join(f"{name} {share:.0%}" for name, share in diagnosis.stages.items())
     yield f"in one process: {shares or 'too quick to tell'}"
+    for name, rate in diagnosis.stage_per_second.items():
+        yield f"{name} alone, one process: {rate:,.0f} samples/s"
     yield from diagnosis.advice
     for symptom in diagnosis.symptoms:
         yield f"{'problem' if symptom.is_bad else 'note'}: {symptom.what}"
