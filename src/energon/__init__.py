@@ -95,7 +95,7 @@ _ROOMS = {
         "VidQASample",
         "edataclass",
     ],
-    "sources.files.folder": ["SystemFileStore"],
+    "sources.files.open": ["SystemFileStore"],
     "sources.files.store": ["DecodeFileStore", "FileStore", "FileStoreDecoder", "PrimaryFileStore"],
     "stages.hook": ["log_exception", "reraise_exception"],
     "stages.quarantine": ["Quarantine"],

@@ -81,7 +81,7 @@ from energon.samples.sample import (
     VQASample as VQASample,
     VidQASample as VidQASample,
 )
-from energon.sources.files.folder import SystemFileStore as SystemFileStore
+from energon.sources.files.open import SystemFileStore as SystemFileStore
 from energon.sources.files.store import (
     DecodeFileStore as DecodeFileStore,
     FileStore as FileStore,

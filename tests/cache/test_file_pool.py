@@ -21,7 +21,7 @@ from energon.cache.prefetch import Step
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
 from energon.samples.crude import CrudeSample
-from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from tests.cache.stores import CountingStore
 from tests.small_disks import fill, small_disk

@@ -12,7 +12,7 @@ from energon.decode.av import AVData, AVDecoder, get_clips_uniform, get_single_f
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
 from energon.formats.media import AVMetadata
-from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.open import SystemFileStore
 from tests.decode.videos import KINDS, encode_video, plain_audio, plain_frames
 
 FRAMES = 45

@@ -23,7 +23,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.media import prepare as media_surviving
 from energon.prepare.media.prepare import WORK_NAME, prepare_media
 from energon.prepare.media.probe import MediaFilter
-from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from energon.sources.files.webdataset import WebdatasetFileStore
 from tests.commands import run

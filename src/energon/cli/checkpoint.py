@@ -173,7 +173,7 @@ def edit(
       energon checkpoint edit --weight code/train=0.3 --position web/train=0 checkpoints/data edited
       energon checkpoint edit --leave-out images/000123 checkpoints/data edited
     """
-    from energon.inspect import state_edits
+    from energon.inspect import saved_state
     from energon.inspect.planned_run import ReadFrom, num_ranks, open_saved_run
     from energon.loader.state_files import read_states, redistribute, write_states
 
@@ -183,16 +183,16 @@ def edit(
     ranks = num_ranks(state, world_size)
     about: list[str] = []
     if skip_steps:
-        state, lines = state_edits.skip_steps(state, skip_steps, world_size=ranks)
+        state, lines = saved_state.skip_steps(state, skip_steps, world_size=ranks)
         about += lines
     if weights or positions:
-        state, lines = state_edits.change_mix(
+        state, lines = saved_state.change_mix(
             state, weights=dict(weights), positions=dict(positions)
         )
         about += lines
     if keys:
         run = open_saved_run(ReadFrom.of(state, path=path), state, world_size=ranks, may_pack=True)
-        state, lines = state_edits.leave_out(state, run, keys, epochs=epochs)
+        state, lines = saved_state.leave_out(state, run, keys, epochs=epochs)
         about += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
     echo_lines(about)

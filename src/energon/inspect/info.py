@@ -12,8 +12,7 @@ from energon.io.address import address_name, is_remote, local_path, redact
 from energon.messages import counted
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.sources.files.folder import describe_folder
-from energon.sources.files.open import folder_of
+from energon.sources.files.open import describe_folder, folder_of
 from energon.sources.join import JoinedSource
 from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool

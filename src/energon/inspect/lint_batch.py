@@ -27,7 +27,7 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import IsolatedCall, note
 from energon.samples.crude import PART_FILES
-from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.open import SystemFileStore
 from energon.sources.kinds import Source
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import OpenedLeaf

@@ -1,13 +1,21 @@
-"""Saved states in words, and what tells two apart."""
+"""Saved states in words, what tells two apart, and changes after which a run continues exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from energon.errors import ConfigError, StateError
+from energon.inspect.planned_run import SavedRun
+from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, differences, read_positions
-from energon.messages import counted
+from energon.messages import counted, nearest
+from energon.plan.mix import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
+from energon.stages.changes import begin_changes
 from energon.task_encoder.dataset import mix_report
 
 
@@ -89,3 +97,282 @@ def drawn_samples(state: State) -> dict[str, float]:
         for name, leaf in report["datasets"].items()
         if name in state["fingerprint"]["leaves"]
     }
+
+
+_ROWS = frozenset({"row", "read"})
+
+
+class EditedState(NamedTuple):
+    """A state that was changed."""
+
+    state: State
+    about: list[str]
+    """What that does, in lines."""
+
+
+def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
+    """Return a state that continues as many steps later, as if these had been delivered.
+
+    Args:
+        state: A merged state of all lanes.
+        steps: Batches of each rank that are left out.
+        world_size: Ranks of the run.
+
+    Raises:
+        StateError: If it is not known which samples these steps would have had: because hooks
+            have skipped some before, or samples wait to be packed or grouped.
+    """
+    lanes, about = state["lanes"], state["fingerprint"]
+    positions = read_positions(state, range(lanes))
+    batch_size = about["batch_size"] or 1
+    begun = [p for p in positions.values() if p.saved_state() is not None]
+    if not begun and about.get("eras"):
+        raise StateError(
+            "the run was given other lanes and has not taken a step since: run a step, or skip "
+            "steps before `energon checkpoint redist`"
+        )
+    if not begun:
+        raise StateError("the run has not begun, so there is nothing to continue from; run a step")
+    shifts = {_shift(position, batch_size) for position in begun}
+    if len(shifts) > 1 or (not about.get("eras") and shifts != {0}):
+        raise StateError(
+            "hooks have skipped samples, so which samples the next steps would have is not known; "
+            "let the run deliver these steps and ignore them"
+        )
+    (shift,) = shifts
+    plan = PlanRecipe.from_json(about)(lanes)
+    template = begun[0].saved_state()
+    done = sum(position.batches for position in positions.values())
+    target = done + steps * world_size
+    moved: dict[str, Any] = {}
+    for lane, position in positions.items():
+        batches = max(0, -((lane - target) // lanes))
+        row = batches * batch_size + shift
+        end = plan.num_rows(lane)
+        if position.ended or (end is not None and row >= end):
+            raise StateError(f"the data end before {counted(steps, 'step')} more")
+        saved = position.saved_state() or template
+        moved[str(lane)] = {**position.to_json(), "batches": batches, "state": _at_row(saved, row)}
+    edited = {**state, "positions": moved}
+    before, after = drawn_samples(state), drawn_samples(edited)
+    samples = ", ".join(f"{name} {after[name] - before[name]:,.0f}" for name in after)
+    return EditedState(
+        edited,
+        [
+            f"step {done // world_size:,} becomes step {target // world_size:,}",
+            f"{counted(target - done, 'batch', grouped=True)} are left out: {samples} samples",
+        ],
+    )
+
+
+def change_mix(
+    state: State, *, weights: Mapping[str, float], positions: Mapping[str, int]
+) -> EditedState:
+    """Return a state from which a blend continues with other weights, or elsewhere in its datasets.
+
+    Both begin with the first samples that no lane has read. Each later epoch of every dataset is
+    exact, and so is the rest of the one in which a dataset was set.
+
+    Args:
+        state: A merged state of all lanes.
+        weights: New weights, by the names of datasets, that hold from now on.
+        positions: By the names of datasets, after how many of their samples they continue, counted
+            from the beginning of the run: two epochs of 100 samples are 200.
+
+    Raises:
+        ConfigError: If there is no such dataset, or a number is invalid.
+        StateError: If the datasets are not blended by weight, or a position cannot be exact.
+    """
+    about = state["fingerprint"]
+    recipe = PlanRecipe.from_json(about)
+    before = recipe.mix_json()
+    if before is None:
+        raise StateError(
+            "the run does not blend its datasets by weight: their samples are mixed as one line, "
+            "in which no dataset has a weight or a position of its own"
+        )
+    mix = copy.deepcopy(about["mix"])
+    lines = [*_set_weights(mix, weights, recipe), *_moves(state, mix, positions, recipe)]
+    past = (*recipe.past, {**about["mix"], **({"then": dict(positions)} if positions else {})})
+    fingerprint = {**about, "mix": mix, "mix_before": list(past)}
+    edited = PlanRecipe.from_json(fingerprint)
+    saved = read_positions(state, range(state["lanes"]))
+    begun = begin_changes(
+        {lane: each.saved_state() for lane, each in saved.items()}, edited, state["lanes"]
+    )
+    # Whether the data end here, too, is for the new mix to say.
+    changed = {
+        str(lane): replace(each, state=begun[lane], ended=False).to_json()
+        for lane, each in saved.items()
+    }
+    if weights:
+        lines.append(
+            "the state is restored only where the metadataset has these weights, too: change it "
+            "before you resume"
+        )
+    if window := about.get("shuffle_window"):
+        lines.append(f"up to {window:,} samples of each lane that are already mixed come first")
+    return EditedState({**state, "fingerprint": fingerprint, "positions": changed}, lines)
+
+
+def _set_weights(
+    mix: dict[str, Any], weights: Mapping[str, float], recipe: PlanRecipe
+) -> Iterator[str]:
+    """Set weights in a mix, and yield what changes."""
+    for name, weight in weights.items():
+        entry = _entry(mix, name, recipe.source_names)
+        if not 0 <= weight < float("inf"):
+            raise ConfigError(f"{name}: weight {weight} is not a share; give a number from 0")
+        was, entry["weight"] = entry["weight"], Curve.constant(float(weight)).to_json()
+        shown = f"{was:g}" if isinstance(was, int | float) else "a schedule"
+        yield f"{name}: weight {shown} becomes {entry['weight']:g}"
+
+
+def _moves(
+    state: State, mix: dict[str, Any], positions: Mapping[str, int], recipe: PlanRecipe
+) -> Iterator[str]:
+    """Yield which datasets continue elsewhere, if they can."""
+    drawn = drawn_samples(state)
+    done = recipe.eras[-1]["draws"] if recipe.eras else {}
+    for name, position in positions.items():
+        _entry(mix, name, recipe.source_names)
+        if position < done.get(name, 0):
+            raise StateError(
+                f"{name}: the run was given other lanes after {done[name]:,} of its samples, and "
+                "cannot be set back behind that exactly"
+            )
+        was_drawn = round(drawn.get(name, 0))
+        yield (
+            f"{name}: {place_in_words(state, name, was_drawn)} becomes "
+            f"{place_in_words(state, name, position)}"
+        )
+
+
+def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int) -> EditedState:
+    """Return a state from which a run continues without some samples, and is the same otherwise.
+
+    The samples behind them move up, as they do where a hook skips a sample.
+
+    Args:
+        state: A merged state of all lanes.
+        saved: Its run, with its datasets.
+        keys: Of the samples, each in as many datasets as have it.
+        epochs: How many epochs of each dataset are looked through, from that in progress.
+
+    Raises:
+        ConfigError: If no dataset has a key, or samples are drawn with replacement.
+        StateError: If a sample waits to be packed or grouped.
+    """
+    run, lines = saved.run, []
+    positions = read_positions(state, range(state["lanes"]))
+    drawn = drawn_samples(state)
+    rows: dict[int, set[int]] = {}
+    for key in keys:
+        places = [
+            (number, ordinal)
+            for number, leaf in enumerate(run.leaves)
+            for ordinal in leaf.source.find(key)
+        ]
+        if not places:
+            raise ConfigError(f"no dataset of the run has a sample {key!r}")
+        for leaf, ordinal in places:
+            name = run.names[leaf]
+            first = round(drawn[name]) // state["fingerprint"]["leaves"][name]["samples"]
+            found = []
+            # Lanes are not in lockstep, so some may still read the epoch before.
+            for epoch in range(max(0, first - 1), first + epochs):
+                place = run.plan.find(leaf, epoch, ordinal)
+                if place is not None and _is_ahead(positions[place[0]], place[1], key):
+                    rows.setdefault(place[0], set()).add(place[1])
+                    found.append(epoch)
+            left = "no epoch: none of these reads it again"
+            if found:
+                left = f"epoch {found[0]:,}" + (f" to {found[-1]:,}" if found[1:] else "")
+            lines.append(f"{key} of {name} is left out of {left}")
+    changed = dict(state["positions"])
+    for lane, more in rows.items():
+        known = {*positions[lane].skip_rows, *more}
+        changed[str(lane)] = {**changed[str(lane)], "skip_rows": sorted(known)}
+    return EditedState({**state, "positions": changed}, lines)
+
+
+def _entry(mix: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what a mix says about a dataset.
+
+    Raises:
+        ConfigError: If it says nothing about it.
+    """
+    for found, entry in _entries(mix):
+        if found == name:
+            return entry
+    joined = [each for each in names if name in each.split(" + ")]
+    if joined:
+        raise ConfigError(f"{name} is read as one line with others: give {joined[0]!r}")
+    close = nearest(name, names, 0.2)
+    hint = f"; did you mean {close!r}?" if close else ""
+    raise ConfigError(f"the run blends no {name!r}, only {', '.join(names)}{hint}")
+
+
+def _entries(mix: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, entry in mix["blend"].items():
+        if "of" in entry:
+            yield from _entries(entry["of"])
+        else:
+            yield name, entry
+
+
+def _is_ahead(position: LanePosition, row: int, key: str) -> bool:
+    """Return whether a lane has not read a row yet.
+
+    Raises:
+        StateError: If it has, but not delivered it.
+    """
+    saved = position.saved_state()
+    read, _ = rows_read(saved)
+    if row < read and _waits(saved, row):
+        raise StateError(
+            f"{key} was read and waits to be packed or grouped with others, so leaving it out "
+            "would change batches that have begun; edit a state that was saved before or later"
+        )
+    return row >= read
+
+
+def _waits(saved: Any, row: int) -> bool:
+    """Return whether a row that was read will be read again by some stage."""
+    if isinstance(saved, Mapping):
+        if isinstance(begin := saved.get("row"), int) and begin <= row:
+            return True
+        return any(_waits(value, row) for value in saved.values())
+    if isinstance(saved, list):
+        return any(each == row or _waits(each, row) for each in saved)
+    return False
+
+
+def _shift(position: LanePosition, batch_size: int) -> int:
+    """Return how many more rows a lane has read than its batches take."""
+    return rows_read(position.saved_state())[0] - position.batches * batch_size
+
+
+def _at_row(saved: Any, row: int) -> Any:
+    """Return the state of the stages of a lane at another row.
+
+    Raises:
+        StateError: If samples wait in one of them.
+    """
+    if not isinstance(saved, Mapping):
+        return saved
+    moved: dict[str, Any] = {}
+    for name, value in saved.items():
+        if name in _ROWS:
+            moved[name] = row
+        elif name == "changes" or isinstance(value, Mapping):
+            moved[name] = _at_row(value, row)
+        elif value in (0, None, [], ()):
+            moved[name] = value
+        else:
+            raise StateError(
+                "samples wait to be packed or grouped, or a hook is in the middle of what it "
+                "yields, so the next steps cannot be skipped exactly; let the run deliver them and "
+                "ignore them"
+            )
+    return moved

@@ -76,7 +76,7 @@ KINDS = (
     ),
     KindEntry(
         "filesystem",
-        "energon.sources.files.folder:KIND",
+        "energon.sources.files.open:KIND",
         markers=("index.sqlite",),
         has_samples=False,
     ),

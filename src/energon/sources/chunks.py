@@ -37,8 +37,7 @@ from energon.io.epath import any_path
 from energon.io.files import is_file, read_document
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.sources.extents import Extents, PartFilter, read_spans
-from energon.sources.items import ItemSource, file_of_part
-from energon.sources.row_kind import RowKind, RowOptions
+from energon.sources.row_kind import ItemSource, RowKind, RowOptions, file_of_part
 from energon.utf8 import decode_utf8
 
 HELD_BYTES = 512 << 20

@@ -41,10 +41,9 @@ from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
 from energon.messages import warn_once
 from energon.sources.extents import Extents, PartFilter
-from energon.sources.files.folder import SystemFileStore
+from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
-from energon.sources.items import ItemSource
-from energon.sources.row_kind import RowKind, RowOptions
+from energon.sources.row_kind import ItemSource, RowKind, RowOptions
 from energon.sources.shards import ShardPool
 from energon.utf8 import decode_utf8
 

@@ -1,22 +1,35 @@
-"""Kinds of datasets with rows, and what documents say of how these are read."""
+"""What kinds of datasets with rows have in common, and what documents say of how these are read.
+
+`ItemSource` is for samples that are read one by one from files.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from energon.errors import ConfigError
+import numpy as np
+
+from energon.arrays import Ints
+from energon.decode.sample_decoder import is_decoded
+from energon.errors import ConfigError, EmptyDatasetError
+from energon.formats.media import guess_extension
 from energon.formats.meta.info import META
 from energon.formats.meta.split import parse_shares, ratio_names
 from energon.io.address import join_address
+from energon.io.epath import AnyPath
 from energon.io.files import is_file
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
+from energon.plan.subset import include_ordinals, resolve_range
+from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import PartFilter
-from energon.sources.kinds import DatasetKind, Source
+from energon.sources.extents import Extents, PartFilter
+from energon.sources.kinds import DatasetKind, Location, SingleSource, Source, content_fingerprint
 from energon.sources.shards import ShardPool
+from energon.sources.webdataset import included
 
 
 @dataclass(frozen=True)
@@ -141,3 +154,186 @@ class RowKind(DatasetKind):
 
     def check_field_map(self, source: Any, field_map: FieldMap) -> None:
         field_map.check_parts(source.all_parts, origin=str(source.path))
+
+
+class ItemSource(SingleSource, ABC):
+    """The items of a split, numbered from 0. Those of the dataset are numbered through, too.
+
+    Args:
+        path: Where the dataset is.
+        split_part: Which split.
+        bounds: The numbers of the first item of the split, and of the one behind its last.
+        columns: Which parts are read, as a document says it; None leaves it to `parts`.
+        parts: The same, as the caller says it; None for all.
+        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        exclude: Keys that are left out.
+
+    Raises:
+        ConfigError: If there is no such part.
+        EmptyDatasetError: If no sample is left.
+    """
+
+    def __init__(
+        self,
+        path: AnyPath,
+        *,
+        split_part: str,
+        bounds: tuple[int, int],
+        columns: Sequence[str] | None = None,
+        parts: Collection[str] | PartFilter | None = None,
+        subsets: Sequence[Any] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        self.path = path
+        self.split_part = split_part
+        self.first, self.last = bounds
+        places = {n - self.first for key in exclude for n in self.numbers_of(key)}
+        inside = sorted(place for place in places if 0 <= place < self.last - self.first)
+        self.excluded = np.array(inside, np.int64)
+        self.start, self.stop = resolve_range(self.last - self.first - len(inside), subsets)
+        if self.start >= self.stop:
+            raise EmptyDatasetError(
+                f"{path}: split {split_part!r} has {self.last - self.first} samples, of which "
+                "none is left"
+            )
+        self.wanted = self._wanted(parts) if columns is None else self._chosen(columns)
+
+    @property
+    @abstractmethod
+    def mean_sample_bytes(self) -> float:
+        """Bytes of a sample, on average."""
+
+    @property
+    @abstractmethod
+    def all_parts(self) -> list[str]:
+        """The names of the parts that samples may have."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What two sources have in common whose items have the same numbers."""
+        return ("items", str(self.path))
+
+    def key_of(self, number: int) -> str:
+        """Return the key of an item."""
+        return str(number)
+
+    def numbers_of(self, key: str) -> Sequence[int]:
+        """Return the items of a key, or of the name of a file."""
+        return [int(key)] if key.isascii() and key.isdecimal() else []
+
+    @abstractmethod
+    def shard_of(self, number: int) -> str:
+        """Return the name of the file that an item is in."""
+
+    @abstractmethod
+    def content(self) -> Any:
+        """Return what a saved state must find unchanged, beside the range of the split."""
+
+    @abstractmethod
+    def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
+        """Return the parts of items, and which files those are whose names do not say it."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what a saved state must find unchanged: the samples and their order."""
+        content = {
+            "content": self.content(),
+            "excluded": self.excluded.tolist(),
+            "range": [self.first, self.last, self.start, self.stop],
+        }
+        return content_fingerprint(len(self), content)
+
+    def read(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> list[CrudeSample]:
+        """Return samples, in the order of `ordinals`; see `Source.read`."""
+        numbers = self._numbers(ordinals)
+        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        samples = []
+        found = zip(numbers.tolist(), keys, self.items(numbers), strict=True)
+        for number, restore_key, (parts, files) in found:
+            sample = CrudeSample(
+                {
+                    "__key__": self.key_of(number),
+                    "__shard__": self.shard_of(number),
+                    "__restore_key__": restore_key,
+                    "__subflavors__": subflavors,
+                    **parts,
+                }
+            )
+            if files:
+                sample[PART_FILES] = files
+            samples.append(sample)
+        return samples
+
+    def extents(self, ordinals: Ints) -> Iterator[Extents]:
+        """Yield where the samples lie; here, nothing is read ahead."""
+        return iter(())
+
+    def locate(self, ordinal: int) -> Location:
+        """Return where a sample lies."""
+        number = int(self._numbers(np.array([ordinal]))[0])
+        shard, sample, offset = self.position(number)
+        return Location(self.key_of(number), shard, sample, offset, tuple(self.part_names))
+
+    def position(self, number: int) -> tuple[str, int, int]:
+        """Return the file of an item, its number there, and where it begins."""
+        return self.shard_of(number), number, 0
+
+    def find(self, key: str) -> list[int]:
+        inside = [n - self.first for n in self.numbers_of(key) if self.first <= n < self.last]
+        return [ordinal for place in inside for ordinal in included(self, place)]
+
+    def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        edges = np.array([self.start, self.stop - 1])
+        low, high = (include_ordinals(edges, self.excluded) + self.first).tolist()
+        return self.place, {"": (low, high + 1)}
+
+    @property
+    def part_names(self) -> list[str]:
+        """The names of the parts that are read."""
+        return [name for name in self.all_parts if self.takes(name)]
+
+    def takes(self, name: str) -> bool:
+        """Return whether a part is read."""
+        return self.wanted is None or name in self.wanted
+
+    def _wanted(self, parts: Collection[str] | PartFilter | None) -> set[str] | None:
+        if isinstance(parts, PartFilter):
+            return {name for name in self.all_parts if name in parts}
+        if parts is None:
+            return None
+        return {found for name in parts if (found := find_part(self.all_parts, name)) is not None}
+
+    def _chosen(self, columns: Sequence[str]) -> set[str]:
+        found = {name: find_part(self.all_parts, name) for name in columns}
+        missing = next((name for name, own in found.items() if own is None), None)
+        if missing is not None:
+            raise ConfigError(
+                f"{self.path}: there is no part {missing!r}, only {', '.join(self.all_parts)}"
+            )
+        return {own for own in found.values() if own is not None}
+
+    def _numbers(self, ordinals: Ints) -> Ints:
+        """Return the numbers in the dataset of samples of the split."""
+        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
+        if len(outside):
+            raise IndexError(
+                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
+                f"{outside[0]}"
+            )
+        inside = ordinals + self.start
+        if len(self.excluded):
+            inside = include_ordinals(inside, self.excluded)
+        return np.asarray(inside + self.first)
+
+
+def file_of_part(name: str, value: Any) -> str | None:
+    """Return which file a part is whose name does not say it; None if it does, or nobody knows."""
+    if not isinstance(value, bytes) or is_decoded(name):
+        return None
+    extension = guess_extension(value)
+    return None if extension is None else f"{name}.{extension}"

@@ -100,7 +100,7 @@ HOMES: dict[str, str] = {
         MultiChoiceVQASample OCRSample PinMemoryMixin Sample SimilarityInterleavedSample TextSample
         VQAOCRSample VQASample VidQASample edataclass
     """,
-    "sources.files.folder": "SystemFileStore",
+    "sources.files.open": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
     "sources.jsonl": "JsonlFileStore",

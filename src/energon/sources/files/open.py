@@ -1,17 +1,199 @@
-"""Open auxiliary data by its address in a metadataset."""
+"""Open auxiliary data by its address in a metadataset: files of datasets, or of folders.
+
+Folders hold no samples, but files by their paths below the folder.
+"""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from energon.errors import ConfigError
+import numpy as np
+
+from energon.errors import ConfigError, DatasetNotFoundError, NoSuchFileError, StorageError
+from energon.formats.media import MediaMetadata
+from energon.formats.meta.info import META
+from energon.io.address import is_remote, redact
+from energon.io.epath import EPath, any_path
+from energon.io.files import has_files, list_files, open_store
 from energon.metadataset.document import Problems
 from energon.metadataset.kind import dataset_kind
-from energon.sources.files.folder import SystemFileStore
-from energon.sources.files.store import FileStore
-from energon.sources.kinds import kind_named
+from energon.samples.crude import SourceInfo
+from energon.sources.files.locate import MediaLookup
+from energon.sources.files.store import FileStore, StoreFile
+from energon.sources.kinds import DatasetKind, kind_named
+from energon.sources.part_statistics import PartStatistics, SizeStatistics, media_statistics
 from energon.sources.shards import ShardPool
+
+if TYPE_CHECKING:
+    from energon.sources.browse.tree import BrowsedFolder
+
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class SystemFileStore(FileStore[bytes]):
+    """The files of a folder, by their paths below it.
+
+    Args:
+        base_dir: The folder, here or in an object store. Names that would leave it are refused.
+            None takes absolute paths and URLs as names.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder.
+        StorageError: If it is remote and cannot be reached.
+
+    Example:
+        >>> store = SystemFileStore("photos")
+        >>> "shard-0.tar" in store, store.get_size("shard-0.tar")
+        (True, 21504)
+        >>> store.get("../x")
+        Traceback (most recent call last):
+            ...
+        energon.errors.NoSuchFileError: '../x' leaves the folder photos; expected a path below it
+    """
+
+    def __init__(self, base_dir: str | os.PathLike[str] | None = None) -> None:
+        self.base_dir = None if base_dir is None else any_path(base_dir)
+        self._media = None if self.base_dir is None else MediaLookup(self.base_dir)
+        if isinstance(self.base_dir, Path) and not self.base_dir.is_dir():
+            raise DatasetNotFoundError(
+                f"{self.base_dir}: no such folder; expected one with the files that samples name"
+            )
+        if isinstance(self.base_dir, EPath) and not self._is_listed(self.base_dir):
+            raise DatasetNotFoundError(
+                f"{self.base_dir}: there are no files; expected a folder of what samples name"
+            )
+
+    def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        path = self._path(name)
+        try:
+            return path.read_bytes(), self._source(name)
+        except _MISSING as error:
+            raise self._missing(name) from error
+
+    def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        if not isinstance(self.base_dir, EPath):
+            return super().get_many_raw(names)
+        places = [(name,) for name in names]
+        store, _ = open_store(self.base_dir)
+        return store.together(self.get_raw, places)
+
+    def open(self, name: str) -> IO[bytes]:
+        path = self._path(name)
+        try:
+            file = cast(io.BufferedReader, path.open("rb"))
+        except _MISSING as error:
+            raise self._missing(name) from error
+        return StoreFile(file, self, name, is_remote=isinstance(path, EPath))
+
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return super().get_media_metadata(key) if self._media is None else self._media.get(key)
+
+    def get_path(self) -> str:
+        return "" if self.base_dir is None else str(self.base_dir)
+
+    def __contains__(self, name: str) -> bool:
+        return self._path(name).is_file()
+
+    def _source(self, name: str) -> SourceInfo:
+        return SourceInfo(self.get_path(), name, None, (name,))
+
+    def _missing(self, name: str) -> NoSuchFileError:
+        return NoSuchFileError(f"{self._path(name)}: no such file, but a sample names {name!r}")
+
+    def _path(self, name: str) -> Path | EPath:
+        if self.base_dir is None:
+            if not os.path.isabs(name) and not is_remote(name):
+                raise NoSuchFileError(
+                    f"{name!r} is not an absolute path, and this store has no folder; give it one "
+                    "with SystemFileStore(base_dir)"
+                )
+            return any_path(name)
+        # Names come from data, and must not reach what was never meant to be read.
+        relative = os.path.normpath(name)
+        leaves = relative == ".." or relative.startswith(".." + os.sep)
+        if leaves or os.path.isabs(name) or "://" in name:
+            raise NoSuchFileError(
+                f"{redact(name)!r} leaves the folder {self.base_dir}; expected a path below it"
+            )
+        return self.base_dir / relative
+
+    @staticmethod
+    def _is_listed(folder: EPath) -> bool:
+        """Return whether there are files; web servers cannot say."""
+        try:
+            return has_files(folder)
+        except StorageError:
+            return True
+
+
+def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
+    """Return how many files there are, how large they are, and what is noted about media.
+
+    Args:
+        folder: Where they are.
+        parts: Whether to list them.
+
+    Raises:
+        DatasetNotFoundError: If there is no such folder.
+        StorageError: If it cannot be listed.
+    """
+    SystemFileStore(folder)
+    about: dict[str, Any] = {"media": media_statistics(any_path(folder)) or {}}
+    if not parts:
+        return about
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
+    for found in list_files(folder):
+        if not found.key.startswith(f"{META}/"):
+            extension = os.path.splitext(found.key)[1].removeprefix(".").lower()
+            sizes[extension or "none"].append(found.size)
+    statistics = PartStatistics()
+    for extension, own in sizes.items():
+        statistics.parts[extension] = SizeStatistics()
+        statistics.parts[extension].add(np.array(own))
+        statistics.samples.add(np.array(own))
+    counts = statistics.to_json()
+    return {
+        "files": statistics.samples.count,
+        "bytes": statistics.samples.total,
+        "file_sizes": counts["sample_sizes"],
+        "extensions": counts["parts"],
+        **about,
+    }
+
+
+class FolderKind(DatasetKind):
+    """Folders whose media files have been noted in an index."""
+
+    name = "filesystem"
+    noun = "a folder of files"
+    has_files = True
+
+    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+        return SystemFileStore(address)
+
+    def browse(
+        self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
+    ) -> BrowsedFolder:
+        raise ConfigError(f"{redact(address)} is a folder already and needs no mounting")
+
+    def describe(
+        self,
+        address: str,
+        *,
+        split_config: str = "split.yaml",
+        dataset_config: str = "dataset.yaml",
+        parts: bool = True,
+    ) -> dict[str, Any]:
+        return describe_folder(address, parts)
+
+
+KIND = FolderKind()
+
 
 FOLDER_SCHEME = "filesystem://"
 REMOTE_FOLDER_SCHEME = "filesystem+"
