@@ -98,4 +98,4 @@ def test_a_picture_of_no_kind_is_refused(path):
 def test_looking_for_a_step_and_listing_one_exclude_each_other(path):
     result = CliRunner().invoke(main, ["plan", path, "--where", "s1", "--step", "2"])
     assert result.exit_code == 2
-    assert "give one of them" in result.output
+    assert "pass one of them" in result.output

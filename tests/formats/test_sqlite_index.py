@@ -71,7 +71,7 @@ def test_an_index_that_was_extended_is_one_that_was_written_at_once(tmp_path):
 
 def test_extending_with_a_key_that_is_there_is_an_error(tmp_path):
     write_sqlite_index(tmp_path / "x.sqlite", [shard(tmp_path / "a.tar", ["x"])])
-    with pytest.raises(DuplicateSampleKeyError, match="there twice"):
+    with pytest.raises(DuplicateSampleKeyError, match="occurs twice"):
         extend_sqlite_index(tmp_path / "x.sqlite", [shard(tmp_path / "b.tar", ["x"])])
 
 

@@ -227,7 +227,7 @@ def test_a_state_that_says_less_needs_the_path_and_the_number_of_ranks(path, sav
     del state["fingerprint"]["run"]
     older = tmp_path / "older.json"
     older.write_text(json.dumps(state))
-    assert "give the PATH" in run("plan", "--state", older, "--step", 3).output
+    assert "pass the PATH" in run("plan", "--state", older, "--step", 3).output
     assert "--world-size" in run("plan", path, "--state", older, "--step", 3).output
     done = run("plan", path, "--state", older, "--step", 3, "--world-size", 2, "--json")
     assert [row["key"] for row in json.loads(done.stdout)] == steps[3]

@@ -255,7 +255,7 @@ def test_edits_that_cannot_be_exact_or_make_no_sense_are_refused(blend, tmp_path
         (["--weight", "a/train=-1"], "is not NAME=NUMBER"),
         (["--position", "a/train=x"], "is not NAME=NUMBER"),
         (["--leave-out", "nobody"], "no dataset of the run has a sample 'nobody'"),
-        ([], "give --skip-steps, --weight"),
+        ([], "pass --skip-steps, --weight"),
     ]:
         done = edit(tmp_path / "state", tmp_path / "edited", *options)
         assert done.exit_code, done.output

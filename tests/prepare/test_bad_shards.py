@@ -32,7 +32,7 @@ def keys(root):
 
 def test_interleaved_samples(tmp_path):
     write(tmp_path / "0.tar", ["a.jpg", "b.jpg", "a.txt", "b.txt"])
-    with pytest.raises(DuplicateSampleKeyError, match=r"'a' comes twice in 0\.tar, with other"):
+    with pytest.raises(DuplicateSampleKeyError, match=r"'a' occurs twice in 0\.tar, with other"):
         prepare_dataset(tmp_path, **ALL)
 
 

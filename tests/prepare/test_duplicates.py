@@ -75,7 +75,7 @@ def test_shards_whose_keys_do_not_overlap_are_not_opened(tmp_path):
 
 def test_a_key_that_a_shard_has_twice_is_named(tmp_path):
     write_shard(tmp_path / "a.tar", [("a", {"txt": b"1"}), ("b", {"txt": b"2"}), ("a", {"j": b""})])
-    with pytest.raises(DuplicateSampleKeyError, match=r"'a' comes twice in a\.tar.*--fix-dup"):
+    with pytest.raises(DuplicateSampleKeyError, match=r"'a' occurs twice in a\.tar.*--fix-dup"):
         prepare_dataset(tmp_path, **ALL)
 
 

@@ -198,7 +198,9 @@ def test_a_killed_command_goes_on_where_it_was(lines, tmp_path):
 def test_what_is_there_is_kept_unless_it_may_be_overwritten(lines, tmp_path):
     options = TokenizeOptions(WORDS)
     pack_tokens([str(lines)], tmp_path / "x", options)
-    with pytest.raises(ConfigError, match=r"x\.idx exists; give another name, or pass --overwrite"):
+    with pytest.raises(
+        ConfigError, match=r"x\.idx exists; choose another name, or pass --overwrite"
+    ):
         pack_tokens([str(lines)], tmp_path / "x", options)
     assert documents(tmp_path / "x") == DOCUMENTS
     other = TokenizeOptions(WORDS, end_token=5)

@@ -178,7 +178,7 @@ def edit(
     from energon.loader.state_files import read_states, redistribute, write_states
 
     if not (skip_steps or weights or positions or keys):
-        raise click.UsageError("give --skip-steps, --weight, --position or --leave-out")
+        raise click.UsageError("pass --skip-steps, --weight, --position or --leave-out")
     state = read_states(files)
     ranks = num_ranks(state, world_size)
     about: list[str] = []

@@ -76,7 +76,7 @@ _OPTIONS = (
         "file_columns",
         metavar="COLUMN",
         multiple=True,
-        help="Column with paths of files; detected where the files are there.",
+        help="Column with paths of files; detected if the files exist.",
     ),
     click.option(
         "--part",

@@ -109,7 +109,7 @@ def command(
       energon plan --state checkpoints/data --step 5000
     """
     if key is not None and step is not None:
-        raise click.UsageError("--where finds steps and --step lists one; give one of them")
+        raise click.UsageError("--where finds steps and --step lists one; pass one of them")
     from energon.inspect.planned_run import open_run
     from energon.task_encoder.train_plan import TrainSettings
     from energon.worker import WorkerConfig
@@ -121,7 +121,7 @@ def command(
     if exclude_from is not None:
         raise click.UsageError("--exclude-from goes with --state")
     if path is None:
-        raise click.UsageError("give the PATH of a dataset or metadataset, or the --state of a run")
+        raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     settings = TrainSettings(
         batch_size=batch_size,
         max_samples_per_sequence=max_samples_per_sequence,

@@ -119,7 +119,7 @@ def command(
       energon preview --state checkpoints/data --step 41200
     """
     if sum([bool(keys), where is not None, step is not None]) > 1:
-        raise click.UsageError("give one of --key, --where and --step")
+        raise click.UsageError("pass one of --key, --where and --step")
     if bool(states) != (step is not None):
         raise click.UsageError("--state and --step go together")
     state: State | None = None
@@ -132,7 +132,7 @@ def command(
         path, split_part = os.fspath(read_from.path), read_from.split_part
         dataset_config = dataset_config or read_from.dataset_config
     if path is None:
-        raise click.UsageError("give the PATH of a dataset or metadataset, or the --state of a run")
+        raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     if split_parts is not None:
         for name in split_parts.split(","):
             if not _go_through(_open(path, name, dataset_config, allow)):

@@ -123,7 +123,7 @@ def command(
         elif paths:
             shown = Shown(*dict.fromkeys(paths), allow=allow)
         else:
-            raise click.UsageError("give a PATH, or the --state of a run")
+            raise click.UsageError("pass a PATH, or the --state of a run")
         app = make_app(
             shown,
             server_names=names,
@@ -152,7 +152,7 @@ def _state(
     from energon.loader.state_files import read_states
 
     if len(paths) > 1:
-        raise click.UsageError("a run reads one PATH: give one with --state")
+        raise click.UsageError("a run reads one PATH: pass one with --state")
     state = read_states(states)
     return state, ReadFrom.of(state, path=next(iter(paths), None), split_part=split_part)
 

@@ -190,7 +190,7 @@ class TokenIndex:
         length[full] = size // self.dtype.itemsize
         bad = (begin[full] < 0) | (size < 0) | (size % self.dtype.itemsize != 0)
         if (bad | (self.lengths[first] < 0)).any():
-            raise self._damaged("sequences of a document do not lie behind one another")
+            raise self._damaged("sequences of a document do not follow each other")
         self._check_inside(end)
         return begin, length
 

@@ -74,7 +74,7 @@ def list_step(run: PlannedRun, step: int) -> list[Sighting]:
         if turn < 0:
             raise ConfigError(
                 f"the run had other lanes before step {run.first_turn * run.lanes // world_size}; "
-                "give a state that was saved before it was given these"
+                "pass a state that was saved before it was given these"
             )
         rows = run.plan.rows(lane, turn * run.batch_size, run.batch_size)
         triples = zip(*(column.tolist() for column in rows), strict=True)
@@ -106,7 +106,7 @@ def _sighting(
     if leaf >= len(run.leaves):
         raise ConfigError(
             f"at that time the run has read {run.recipe.leaves[leaf].uid}, which it has left out "
-            "since then; give a state that was saved before"
+            "since then; pass a state that was saved before"
         )
     where = run.leaves[leaf].source.locate(ordinal)
     moment = run.moment(lane, row)
@@ -269,7 +269,7 @@ class ReadFrom(NamedTuple):
         if found is None:
             raise ConfigError(
                 "the state does not say which dataset its run reads, because it is an older state "
-                "or its metadataset is not a file; give the PATH of the dataset or metadataset"
+                "or its metadataset is not a file; pass the PATH of the dataset or metadataset"
             )
         return cls(
             found,
@@ -369,7 +369,7 @@ def num_ranks(state: State, given: int | None) -> int:
     if ranks is None:
         raise ConfigError(
             "this state of all ranks does not say how many there were, and a step is a batch of "
-            "each; give their number, --world-size"
+            "each; pass their number with --world-size"
         )
     check_lanes(state["lanes"], ranks)
     if whose is not None:
@@ -378,7 +378,7 @@ def num_ranks(state: State, given: int | None) -> int:
     if done % ranks and not any(each.get("ended") for each in state["positions"].values()):
         raise ConfigError(
             f"the run has delivered {done} batches, so it cannot have had {ranks} ranks with "
-            "equally many; give the number of ranks of the run, --world-size"
+            "equally many; pass the number of ranks of the run with --world-size"
         )
     return ranks
 

@@ -119,7 +119,7 @@ def write_states(
     contents = _contents(states, like)
     found = {path.name for path in target.glob("*")} if new and target.is_dir() else set()
     if new and (target.is_file() or any(_is_other(target / name, contents) for name in found)):
-        raise StateError(f"{folder} is not empty; give a new folder for the states")
+        raise StateError(f"{folder} is not empty; pass a new folder for the states")
     if new and not found and not isinstance(target, EPath):
         # Whoever was killed before has left the same folder, and not one more of another name.
         partial = target.with_name(f".{target.name}.partial")

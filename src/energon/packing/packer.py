@@ -238,7 +238,9 @@ class Packer:
         if self.too_long not in ("error", "leave_out"):
             raise ConfigError(f"too_long must be 'error' or 'leave_out', got {self.too_long!r}")
         if self.balance and self.method != "fill":
-            raise ConfigError("balance=True needs method='fill': first-fit knows no squares")
+            raise ConfigError(
+                "balance=True needs method='fill': first-fit does not look at squares"
+            )
 
     @property
     def room(self) -> tuple[int, ...]:

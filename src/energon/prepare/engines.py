@@ -247,7 +247,7 @@ def _dask(engine: Engine) -> Iterator[Workers]:
     except (OSError, ValueError) as error:
         raise WorkerError(
             f"no Dask scheduler answers at {engine.address}: {error}; start one with "
-            "`dask scheduler`, and give its address with --address"
+            "`dask scheduler`, and pass its address with --address"
         ) from error
     with client:
         executor = client.get_executor(pure=False)
@@ -268,7 +268,7 @@ def _ray(engine: Engine) -> Iterator[Workers]:
     except (OSError, RuntimeError, ValueError) as error:
         raise WorkerError(
             f"no Ray cluster answers at {engine.address}: {error}; start one with `ray start "
-            "--head`, and give its address with --address"
+            "--head`, and pass its address with --address"
         ) from error
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:

@@ -175,7 +175,7 @@ def test_validation_datasets_come_with_factories(root):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"field_map": None}, "give a field_map or a sample_loader"),
+        ({"field_map": None}, "pass a field_map or a sample_loader"),
         ({"sample_loader": dict}, "not both"),
         ({"part_filter": "txt"}, "list the names"),
         ({"field_map": {"image": "jpg"}}, "caption"),

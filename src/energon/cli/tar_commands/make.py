@@ -174,7 +174,7 @@ def proc_command(
     from energon.webdataset.tools.streams import expand_inputs
 
     if sum(each is not None for each in (shell_command, multi, function)) != 1:
-        raise ConfigError("give one of --command, --multi and --function")
+        raise ConfigError("pass one of --command, --multi and --function")
     urls = expand_inputs(inputs)
     if not is_remote(output):
         os.makedirs(output, exist_ok=True)

@@ -139,7 +139,7 @@ def decode_part_table(
         _check(about, columns, len(keys))
         names = [bytes.fromhex(name) for name in about["names"]]
         if len(set(names)) != len(names):
-            raise ValueError("names of parts come twice")
+            raise ValueError("names of parts occur twice")
         if verify:
             _check_contents(about, columns, len(keys))
         about["names"] = tuple(name.decode("utf-8", "surrogateescape") for name in names)

@@ -105,7 +105,7 @@ def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[ShardToIn
         connection.execute("COMMIT")
     except sqlite3.IntegrityError as error:
         raise DuplicateSampleKeyError(
-            f"{path}: a sample key is there twice, rename the files: {error}"
+            f"{path}: a sample key occurs twice; rename the files: {error}"
         ) from error
     finally:
         connection.close()

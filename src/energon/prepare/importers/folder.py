@@ -230,7 +230,7 @@ def _labels(groups: Mapping[str, Any], folder: AnyPath) -> dict[str, int]:
     bare = next((key for key in groups if "/" not in key), None)
     if bare is not None:
         raise ConfigError(
-            f"{folder}: {bare!r} lies in no folder that could be its label; expected folders like "
+            f"{folder}: {bare!r} is not in a folder that could be its label; expected folders like "
             "cat/ and dog/ with all files in them"
         )
     return {name: number for number, name in enumerate(sorted({_class_name(k) for k in groups}))}

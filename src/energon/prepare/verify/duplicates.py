@@ -45,7 +45,7 @@ def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
             raise shard.repeated.error(shard.name)
         if shard.duplicate is not None:
             raise DuplicateSampleKeyError(
-                f"sample key {shard.duplicate!r} comes twice in {shard.name}, with other keys "
+                f"sample key {shard.duplicate!r} occurs twice in {shard.name}, with other keys "
                 "in between; the parts of a sample must be adjacent and keys unique: rewrite the "
                 "shard, or pass --fix-duplicates"
             )

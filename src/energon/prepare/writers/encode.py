@@ -55,7 +55,7 @@ def encode_part(part: str, value: Any) -> Content:
     if encode is None:
         raise ConfigError(
             f"part {part!r} is a {type(value).__name__}, and {extension!r} is not an extension "
-            "that says how to write it; give bytes, str or a path, or choose one of "
+            "that says how to write it; pass bytes, str or a path, or choose one of "
             f"{', '.join(sorted(_ENCODERS))}"
         )
     try:

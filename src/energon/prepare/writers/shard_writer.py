@@ -282,7 +282,7 @@ class ShardWriter(ClosesOrAborts):
                 f"found {maxcount=}, {maxsize=}, {start_shard=}"
             )
         if resume and overwrite:
-            raise ConfigError("resume keeps what is there, overwrite deletes it: choose one")
+            raise ConfigError("resume keeps existing shards, overwrite deletes them: choose one")
         if is_remote(pattern):
             raise ConfigError(
                 f"{redact(pattern)}: shards are written on this machine; upload each when it is "

@@ -183,7 +183,7 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
     if files[1].exists():
         if not settings.exists():
             shutil.rmtree(partial)
-        raise ConfigError(f"{files[1]} exists; give another name, or pass --overwrite")
+        raise ConfigError(f"{files[1]} exists; choose another name, or pass --overwrite")
     if settings.exists() and settings.read_text() != about:
         done = any(part.stat().st_size for part in partial.glob("*.lengths"))
         if done and not overwrite:

@@ -64,7 +64,7 @@ class Change:
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.function is None):
-            raise ConfigError("give either a command or a function, one of them")
+            raise ConfigError("pass either a command or a function, not both")
         if self.threads < 1:
             raise ConfigError(f"threads must be 1 or more, got {self.threads}")
 

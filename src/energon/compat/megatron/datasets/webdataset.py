@@ -263,7 +263,7 @@ class GenericWebdatasetFactory(WebdatasetFactory):
         **settings: Any,
     ) -> None:
         if sample_loader is not None and field_map is not None:
-            raise ConfigError("give a field_map or a sample_loader, not both")
+            raise ConfigError("pass a field_map or a sample_loader, not both")
         if sample_type is not None:
             self.__sample_type__ = sample_type
         loader = _code(path, "sample_loader", sample_loader)
@@ -450,7 +450,7 @@ def _fields(
         return CodeFields(sample_loader, sample_type, ())
     if field_map is None:
         raise ConfigError(
-            f"{sample_type.__name__}: which parts its fields are made of is not said; give a "
+            f"{sample_type.__name__}: it does not say which parts its fields are made of; pass a "
             "field_map or a sample_loader"
         )
     fields = FieldMap.parse(dict(field_map))
