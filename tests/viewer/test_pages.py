@@ -13,6 +13,7 @@ from PIL import Image
 
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
+from energon.sources.browse import tree
 from energon.sources.webdataset import WebdatasetSource
 from energon.viewer.shown import Shown
 from tests.datasets import make_captions, make_crude, write_shard
@@ -300,6 +301,34 @@ def test_images_in_columns_are_those_of_their_rows(tmp_path):
     plots = page(client, "/s/0/0/statistics")
     assert "image: width in pixels" in plots
     assert "score.json<span" in plots
+
+
+def test_rows_of_a_page_are_read_together_and_once(tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = {"text": [f"row {n}" for n in range(90)]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "rows.parquet")
+    leaf = Shown(tmp_path / "rows.parquet").leaf(0, 0)
+    read, asked = type(leaf.source).read, []
+
+    def note(source, ordinals, **more):
+        asked.append(len(ordinals))
+        return read(source, ordinals, **more)
+
+    monkeypatch.setattr(type(leaf.source), "read", note)
+    for _ in range(2):
+        seen = leaf.page(10, 60)
+        assert [s.parts[0].file.read().decode() for s in seen] == rows["text"][10:70]
+    assert asked == [60]
+    assert len(leaf.page(60, 60)) == 30
+    assert asked == [60, 20]
+    # They do not stay when others come.
+    monkeypatch.setattr(tree, "KEPT_BYTES", 20)
+    leaf.page(0, 60)
+    leaf.sample(0)
+    assert asked[2:] == [10, *[1] * (len(asked) - 3)]
+    assert len(asked) > 3
 
 
 def test_a_card_says_what_samples_without_text_hold(tmp_path):

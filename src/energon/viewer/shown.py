@@ -104,7 +104,10 @@ class ShownLeaf:
 
     def page(self, start: int, count: int) -> list[ShownSample]:
         """Return samples from a number on, as many as there are."""
-        return [self.sample(ordinal) for ordinal in range(start, min(start + count, len(self)))]
+        ordinals = range(start, min(start + count, len(self)))
+        if not self.leaf.join:
+            self._contents(self.source).read_ahead(ordinals)
+        return [self.sample(ordinal) for ordinal in ordinals]
 
     def matching(self, where: Where, start: int, count: int) -> tuple[list[ShownSample], int]:
         """Return samples from a number on that match, and up to which number was looked.

@@ -23,17 +23,21 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from energon.errors import EnergonError
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
 
 SEARCHED_TOGETHER = 64
 """So many shards are opened at a time to search their keys."""
+KEPT_BYTES = 32 << 20
+"""Of rows that were looked at last, as all parts of a row are read together."""
 MAX_BYTES = 255
 """What file systems and programs take for the longest name."""
 MARK = "%~"
@@ -209,6 +215,19 @@ class Contents:
 
     def __init__(self, source: Source) -> None:
         self._any = source
+        self._kept: OrderedDict[int, dict[str, BrowsedFile]] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = Lock()
+
+    def read_ahead(self, ordinals: Sequence[int]) -> None:
+        """Read samples together that will be asked for one by one; a few are kept in memory."""
+        if type(self).files is not Contents.files:
+            return  # a kind that knows where parts lie reads none before somebody opens it
+        missing = [ordinal for ordinal in ordinals if ordinal not in self._kept]
+        # What cannot be read is an error where it is asked for.
+        with suppress(EnergonError, IndexError):
+            if missing:
+                self._keep(missing)
 
     def files(self, ordinal: int) -> dict[str, BrowsedFile]:
         """Return the parts of a sample as files; values that are not bytes as files that hold them.
@@ -216,13 +235,26 @@ class Contents:
         Raises:
             IndexError: If there is no such sample.
         """
-        (sample,) = self._any.read(np.array([ordinal]))
-        shard = str(sample.get("__shard__", ""))
-        files = (_as_file(name, value) for name, value in sample.items() if name[:2] != "__")
-        return {
-            name: BrowsedFile(partial(MemoryFile, shard, content), 0, len(content))
-            for name, content in files
-        }
+        known = self._kept.get(ordinal)
+        return self._keep([ordinal])[0] if known is None else known
+
+    def _keep(self, ordinals: Sequence[int]) -> list[dict[str, BrowsedFile]]:
+        """Return samples as files, and keep them until others take their place."""
+        found = []
+        for ordinal, sample in zip(ordinals, self._any.read(np.array(ordinals)), strict=True):
+            shard = str(sample.get("__shard__", ""))
+            contents = [_as_file(name, v) for name, v in sample.items() if name[:2] != "__"]
+            files = {
+                name: BrowsedFile(partial(MemoryFile, shard, content), 0, len(content))
+                for name, content in contents
+            }
+            found.append(files)
+            with self._lock:
+                self._kept_bytes += _bytes_of(files) - _bytes_of(self._kept.pop(ordinal, {}))
+                self._kept[ordinal] = files
+                while self._kept_bytes > KEPT_BYTES:
+                    self._kept_bytes -= _bytes_of(self._kept.popitem(last=False)[1])
+        return found
 
     def search(self, prefix: str, limit: int) -> list[int]:
         """Return the ordinals of samples whose key begins with `prefix`, `limit` at most.
@@ -310,6 +342,10 @@ class TarContents(Contents):
                 source.open_shards(range(shard, min(shard + SEARCHED_TOGETHER, len(source.shards))))
             for sample in source.open_shard(shard).table.starting_with(prefix):
                 yield from self._ordinals(shard, sample)
+
+
+def _bytes_of(files: Mapping[str, BrowsedFile]) -> int:
+    return sum(file.size for file in files.values())
 
 
 def _open_file(source: WebdatasetSource, shard: int) -> RangeFile:
