@@ -222,7 +222,7 @@ class Contents:
     def read_ahead(self, ordinals: Sequence[int]) -> None:
         """Read samples together that will be asked for one by one; a few are kept in memory."""
         if type(self).files is not Contents.files:
-            return  # a kind that knows where parts lie reads none before somebody opens it
+            return  # a kind that knows where parts lie reads none before it is opened
         missing = [ordinal for ordinal in ordinals if ordinal not in self._kept]
         # What cannot be read is an error where it is asked for.
         with suppress(EnergonError, IndexError):
