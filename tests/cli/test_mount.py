@@ -11,6 +11,7 @@ from energon.prepare.dataset import prepare_dataset
 from tests.cli.mounts import call_mount, files_of, libraries, mounted, mounting, unmount
 from tests.commands import run
 from tests.datasets import make_crude, write_shard
+from tests.effort import some
 
 pytestmark = pytest.mark.usefixtures("libfuse")
 
@@ -39,7 +40,7 @@ def test_mounts_in_the_background(tmp_path):
 
 
 @pytest.mark.parametrize("library", libraries())
-@pytest.mark.parametrize("document", [False, True])
+@pytest.mark.parametrize("document", some([False, True], 2))
 def test_paths_may_be_relative(tmp_path, monkeypatch, library, document):
     # libfuse 3 goes to the root folder as soon as it has mounted.
     make_crude(tmp_path / "ds", [1])

@@ -17,6 +17,7 @@ from energon.loader.transport.pickling import (
     load_batch,
     mentions_torch,
 )
+from tests.effort import some
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +141,9 @@ print(next(iter(get_savable_loader(fake(lambda lane, row: row, workers=1)))))
 
 @pytest.mark.parametrize(
     ("how", "method"),
-    [("script", "forkserver"), ("-c", "forkserver"), ("script", "spawn"), ("script", "fork")],
+    some(
+        [("script", "forkserver"), ("-c", "forkserver"), ("script", "spawn"), ("script", "fork")], 2
+    ),
 )
 def test_programs_without_a_main_guard(tmp_path, how, method):
     """The module of the program is not run again, and its classes are its own."""

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,10 +35,16 @@ def make(count, start=0):
     return datasets.Dataset.from_dict(rows, features=features)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    make(N).save_to_disk(folder, num_shards=3)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path):
-    make(N).save_to_disk(tmp_path / "data", num_shards=3)
-    return tmp_path / "data"
+def folder(saved, tmp_path):
+    return Path(shutil.copytree(saved, tmp_path / "data"))
 
 
 def numbers(source, ordinals=None):

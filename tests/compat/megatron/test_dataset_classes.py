@@ -233,7 +233,8 @@ def test_it_has_the_order_and_the_states_of_any_other_dataset(root, tmp_path, na
     describe(root, name, loud=True, subflavors={"n": 1}, **FIELDS)
     with get_savable_loader(train(document)) as loader:
         whole = keys(loader, 12)
-    for num_workers in (0, 2):
+    # That classes of programs come to processes does not depend on which they are.
+    for num_workers in (0, 2) if name == "ChatWebdataset" else (0,):
         dataset = train(document, worker_config=config(num_workers))
         with get_savable_loader(dataset) as loader:
             assert keys(loader, 5) == whole[:5]
