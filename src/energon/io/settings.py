@@ -128,6 +128,8 @@ logger = logging.getLogger("energon")
 
 SAY_SECONDS = 10.0
 """While a store is in trouble, it is said every so many seconds."""
+STEP_SECONDS = 1.0
+"""Whoever waits looks so often whether it is time to say so again."""
 CALM_SECONDS = 30.0
 """Without a failure for so long, the next one begins another episode."""
 RENEW_SECONDS = 60.0
@@ -180,7 +182,7 @@ class Retries:
                     "%s answers again, after %s in %.0f s",
                     self._origin,
                     counted(self._failures, "failed attempt"),
-                    self._last - self._began,
+                    now - self._began,
                 )
                 self._failures = 0
 
@@ -221,8 +223,8 @@ class Retries:
             ) from error
         self._say(error, begun, seconds)
         while pause > 0:
-            self._sleep(min(pause, SAY_SECONDS))
-            pause -= SAY_SECONDS
+            self._sleep(min(pause, STEP_SECONDS))
+            pause -= STEP_SECONDS
             if pause > 0:
                 self._say(error, begun, seconds)
 
