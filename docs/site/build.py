@@ -11,6 +11,7 @@ import ast
 import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from sphinx.cmd.build import main as sphinx
@@ -95,7 +96,8 @@ def _as_prose(docstring: str) -> str:
     """Return a docstring as Markdown: what is indented is code."""
     parts = re.split(r"\n\s*\n", docstring.strip("\n"))
     return "\n\n".join(
-        f"```\n{part}\n```" if part.startswith("    ") else part.strip() for part in parts
+        f"```\n{textwrap.dedent(part)}\n```" if part.startswith("    ") else part.strip()
+        for part in parts
     )
 
 

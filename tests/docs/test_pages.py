@@ -15,6 +15,7 @@ import energon
 import energon.packing
 import energon.transforms
 from docs.site import diagrams, reference
+from energon.allow import CAPABILITIES
 from energon.cli.prepare import command as prepare
 from energon.errors import EnergonError
 from tests.docs.conftest import ROOT
@@ -134,6 +135,21 @@ def test_the_compose_file_runs_commands_that_exist():
     address = words[words.index("--address") + 1]
     assert address in services["worker"]["command"]
     assert services["scheduler"]["command"].rstrip("'").endswith(address.rpartition(":")[2])
+
+
+def test_the_page_on_security_has_all_that_can_be_allowed_and_where():
+    page = (ROOT / "docs/security.md").read_text()
+    section = page.partition("## What can be allowed")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == CAPABILITIES.keys()
+    functions = {name: getattr(energon, name) for name in energon.__all__}
+    taking = {
+        name
+        for name, value in functions.items()
+        if (inspect.isfunction(value) or value is energon.SampleDecoder)
+        and "allow" in inspect.signature(value).parameters
+    }
+    assert len(taking) > 4
+    assert not {name for name in taking if f"`{name}`" not in section and f"{name}(" not in section}
 
 
 WITHOUT_EXAMPLE = {
