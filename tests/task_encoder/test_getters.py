@@ -199,7 +199,8 @@ def test_the_keys_of_batches_are_logged_from_the_level_on_that_was_asked_for(
     logging = config(
         lanes=2,
         worker_log_level=level,
-        worker_debug_path=str(tmp_path / "log-{worker_id}.jsonl"),
+        # The folder is made with the first line.
+        worker_debug_path=str(tmp_path / "logs" / "log-{worker_id}.jsonl"),
     )
     states, keys = [], {}
     for mode, make in (("train", train), ("val", val)):
@@ -211,7 +212,7 @@ def test_the_keys_of_batches_are_logged_from_the_level_on_that_was_asked_for(
     assert states[2] == states[3]
     lines = [
         json.loads(line)
-        for path in sorted(tmp_path.glob("log-*.jsonl"))
+        for path in sorted(tmp_path.glob("logs/log-*.jsonl"))
         for line in path.read_text().splitlines()
     ]
     assert sorted({line["m"] for line in lines}) == modes
