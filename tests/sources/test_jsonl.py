@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import pickle
 import random
 
@@ -21,14 +23,17 @@ from energon import (
 )
 from energon.errors import NoSuchFileError, ShardChangedError
 from energon.formats.meta.jsonl import jsonl_split_path
+from energon.io.address import join_address
+from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl, prepare_remote_jsonl
 from energon.sources.files.open import open_file_store
 from energon.sources.jsonl import JsonlFileStore, JsonlSource
 from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume
 from tests.commands import run
 from tests.datasets import write_shard
+from tests.servers.proxy import Fault
 from tests.task_encoder.runs import config
 
 N = 40
@@ -45,6 +50,36 @@ def path(tmp_path):
 
 def numbers(samples):
     return [json.loads(sample["json"])["n"] for sample in samples]
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl", "lines.jsonl.gz"])
+def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
+    tmp_path, path, s3, monkeypatch, caplog, name
+):
+    expected = numbers(JsonlSource(path).read(np.arange(N)))
+    content = path.read_bytes() if name == path.name else gzip.compress(path.read_bytes())
+    here = tmp_path / "read_only" / name
+    here.parent.mkdir()
+    here.write_bytes(content)
+    there = join_address(s3.address, name)
+    write_bytes(there, content)
+    for address in (here, there):
+        with pytest.raises(DatasetNotFoundError, match=r"is missing; run `energon prepare"):
+            JsonlSource(address)
+    refused = Fault("status", status=403, code="AccessDenied")
+    s3.proxy.plan([refused] * 99, lambda request: request.method in ("PUT", "POST"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+        assert prepare_jsonl(here) == N
+    assert prepare_remote_jsonl(there) == N
+    assert caplog.text.count("nothing can be written beside it") == 2
+    assert [each.name for each in here.parent.iterdir()] == [name]
+    for address in (here, there):
+        source = pickle.loads(pickle.dumps(JsonlSource(address)))
+        assert numbers(source.read(np.arange(N))) == expected
+    here.write_bytes(content + b" ")  # another version needs another index
+    with pytest.raises(DatasetNotFoundError, match="is missing"):
+        JsonlSource(here)
 
 
 def test_samples_of_any_ordinals_come_in_their_order(path):

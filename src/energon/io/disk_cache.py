@@ -25,7 +25,9 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from energon.errors import ConfigError, EnergonError, FormatError
+from energon.io.address import redact
 from energon.io.atomic import locked, write_atomic
+from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
@@ -139,6 +141,16 @@ class DiskCache:
                 raise
             self._warn(error)
         return make() if content is None else content
+
+    def keep_for(self, address: str, about: ObjectInfo, make: Callable[[], bytes]) -> Path | bytes:
+        """Keep what belongs beside a file where nothing can be written, see `keep`.
+
+        Args:
+            address: Where it would be written.
+            about: The file that it was made of: of another version, it is made again.
+            make: Returns the content.
+        """
+        return self.keep(redact(address), f"{about.size}-{about.version or about.mtime_ns}", make)
 
     def load(
         self, name: str, version: str, make: Callable[[], bytes], parse: Callable[[Any], T]

@@ -5,6 +5,7 @@ Their lines are indexed, and dealt to splits.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from energon.errors import (
     EnergonError,
     FormatError,
     ShardChangedError,
+    StorageAccessError,
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.jsonl import (
@@ -45,12 +47,15 @@ from energon.io.address import (
     redact,
 )
 from energon.io.atomic import atomic_path, write_atomic
+from energon.io.disk_cache import disk_cache
 from energon.io.files import file_info, open_store, read_bytes, write_bytes
 from energon.plan.subset import resolve_range
 from energon.prepare.files import file_state, reporting
 from energon.prepare.upkeep import LOST, Repair, Report, check_depth
 from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
+
+log = logging.getLogger("energon")
 
 _ADVICE = {".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 """How files are unpacked whose lines cannot be read one by one."""
@@ -94,7 +99,7 @@ def prepare_jsonl(
         for where in exclude_from
         for source in quarantine_files(where, name)
     }
-    numbers = _index_lines(file)
+    numbers = _index_lines(file) if os.access(file.parent, os.W_OK) else _keep_index(file)
     split = _present_split(file)
     for origin, keys in {split.origin: split.exclude, **listed}.items():
         unmatched = describe_unmatched_lines(keys, file.name, numbers - 1)
@@ -109,15 +114,44 @@ def prepare_jsonl(
     return numbers - 1
 
 
-def _index_lines(file: Path) -> int:
-    """Write the index of a file; return how many numbers are in it."""
-    numbers = 0
+def _keep_index(file: Path) -> int:
+    """Write the index of a file in a read-only folder to the cache of the user."""
+    with tempfile.TemporaryDirectory(prefix="energon-jsonl-") as folder:
+        beside = Path(folder) / file.name
+        numbers = _index_lines(file, beside)
+        _keep(beside, os.fspath(file))
+    return numbers
+
+
+def _keep(beside: Path, address: str) -> None:
+    """Keep what was made of a file in the cache of the user, as nothing can be written there.
+
+    Args:
+        beside: What was made is beside this.
+        address: The file.
+    """
+    log.warning(
+        "%s: nothing can be written beside it; its index is kept in the cache of the user, "
+        "where this user's programs on this machine find it",
+        redact(address),
+    )
+    about = file_info(address)
+    assert about is not None  # it was just read
+    for path in (jsonl_index_path, jsonl_points_path):
+        made = Path(path(beside))
+        if made.exists():
+            disk_cache().keep_for(path(address), about, made.read_bytes)
+
+
+def _index_lines(file: Path, beside: Path | None = None) -> int:
+    """Write the index of a file, beside it or something else; return how many numbers it has."""
+    numbers, beside = 0, beside or file
     with ExitStack() as stack:
         stack.enter_context(reporting(file))
-        index = stack.enter_context(atomic_path(jsonl_index_path(file)))
+        index = stack.enter_context(atomic_path(jsonl_index_path(beside)))
         finder = None
         if is_packed(file):
-            table = stack.enter_context(atomic_path(jsonl_points_path(file)))
+            table = stack.enter_context(atomic_path(jsonl_points_path(beside)))
             finder = PointFinder(stack.enter_context(open(table, "wb")), origin=str(file))
         out = stack.enter_context(open(index, "wb"))
         for offsets in scan_jsonl(file, finder):
@@ -202,9 +236,12 @@ class JsonlCopy:
             self.fetch(self.beside(path), path)
 
     def write_index(self) -> None:
-        """Put the index beside the remote file."""
-        for path in self.indexes:
-            write_bytes(self.beside(path), path)
+        """Put the index beside the remote file, or in the user's cache if that is read-only."""
+        try:
+            for path in self.indexes:
+                write_bytes(self.beside(path), path)
+        except StorageAccessError:
+            _keep(self.path, self.address)
 
     def beside(self, copy: Path) -> str:
         """Return the remote address of the file whose copy is or will be beside this one."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ from energon.formats.meta.jsonl import (
 )
 from energon.formats.seek_points import SeekPoints
 from energon.io.address import address_name
+from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
-from energon.io.disk_cache import map_file
+from energon.io.disk_cache import disk_cache, map_file
 from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.files import file_info
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.messages import warn_once
 from energon.metadataset.dataset_config import DatasetConfig
@@ -66,15 +69,15 @@ class JsonlFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = any_path(path)
-        index = any_path(jsonl_index_path(os.fspath(self.path)))
-        self._points = any_path(jsonl_points_path(os.fspath(self.path)))
-        needed = [(self.path, "does not exist"), (index, "is missing")]
+        address = os.fspath(self.path)
+        about = file_info(address)
+        if about is None:
+            raise DatasetNotFoundError(
+                f"{self.path} does not exist; run `energon prepare {self.path}`"
+            )
+        self._index = _beside(jsonl_index_path(address), about, self.path)
         if is_packed(self.path):
-            needed.append((self._points, "is missing"))
-        for file, found in needed:
-            if not file.is_file():
-                raise DatasetNotFoundError(f"{file} {found}; run `energon prepare {self.path}`")
-        self._index = index
+            self._points = _beside(jsonl_points_path(address), about, self.path)
 
     def __reduce__(self) -> tuple[type[JsonlFile], tuple[AnyPath]]:
         return JsonlFile, (self.path,)
@@ -132,6 +135,23 @@ class JsonlFile:
     def extents(self, numbers: Ints) -> tuple[Ints, Ints]:
         """Return where lines begin and end."""
         return self.offsets[numbers].astype(np.int64), self.offsets[numbers + 1].astype(np.int64)
+
+
+def _beside(address: str, about: ObjectInfo, file: AnyPath) -> AnyPath:
+    """Return where an index is: beside its file, or in the user's cache if that is read-only.
+
+    Raises:
+        DatasetNotFoundError: If it is in neither place.
+    """
+    path = any_path(address)
+
+    def missing() -> bytes:
+        raise DatasetNotFoundError(f"{path} is missing; run `energon prepare {file}`")
+
+    if path.is_file():
+        return path
+    kept = disk_cache().keep_for(address, about, missing)
+    return kept if isinstance(kept, Path) else path
 
 
 def _content(path: AnyPath) -> Any:
