@@ -116,10 +116,10 @@ def batches_of(root, encoder, **settings):
     ("encoder", "settings", "calls"),
     [
         (Encoding, {}, 2.9),
-        (Cooking, {}, 6.1),
-        (Typing, {}, 7.0),
-        (Packing, {"packing_buffer_size": 64, "batch_size": 2}, 12.5),
-        (Grouping, {}, 22.7),
+        (Cooking, {}, 5.1),
+        (Typing, {}, 6.1),
+        (Packing, {"packing_buffer_size": 64, "batch_size": 2}, 11.1),
+        (Grouping, {}, 15.9),
     ],
 )
 def test_a_sample_takes_few_calls_beside_its_hooks(crude, encoder, settings, calls):

@@ -84,6 +84,22 @@ def test_batches_come_as_soon_as_they_are_full():
     ]
 
 
+def test_batches_come_as_if_samples_were_drawn_one_by_one():
+    expected, waiting = [], {}
+    for number in range(200):
+        group, size = number * number % 7, number * number % 7 % 3 + 1
+        waiting.setdefault(group, []).append(number)
+        if len(waiting[group]) == size:
+            expected.append(waiting.pop(group))
+
+    def criterion(sample):
+        group = sample["n"] ** 2 % 7
+        return group, group % 3 + 1
+
+    batches = list(grouped(numbers(200), criterion, 3, ids, drop_last=True).open(Lane(0, 1)))
+    assert batches == expected
+
+
 def test_what_is_left_at_the_end_can_be_dropped():
     batches = list(grouped(numbers(20), by_rest, 3, ids, drop_last=True).open(Lane(0, 1)))
     assert {len(batch) for batch in batches} == {3}

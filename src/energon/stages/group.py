@@ -5,7 +5,7 @@ The position is that of the stream, and the places of the items that wait in buc
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,7 +16,10 @@ from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, Stat
 from energon.stages.batch import BatchIterator, restore_batch
 from energon.stages.hook import SKIPPED, Hook, HookRunner, describe_sources
 from energon.stages.lane import Lane
-from energon.stages.map import batch_of
+from energon.stages.map import batch_of, row_of
+
+MAX_COMPARED = 64
+"""With more groups than this, items are drawn one by one: the fullest bucket misses few anyway."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,10 @@ class _GroupIterator(BatchIterator):
         self.places: dict[int, ItemPlace] = {}
         self.arrived = 0
         self.unread: list[ItemPlace] | None = None
+        # Items that were drawn, and are in no bucket yet, and a bucket that they have filled: only
+        # where a bucket is smaller than those before it.
+        self.drawn: deque[tuple[Any, ItemPlace]] = deque()
+        self.filled: _Bucket | None = None
 
     def _position(self) -> State:
         return {"inner": self.inner.state_dict(), "waiting": self._waiting_places()}
@@ -85,7 +92,9 @@ class _GroupIterator(BatchIterator):
         self.inner.load_state_dict(inner)
 
     def _waiting_places(self) -> list[ItemPlace]:
-        return list(self.places.values()) if self.unread is None else self.unread
+        if self.unread is not None:
+            return self.unread
+        return [*self.places.values(), *(place for _, place in self.drawn)]
 
     def _produce(self) -> Any:
         if self.unread is not None:
@@ -98,20 +107,28 @@ class _GroupIterator(BatchIterator):
 
     def _next_full(self) -> list[Any]:
         """Return the items of the next bucket that is full, or of any at the end."""
-        while True:
-            items, places = self.inner.take_placed(1)
-            if not items:
+        bucket, self.filled = self.filled, None
+        while bucket is None or len(bucket.items) < bucket.size:
+            if not self.drawn:
+                self.drawn.extend(zip(*self.inner.take_placed(self._missing()), strict=True))
+            if not self.drawn:
                 if self.stage.drop_last or not self.buckets:
                     raise StopIteration
                 return self._empty(next(iter(self.buckets.values())))
-            bucket = self._add(items[0], places[0], self.criterion)
-            if bucket is not None and len(bucket.items) == bucket.size:
-                return self._empty(bucket)
+            bucket = self._add(*self.drawn.popleft(), self.criterion)
+        return self._empty(bucket)
+
+    def _missing(self) -> int:
+        """Return how many items are needed at least to fill a bucket."""
+        if self.stage.batch_size is None or len(self.buckets) > MAX_COMPARED:
+            return 1
+        missing = [bucket.size - len(bucket.items) for bucket in self.buckets.values()]
+        return min(self.stage.batch_size, *missing) if missing else self.stage.batch_size
 
     def _add(self, item: Any, place: ItemPlace, criterion: HookRunner) -> _Bucket | None:
         """Put an item into its bucket; return which, or None if it is skipped."""
         key = key_of(item)
-        address = ("lane", self.lane.number, self.inner.row) if key is None else key
+        address = ("lane", self.lane.number, row_of(place) + 1) if key is None else key
         found = criterion(item, address)
         if found is SKIPPED:
             return None
@@ -162,6 +179,12 @@ class _GroupIterator(BatchIterator):
         criterion = HookRunner(self.stage.criterion, lane)
         items = self.stage.dataset.read_again(lane, places)
         for item, place in zip(items, places, strict=True):
-            if item is not SKIPPED:
-                with lane.present.working_for(batch_of(place)):
-                    self._add(item, place, criterion)
+            if item is SKIPPED:
+                continue
+            if self.filled is not None:
+                self.drawn.append((item, place))
+                continue
+            with lane.present.working_for(batch_of(place)):
+                bucket = self._add(item, place, criterion)
+            if bucket is not None and len(bucket.items) == bucket.size:
+                self.filled = bucket

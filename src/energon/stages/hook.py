@@ -164,7 +164,10 @@ class HookRunner:
         before, active.lane = active.lane, self.lane
         self.lane.present.known_call = (self.name, address)
         try:
-            output = self.call(argument, address) if self.seeds_calls else self.function(argument)
+            if self.seeds_calls and self.lane.host.seeds_calls:
+                output = self.call(argument, address)
+            else:
+                output = self.function(argument)
         except Exception as error:
             return self.fail(error, argument)
         except BaseException as error:
