@@ -262,7 +262,7 @@ def test_labels_stay_those_of_the_first_run(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"cat/1.jpg": "", "2.jpg": ""}, "'2' lies in no folder"),
+        ({"cat/1.jpg": "", "2.jpg": ""}, "'2' is not in a folder"),
         ({"cat/1.json": '{"label": 1}', "cat/1.jpg": ""}, "has a field 'label' already"),
         ({"cat/1.json": "[1]", "cat/1.jpg": ""}, "expected an object"),
         ({"cat/1.json": "{", "cat/1.jpg": ""}, "expected JSON"),

@@ -161,6 +161,7 @@ class SharedContents:
         self._open: Catalog | None = None
         self._mutex = Lock()
         self._retry_at = 0.0
+        self._undropped: list[str] = []
         self._closed = False
         self._catalog()
 
@@ -223,6 +224,7 @@ class SharedContents:
             return "failed"
         if len(data) > self.limits.max_bytes:
             return "failed"
+        self._drop_again()
         try:
             reserved = catalog.reserve(key, len(data))
             if reserved != "reserved":
@@ -248,17 +250,27 @@ class SharedContents:
         return True
 
     def drop(self, key: str) -> None:
-        """Delete a content now."""
+        """Delete a content now, or later if the disk is too full to note even that."""
         catalog = self._catalog()
         try:
             if catalog is not None:
                 catalog.discard(key)
         except (OSError, sqlite3.Error) as error:
             self._warn(error)
+            with self._mutex:
+                self._undropped.append(key)
+
+    def _drop_again(self) -> None:
+        if self._undropped:
+            with self._mutex:
+                keys, self._undropped = self._undropped, []
+            for key in keys:
+                self.drop(key)
 
     def usage(self) -> tuple[int, int]:
         """Return how many bytes and contents there are, of all processes."""
         catalog = self._catalog()
+        self._drop_again()
         try:
             return (0, 0) if catalog is None else catalog.usage()
         except (OSError, sqlite3.Error) as error:
