@@ -74,8 +74,8 @@ def _write_gallery() -> None:
     """Append to each section of the examples what its program says about itself, and its source."""
     page = SOURCES / "examples.md"
     text = page.read_text()
-    for path in sorted((ROOT / "examples").rglob("*.*")):
-        name = path.relative_to(ROOT).as_posix()
+    for name in re.findall(r"^`(examples/[^`]+)`", text, re.MULTILINE):
+        path = ROOT / name
         source = path.read_text()
         language = {".py": "python"}.get(path.suffix, "yaml")
         fold = f"<details>\n<summary>Source</summary>\n\n```{language}\n{source}```\n\n</details>"
