@@ -34,6 +34,11 @@ def skipping(sample):
     return by_rest(sample)
 
 
+def single_or_skipping(sample):
+    """Skip samples that are drawn behind one that is a batch of its own."""
+    return ("single", 1) if sample["n"] % 5 == 4 else skipping(sample)
+
+
 def grouped(dataset, criterion=by_rest, batch_size=4, *functions, **options):
     hooks = tuple(Hook(function.__name__, function) for function in functions)
     return GroupDataset(dataset, Hook(criterion.__name__, criterion), batch_size, hooks, **options)
@@ -47,7 +52,7 @@ def halves(samples):
 @settings(deadline=None, max_examples=25)
 @given(
     total=st.integers(0, 60),
-    criterion=st.sampled_from([by_rest, sized, skipping]),
+    criterion=st.sampled_from([by_rest, sized, skipping, single_or_skipping]),
     batch=st.sampled_from([ids, halves]),
     drop_last=st.booleans(),
     several=st.booleans(),
@@ -112,8 +117,9 @@ def test_a_sample_without_a_group_is_left_out():
     assert lane.counts == Counter({"samples": 24, "skipped": 6})
 
 
-def test_counts_are_the_same_with_and_without_a_restore():
-    check_counts(grouped(numbers(60), skipping, 4, ids))
+@pytest.mark.parametrize("criterion", [skipping, single_or_skipping])
+def test_counts_are_the_same_with_and_without_a_restore(criterion):
+    check_counts(grouped(numbers(60), criterion, 4, ids))
 
 
 def test_the_state_has_only_the_places_of_what_waits():

@@ -115,7 +115,7 @@ class _GroupIterator(BatchIterator):
                 if self.stage.drop_last or not self.buckets:
                     raise StopIteration
                 return self._empty(next(iter(self.buckets.values())))
-            bucket = self._add(*self.drawn.popleft(), self.criterion)
+            bucket = self._add(*self.drawn.popleft())
         return self._empty(bucket)
 
     def _missing(self) -> int:
@@ -125,11 +125,11 @@ class _GroupIterator(BatchIterator):
         missing = [bucket.size - len(bucket.items) for bucket in self.buckets.values()]
         return min(self.stage.batch_size, *missing) if missing else self.stage.batch_size
 
-    def _add(self, item: Any, place: ItemPlace, criterion: HookRunner) -> _Bucket | None:
+    def _add(self, item: Any, place: ItemPlace) -> _Bucket | None:
         """Put an item into its bucket; return which, or None if it is skipped."""
         key = key_of(item)
         address = ("lane", self.lane.number, row_of(place) + 1) if key is None else key
-        found = criterion(item, address)
+        found = self.criterion(item, address)
         if found is SKIPPED:
             return None
         group, size = self._check(found, item)
@@ -173,10 +173,13 @@ class _GroupIterator(BatchIterator):
         return list(bucket.items.values())
 
     def _read_waiting(self, places: list[ItemPlace]) -> None:
-        """Fill the buckets as they were; what happens to these items was counted before."""
+        """Fill the buckets as they were.
+
+        What became of these items before they got here was counted then. The criterion counts:
+        what it skips now was not in a bucket, but drawn ahead, and it has not seen it before.
+        """
         self.unread = None
         lane = replace(self.lane, counts=Counter())
-        criterion = HookRunner(self.stage.criterion, lane)
         items = self.stage.dataset.read_again(lane, places)
         for item, place in zip(items, places, strict=True):
             if item is SKIPPED:
@@ -184,7 +187,7 @@ class _GroupIterator(BatchIterator):
             if self.filled is not None:
                 self.drawn.append((item, place))
                 continue
-            with lane.present.working_for(batch_of(place)):
-                bucket = self._add(item, place, criterion)
+            with self.lane.present.working_for(batch_of(place)):
+                bucket = self._add(item, place)
             if bucket is not None and len(bucket.items) == bucket.size:
                 self.filled = bucket
