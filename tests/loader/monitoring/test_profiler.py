@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -82,15 +83,59 @@ def test_finalizers_that_wait_do_not_disturb_a_look(wait):
     subprocess.run([sys.executable, "-c", text], check=True, timeout=120)
 
 
-def test_garbage_is_collected_afterwards_as_before():
+@pytest.fixture
+def thresholds():
+    """Those that the test begins with, which are put back afterwards."""
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+    gc.enable()
+
+
+def collections():
+    return sum(each["collections"] for each in gc.get_stats())
+
+
+def test_garbage_is_collected_afterwards_as_before(thresholds):
     with thread_frames() as frames:
         assert threading.get_ident() in frames
-        assert gc.isenabled() is not COLLECTS_WITHIN_CALLS
+        before = collections()
+        _ = [[] for _ in range(10 * thresholds[0])]
+        assert (collections() == before) is COLLECTS_WITHIN_CALLS
     assert gc.isenabled()
-    gc.disable()
-    try:
-        with thread_frames():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
+    assert gc.get_threshold() == thresholds
+    _ = [[] for _ in range(10 * thresholds[0])]
+    assert collections() > before
+
+
+def test_collection_that_the_program_disables_during_a_look_stays_disabled(thresholds):
+    with thread_frames():
+        gc.disable()
+    assert not gc.isenabled()
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("threshold", [(0,), (50_000, 5, 5)])
+def test_a_threshold_that_the_program_sets_during_a_look_stays(thresholds, threshold):
+    with thread_frames():
+        gc.set_threshold(*threshold)
+    assert gc.get_threshold() == (*threshold, *thresholds[len(threshold) :])
+
+
+@pytest.mark.skipif(not COLLECTS_WITHIN_CALLS, reason="this Python pauses nothing")
+def test_a_threshold_that_was_read_during_a_look_is_not_kept(thresholds):
+    with thread_frames():
+        read = gc.get_threshold()
+    gc.set_threshold(*read)
+    with thread_frames():
+        pass
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_is_forked_during_a_look_collects_garbage(thresholds):
+    with thread_frames():
+        pid = os.fork()
+        if not pid:
+            os._exit(gc.get_threshold() != thresholds)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -222,8 +222,12 @@ def profiler() -> Profiler:
 COLLECTS_WITHIN_CALLS = sys.version_info < (3, 12)
 """Whether this Python may collect garbage wherever it allocates memory."""
 
+NEVER_REACHED = 2**31 - 59
+"""The threshold that stands for "no collections during a look"; nobody else sets just this one."""
+
 _frames_lock = threading.Lock()
-_pauses_gc = False
+_threshold = gc.get_threshold()
+"""What the program has set, while it is replaced."""
 
 
 @contextmanager
@@ -235,30 +239,40 @@ def thread_frames() -> Iterator[dict[int, FrameType]]:
     held, or a frame is looked at that ends. So garbage is not collected meanwhile. From 3.12 on it
     is only collected between two instructions, and nothing is paused.
     """
-    global _pauses_gc
     if not COLLECTS_WITHIN_CALLS:
         yield sys._current_frames()
         return
     with _frames_lock:
-        if not gc.isenabled():
-            yield sys._current_frames()
-            return
-        _pauses_gc = True
-        gc.disable()
+        _pause_collection()
         try:
             yield sys._current_frames()
         finally:
-            gc.enable()
-            _pauses_gc = False
+            _resume_collection()
+
+
+def _pause_collection() -> None:
+    """Let the collector wait for more objects than there can be.
+
+    It is not disabled: whether the program has done so meanwhile could not be told afterwards. A
+    threshold that it sets meanwhile is another one than this, and stays.
+    """
+    global _threshold
+    found = gc.get_threshold()
+    if found[0] != NEVER_REACHED:  # else the program has read ours during a look, and set it since
+        _threshold = found
+    gc.set_threshold(NEVER_REACHED, *_threshold[1:])
+
+
+def _resume_collection() -> None:
+    if gc.get_threshold()[0] == NEVER_REACHED:
+        gc.set_threshold(*_threshold)
 
 
 def _start_afresh() -> None:
-    global _profiler, _frames_lock, _pauses_gc
+    global _profiler, _frames_lock
     _profiler = Profiler()
     _frames_lock = threading.Lock()
-    if _pauses_gc:
-        gc.enable()
-        _pauses_gc = False
+    _resume_collection()
 
 
 os.register_at_fork(after_in_child=_start_afresh)
