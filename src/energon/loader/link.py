@@ -12,6 +12,7 @@ import socket
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -42,15 +43,21 @@ _LOG_SECONDS = 0.1
 """How long records of a worker may wait while batches keep coming."""
 
 
+TellsTime = Callable[[float, float], None]
+"""Is told when something began and ended, by `time.perf_counter`."""
+
+
 class ProcessLink:
     """A worker process and all that is shared with it.
 
     Args:
         method: How the process starts.
+        rebuilt: Told when events began to be rebuilt here, and when that was done.
     """
 
-    def __init__(self, method: StartMethod) -> None:
+    def __init__(self, method: StartMethod, *, rebuilt: TellsTime | None = None) -> None:
         self._method = method
+        self._rebuilt_at = rebuilt
         self._slots: dict[int, mmap.mmap] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
@@ -209,7 +216,10 @@ class ProcessLink:
             return []
         begun = time.perf_counter()
         events = self._rebuilt(slot, message)
-        self.rebuild_seconds += time.perf_counter() - begun
+        ended = time.perf_counter()
+        self.rebuild_seconds += ended - begun
+        if self._rebuilt_at is not None:
+            self._rebuilt_at(begun, ended)
         return events
 
     def _rebuilt(self, slot: int, message: Message) -> list[Event]:

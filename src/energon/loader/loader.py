@@ -406,7 +406,8 @@ class BasicDataLoader:
             return [ThreadWorker(self.dataset, options, name=name) for name in names]
         from energon.loader.process_worker import make_process_workers
 
-        return list(make_process_workers(self.dataset, options, names=names))
+        rebuilt = None if self._trace is None else self._trace.rebuilt
+        return list(make_process_workers(self.dataset, options, names=names, rebuilt=rebuilt))
 
     def _host_options(self, workers: int) -> LoaderOptions:
         """Return the options for each of so many workers."""

@@ -15,7 +15,7 @@ from enum import Enum
 
 from energon.errors import WorkerError
 from energon.loader.hosting import Event, WorkerStatus
-from energon.loader.link import POLL_SECONDS, ProcessLink
+from energon.loader.link import POLL_SECONDS, ProcessLink, TellsTime
 from energon.loader.monitoring.profiler import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline
@@ -118,13 +118,31 @@ class DeathRecord:
 
 
 def make_process_workers(
-    pipeline: Pipeline, options: LoaderOptions, *, names: Sequence[str]
+    pipeline: Pipeline,
+    options: LoaderOptions,
+    *,
+    names: Sequence[str],
+    rebuilt: TellsTime | None = None,
 ) -> list[ProcessWorker]:
-    """Return one worker process for each of `names`; they start when they get lanes."""
+    """Return one worker process for each of `names`; they start when they get lanes.
+
+    Args:
+        pipeline: What the lanes run.
+        options: How to host.
+        names: For messages.
+        rebuilt: Told when batches began to be rebuilt here, and when that was done.
+    """
     pickled = dump_pipeline(pipeline)
     seed = pipeline.worker_config.seed_offset
     return [
-        ProcessWorker(pipeline, pickled, options, name=name, seed=derive_seed(seed, "worker", name))
+        ProcessWorker(
+            pipeline,
+            pickled,
+            options,
+            name=name,
+            seed=derive_seed(seed, "worker", name),
+            rebuilt=rebuilt,
+        )
         for name in names
     ]
 
@@ -142,16 +160,25 @@ class ProcessWorker:
         options: How to host.
         name: For messages.
         seed: For the global random generators of the process.
+        rebuilt: Told when batches began to be rebuilt here, and when that was done.
     """
 
     def __init__(
-        self, pipeline: Pipeline, pickled: bytes, options: LoaderOptions, *, name: str, seed: int
+        self,
+        pipeline: Pipeline,
+        pickled: bytes,
+        options: LoaderOptions,
+        *,
+        name: str,
+        seed: int,
+        rebuilt: TellsTime | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._pickled = pickled
         self._options = options
         self._name = name
         self._seed = seed
+        self._rebuilt = rebuilt
         self._owner = os.getpid()
         self._link: ProcessLink | None = None
         self._events: deque[Event] = deque()
@@ -223,7 +250,7 @@ class ProcessWorker:
             )
             if self._link is not None:
                 self._link.close()
-            self._link = ProcessLink(self._options.start_method)
+            self._link = ProcessLink(self._options.start_method, rebuilt=self._rebuilt)
             try:
                 self._link.start(setup, self._pickled)
             except ForkServerError as error:

@@ -14,6 +14,7 @@ import pytest
 
 from energon import ConfigError, WorkerConfig, get_loader
 from energon import get_train_dataset as train
+from energon.loader.monitoring.trace import append
 from tests.datasets import make_crude
 from tests.loader.monitoring.test_verdict import Dying, Encoder
 from tests.small_disks import fill, small_disk
@@ -94,6 +95,11 @@ def test_all_workers_and_the_waits_of_the_trainer_are_in_it(root, tmp_path, num_
     assert {each["args"]["dataset"] for each in hooks} == {"coco/train"}
     assert bool(num_workers) == ("transfer" in {each["name"] for each in spans})
     assert "trace" not in {each["name"] for each in spans}
+    rebuilds = [each for each in spans if each["name"] == "rebuild"]
+    assert bool(rebuilds) == (num_workers > 0 and kind == "process")
+    for each in rebuilds:
+        stop = each["ts"] + each["dur"]
+        assert any(w["ts"] <= each["ts"] and stop <= w["ts"] + w["dur"] for w in waits)
 
 
 def test_a_window_in_the_middle(root, tmp_path):
@@ -184,6 +190,27 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(root, tmp_path, caplog):
             assert len(list(islice(loader, 90))) == 90
     assert "the trace ends here" in caplog.text
     assert caplog.text.count("the trace ends here") <= 2
+
+
+def test_events_that_do_not_fit_on_the_disk_are_not_there_in_part(tmp_path):
+    with small_disk(tmp_path / "disk", 64) as disk:
+        path = disk / "out.json"
+        path.write_text("[1")
+        fill(disk, 4)
+        with pytest.raises(OSError, match="No space left"):
+            append(str(path), ",\n" + "2" * 10_000)
+        assert path.read_text() == "[1"
+
+
+def test_events_of_which_the_system_writes_a_part_are_there_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    path.write_text("[")
+
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    append(str(path), "0123456789" * 5)
+    monkeypatch.undo()
+    assert path.read_text() == "[" + "0123456789" * 5
 
 
 @pytest.mark.parametrize("batches", [0, (5, 5), (-1, 5)])

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from energon.errors import ConfigError
+from energon.io.atomic import hold_lock
 from energon.loader.monitoring.profiler import (
     IDLE,
     OTHER,
+    REBUILD,
     TRANSFER,
     Profiled,
     Spent,
@@ -89,13 +91,26 @@ class _Track:
 
 
 def append(path: str, text: str) -> None:
-    """Add text to a trace at once, unless its loader is closed."""
+    """Add text to a trace as a whole or not at all, unless its loader is closed.
+
+    The system may write a part of it, as where the disk becomes full. So processes take turns, and
+    a part whose rest cannot be written is removed: what others have written stays readable.
+    """
     with _writing:
         if path in _closed:
             return
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(descriptor, text.encode())
+            with suppress(OSError):  # the file system has no locks
+                hold_lock(descriptor)
+            size = os.fstat(descriptor).st_size
+            rest = memoryview(text.encode())
+            try:
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
         finally:
             os.close(descriptor)
 
@@ -118,6 +133,7 @@ class TrainerTrace:
         self.path = os.path.abspath(path)
         self._next, (self._start, self._stop) = 0, options.trace_window
         self._track = _Track(self.path, f"trainer of rank {config.rank}")
+        self._rebuilt: list[TracedSpan] = []
         about = {"name": f"energon rank {config.rank}"}
         event = {"name": "process_name", "ph": "M", "pid": os.getpid(), "tid": 0, "args": about}
         try:
@@ -135,11 +151,21 @@ class TrainerTrace:
         """Return which batches each of so many workers traces."""
         return -(-self._start // workers), -(-self._stop // workers)
 
+    def rebuilt(self, start: float, stop: float) -> None:
+        """Note that the trainer has rebuilt what a process has sent: a batch, or some small ones.
+
+        That is a part of its wait, which it is written with.
+        """
+        if self._start <= self._next < self._stop:
+            self._rebuilt.append(TracedSpan(REBUILD, start, stop, {}))
+
     def waited(self, start: float, stop: float) -> None:
         """Note that the trainer has waited for a batch."""
         number, self._next = self._next, self._next + 1
         if self._start <= number < self._stop:
-            self._track.write([TracedSpan("wait for a batch", start, stop, {"batch": number})])
+            wait = TracedSpan("wait for a batch", start, stop, {"batch": number})
+            self._track.write([wait, *self._rebuilt])
+            self._rebuilt.clear()
 
     def close(self) -> None:
         """End the array, after which nothing is added."""
