@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from energon.errors import DatasetNotFoundError, EnergonError, FormatError, NoSuchFileError
-from energon.messages import escape_line, escape_text
+from energon.messages import Lines, escape_line, escape_text
 
 EVIL = "a\x1b[31m\x9b\x07\u202eb\udcff\r"
 SAFE = "a\\x1b[31m\\x9b\\x07\\u202eb\\xff\\r"
@@ -41,10 +41,12 @@ def test_log_records_are_escaped(caplog):
     log.warning("%s: %d %s", f"{EVIL}\nforged", 1, Path(EVIL))
     log.warning("first\nsecond %s", FormatError(EVIL))
     log.warning(EVIL)
+    log.warning("was here: %s", Lines(f"first\nsecond {EVIL}"))
     assert caplog.messages == [
         f"{SAFE}\\nforged: 1 {SAFE}",
         f"first\nsecond {SAFE}",
         SAFE,
+        f"was here: first\nsecond {SAFE}",
     ]
 
 

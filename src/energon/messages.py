@@ -59,6 +59,22 @@ def escape_record(record: logging.LogRecord) -> bool:
     return True
 
 
+class Lines:
+    """Text that a log record has as several lines, such as a traceback.
+
+    All other text stays on one line: names from data are not to look like records of their own.
+
+    Args:
+        text: The lines.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
 def _safe_argument(argument: object) -> object:
     if not isinstance(argument, str | os.PathLike) or str(argument).isprintable():
         return argument

@@ -61,7 +61,7 @@ def test_damaged_data_are_logged_in_a_line_and_failing_hooks_with_traceback(
             log_exception(raised, None)
     (record,) = caplog.records
     assert str(error) in record.message.splitlines()[0]
-    assert ("Traceback" in record.message) is traced
+    assert ("\nTraceback (most recent call last):\n  File" in record.message) is traced
 
 
 def test_failed_samples_are_logged_with_the_cause_and_counted(caplog):

@@ -24,6 +24,7 @@ from energon.loader.monitoring.trace import host_trace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
+from energon.messages import Lines
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class Watchdog:
             "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
             self.what,
             self._seconds,
-            "\n".join(_stacks()),
+            Lines("\n".join(_stacks())),
         )
         try:
             if self.on_timeout is not None:

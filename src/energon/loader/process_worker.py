@@ -23,7 +23,7 @@ from energon.loader.process_start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline
 from energon.loader.worker_main import LanesToOpen, Setup
-from energon.messages import counted
+from energon.messages import Lines, counted
 from energon.plan.seeds import derive_seed
 
 SampleAddress = tuple[int, int]
@@ -326,19 +326,26 @@ class ProcessWorker:
         self._stats["batches_copied"] += link.num_copied
         self._rebuild_seconds += link.rebuild_seconds
         self._link = None
-        text = f"{self._name} {cause} {place}"
-        if trace:
-            text += f"; it was here:\n{trace}"
-        self._decide(address, text, killed=killed)
+        where = f"; it was here:\n{trace.rstrip()}" if trace else ""
+        self._decide(address, f"{self._name} {cause} {place}", where, killed=killed)
         self._start()
 
-    def _decide(self, address: SampleAddress | None, text: str, *, killed: bool) -> None:
-        """Wait until it makes sense to start another process, or give up."""
+    def _decide(
+        self, address: SampleAddress | None, text: str, where: str = "", *, killed: bool
+    ) -> None:
+        """Wait until it makes sense to start another process, or give up.
+
+        Args:
+            address: The sample that was being worked on; None if it was not a single one.
+            text: What has happened, for messages,
+            where: and the stack, if there was one.
+            killed: Whether it was a kill from outside.
+        """
         deaths = self._deaths
         verdict = deaths.died(address, killed=killed)
         if verdict is Verdict.GIVE_UP and killed:
             raise WorkerError(
-                f"{text}\nIt was killed {counted(deaths.in_a_row, 'time')} in "
+                f"{text}{where}\nIt was killed {counted(deaths.in_a_row, 'time')} in "
                 f"{deaths.seconds:.0f} s without a batch in between, and the patience "
                 f"(restart_patience_seconds={self._options.restart_patience_seconds:g}) is at its "
                 "end; find out who kills it: `dmesg` tells whether memory has run out, then use "
@@ -346,13 +353,14 @@ class ProcessWorker:
             )
         if verdict is Verdict.GIVE_UP:
             raise WorkerError(
-                f"{text}\nThis happened too often to continue; run with num_workers=0 to see it in "
-                "the training process"
+                f"{text}{where}\nThis happened too often to continue; run with num_workers=0 to see "
+                "it in the training process"
             )
         if verdict is Verdict.SKIP and address is not None:
             self._skip(address)
         pause = deaths.pause_seconds
-        log.warning("%s; starting another one%s", text, f" in {pause:.1f} s" if pause else "")
+        soon = f" in {pause:.1f} s" if pause else ""
+        log.warning("%s; starting another one%s%s", text, soon, Lines(where))
         time.sleep(pause)
 
     def _skip(self, address: SampleAddress) -> None:

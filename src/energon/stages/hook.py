@@ -22,7 +22,7 @@ from energon.errors import (
     SampleError,
     SkipSample,
 )
-from energon.messages import counted
+from energon.messages import Lines, counted
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.lane import Lane, RowAddress, Tally, active
@@ -461,7 +461,7 @@ def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool
         type(e).__name__,
         e,
         describe_sources(sources),
-        "" if brief else "\n" + "".join(traceback.format_exception(e)),
+        "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
     )
 
 

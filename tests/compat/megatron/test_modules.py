@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import re
 import random
 import shutil
 import time
@@ -388,8 +389,8 @@ def test_hanging_in_the_training_process_is_noticed(root, caplog, fail):
                 list(loader)
         else:
             assert len(list(loader)) == 17
-    assert "Watchdog triggered" in caplog.text
-    assert "encode_sample" in caplog.text
+    triggered = next(each for each in caplog.messages if "Watchdog triggered" in each)
+    assert re.search(rr"^  File .*, in encode_sample$", triggered, re.MULTILINE)
 
 
 def test_a_watchdog_of_a_program_calls_its_trigger(root, caplog):

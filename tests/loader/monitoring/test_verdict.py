@@ -245,11 +245,15 @@ class Dying(Encoder):
         return sample
 
 
-def test_a_dead_worker(root, tmp_path):
+def test_a_dead_worker(root, tmp_path, caplog):
     with load(root, Dying(what=str(tmp_path / "died")), workers=1, step=0) as loader:
         verdict = loader.verdict()
         assert loader.stats()["run"]["restarts"] == 1
     assert "workers died or hung 1 time" in verdict
+    (died,) = [each for each in caplog.messages if "was killed by SIGSEGV" in each]
+    first, *lines = died.splitlines()
+    assert first.endswith("; starting another one; it was here:")
+    assert any(line.startswith("  File") and "in encode_sample" in line for line in lines)
 
 
 LIMITED = """
