@@ -16,7 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-FEWER = r"(?!longer|more|less|fewer|way|need|other|such|one|matter|different|better|faster|room|slower)"
+FEWER = (
+    r"(?!longer|more|less|fewer|way|need|other|such|one|matter|different|better|faster|room|slower)"
+)
 BANNED = {
     r"\bwanted (is|are|was|were)( (the|an?|one))\b": "expected …",
     r"\banew\b": "again",

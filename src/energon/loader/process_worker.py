@@ -353,8 +353,8 @@ class ProcessWorker:
             )
         if verdict is Verdict.GIVE_UP:
             raise WorkerError(
-                f"{text}{where}\nThis happened too often to continue; run with num_workers=0 to see "
-                "it in the training process"
+                f"{text}{where}\nThis happened too often to continue; run with num_workers=0 to "
+                "see it in the training process"
             )
         if verdict is Verdict.SKIP and address is not None:
             self._skip(address)

@@ -390,7 +390,7 @@ def test_hanging_in_the_training_process_is_noticed(root, caplog, fail):
         else:
             assert len(list(loader)) == 17
     triggered = next(each for each in caplog.messages if "Watchdog triggered" in each)
-    assert re.search(rr"^  File .*, in encode_sample$", triggered, re.MULTILINE)
+    assert re.search(r"^  File .*, in encode_sample$", triggered, re.MULTILINE)
 
 
 def test_a_watchdog_of_a_program_calls_its_trigger(root, caplog):
