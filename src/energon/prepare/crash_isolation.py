@@ -7,7 +7,6 @@ number is left.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from energon.errors import WorkerError
 from energon.prepare.engines import begin_worker, run_unless_interrupted
+from energon.prepare.processes import process_context
 
 T = TypeVar("T")
 AHEAD = 2
@@ -71,8 +71,7 @@ def run_surviving(
     Raises:
         WorkerError: If processes die again and again.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    context = process_context(preload)
     noted = context.RawValue("q")
     todo = list(jobs)[::-1]
     suspects: list[IsolatedCall] = []

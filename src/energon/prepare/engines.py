@@ -165,15 +165,15 @@ def _local(engine: Engine) -> Iterator[Workers]:
         yield Workers(_call, 1)
         return
     # Few shards need no processes, and no time to import what starts them.
-    import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["energon.prepare.index.index"])
+    from energon.prepare.processes import portable, process_context
+
+    context = process_context("energon.prepare.index.index")
     pool = ProcessPoolExecutor(engine.num_local, mp_context=context, initializer=begin_worker)
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        return pool.submit(run_unless_interrupted, function, *arguments)
+        return pool.submit(run_unless_interrupted, portable(function), *arguments)
 
     try:
         yield Workers(submit, engine.num_local)

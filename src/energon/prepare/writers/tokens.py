@@ -333,6 +333,11 @@ def _tokenizer(name: str) -> Callable[[str], Any]:
         ConfigError: If there is none.
     """
     module, _, function = name.partition(":")
+    if module == "__main__":
+        raise ConfigError(
+            f"--tokenizer {name}: the processes that tokenize cannot import the running program; "
+            "put the function into a file of its own, and name that, like my_tokens:encode"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
