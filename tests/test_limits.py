@@ -87,7 +87,7 @@ finally:
     assert taken < 300 << 20, taken
 """,
     "what the index of tables says": """
-from energon.prepare.importers.containers import read_json_index
+from energon.prepare.importers.chunks import read_json_index
 sparse(root / "index.json")
 read_json_index(root)
 """,

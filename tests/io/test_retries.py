@@ -8,11 +8,12 @@ import time
 import pytest
 
 from energon.errors import DatasetNotFoundError, StorageAccessError, StorageTimeoutError
-from energon.io import settings
+from energon.io import retries
 from energon.io.files import forget_stores, open_store
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer
-from energon.io.settings import Retries, StorageSettings
+from energon.io.retries import Retries
+from energon.io.settings import StorageSettings
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy
@@ -47,7 +48,7 @@ def test_an_episode_is_heard_at_once_and_then_once_in_a_while(proxy, caplog, mon
     assert store.statistics.snapshot()["retries"] == 9
 
     # All the time that an episode takes, as if ten seconds passed between any two attempts.
-    monkeypatch.setattr(settings, "SAY_SECONDS", 1e-4)
+    monkeypatch.setattr(retries, "SAY_SECONDS", 1e-4)
     caplog.clear()
     proxy.plan([Fault("status", status=429)] * 4, lambda request: request.is_data)
     store.read_range("x.bin", 0, 10)

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
-from energon.io.atomic import FileLock
+from energon.io.file_lock import FileLock
 
 BUSY_SECONDS = 30.0
 

@@ -30,8 +30,8 @@ from uuid import uuid4
 
 from energon.cache.catalog import CacheLimits, Catalog
 from energon.errors import ConfigError, EnergonError
-from energon.io.atomic import FileLock
 from energon.io.disk_cache import FULL
+from energon.io.file_lock import FileLock
 from energon.messages import warn_once
 
 PREFIX = "energon-cache-"

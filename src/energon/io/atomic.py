@@ -1,8 +1,4 @@
-"""Write files that are there as a whole or not at all, and lock files.
-
-A lock ends with the process that holds it, however that ends. Everything that keeps processes of
-a machine apart comes here: `locked` for a block of code, `FileLock` where a lock is tried, shared
-or kept, `hold_lock` and `hold_byte` for files that are open already.
+"""Write files that are there as a whole or not at all.
 
 What a killed process leaves is a hidden file beside the one that it wrote. Its name is always
 the same and its lock has ended with the process, so the next one that writes the same file takes
@@ -11,8 +7,6 @@ it over: leftovers neither add up nor have to be looked for.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import stat
 import tempfile
@@ -22,139 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-
-
-class FileLock:
-    """A file that is open to be locked, by one holder or by several that share it.
-
-    Args:
-        path: The file.
-        create: Whether to make it if there is none.
-        permissions: Of a new file.
-
-    Raises:
-        FileNotFoundError: If there is none and `create` is false, or its folder is missing.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str], *, create: bool = True, permissions: int = 0o666
-    ) -> None:
-        self.path = Path(path)
-        self.existed = True
-        """Whether the file was there already, as after a holder that was killed."""
-        flags = os.O_RDWR | os.O_CLOEXEC
-        if create:
-            try:
-                self.descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, permissions)
-                self.existed = False
-                return
-            except FileExistsError:
-                flags |= os.O_CREAT
-        self.descriptor = os.open(path, flags, permissions)
-
-    def hold(self, *, wait: bool = True, shared: bool = False) -> bool:
-        """Hold the lock, or another kind of it, until `close`; see `hold_lock`."""
-        return hold_lock(self.descriptor, wait=wait, shared=shared)
-
-    @property
-    def is_at_path(self) -> bool:
-        """Whether the file is still that at its path: a holder may have deleted it meanwhile."""
-        try:
-            return os.path.samestat(os.fstat(self.descriptor), self.path.stat())
-        except FileNotFoundError:
-            return False
-
-    def delete(self) -> None:
-        """Delete the file, still held: who opened it meanwhile sees that it is gone."""
-        self.path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Let go. May be called more than once."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@contextmanager
-def locked(path: str | os.PathLike[str], *, deletes: bool = False) -> Iterator[None]:
-    """Wait until no other process holds the lock at `path`, and hold it.
-
-    Args:
-        path: The file, which is made if there is none.
-        deletes: Whether the file is deleted afterwards. Then nobody waits where a file system
-            has no locks, and what is locked may be done twice.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
-    while True:
-        lock = FileLock(path)
-        try:
-            lock.hold()
-        except OSError as error:
-            if not (deletes and is_unsupported(error)):
-                lock.close()
-                raise
-            break
-        if not deletes or lock.is_at_path:
-            break
-        lock.close()
-    try:
-        yield
-    finally:
-        if deletes:
-            lock.delete()
-        lock.close()
-
-
-def is_unsupported(error: OSError) -> bool:
-    """Return whether an error of `hold` means that the file system has no locks."""
-    return error.errno in _UNSUPPORTED
-
-
-def hold_lock(descriptor: int, *, wait: bool = True, shared: bool = False) -> bool:
-    """Lock an open file until it is closed; return whether that was possible.
-
-    Args:
-        descriptor: The file.
-        wait: Whether to wait for others that hold it; else it may be impossible.
-        shared: Whether others may hold it, too, as long as all of them share it.
-
-    Raises:
-        OSError: If the file system has no locks.
-    """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def release_lock(descriptor: int) -> None:
-    """Let go of the lock on a file that stays open."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def hold_byte(descriptor: int, offset: int) -> bool:
-    """Lock one byte of an open file against other processes; return whether that was possible."""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-    except OSError:
-        return False
-    return True
-
-
-def release_byte(descriptor: int, offset: int) -> None:
-    """Let go of a byte."""
-    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, offset)
+from energon.io.file_lock import hold_lock
 
 
 class ClosesOrAborts(ABC):

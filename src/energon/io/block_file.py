@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from energon.errors import StorageError
-from energon.io.atomic import hold_byte, hold_lock, release_byte, release_lock
+from energon.io.file_lock import hold_byte, hold_lock, release_byte, release_lock
 
 BLOCK_BYTES = 1 << 20
 RUN_BLOCKS = 8

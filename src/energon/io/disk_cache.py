@@ -26,9 +26,10 @@ from weakref import WeakValueDictionary
 
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.io.address import redact
-from energon.io.atomic import locked, write_atomic
+from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
+from energon.io.file_lock import locked
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from energon.messages import warn_once

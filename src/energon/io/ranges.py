@@ -29,7 +29,7 @@ from energon.errors import (
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
-from energon.io.settings import SAY_SECONDS
+from energon.io.retries import SAY_SECONDS
 from energon.io.store import Store
 
 MAX_SPAN_BYTES = 8 << 20

@@ -28,7 +28,8 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.io.backends.base import Backend, ObjectInfo, seconds_left, time_limit
-from energon.io.settings import Retries, StorageSettings
+from energon.io.retries import Retries
+from energon.io.settings import StorageSettings
 from energon.io.threads import WaitingThreads
 
 

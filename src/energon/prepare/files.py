@@ -29,7 +29,7 @@ from energon.errors import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.io.atomic import FileLock, is_unsupported
+from energon.io.file_lock import FileLock, is_unsupported
 from energon.metadataset.kind import advice
 
 MIN_FLUSH_TOGETHER = 8

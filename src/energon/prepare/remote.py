@@ -33,9 +33,10 @@ from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
-from energon.io.atomic import atomic_path, locked, write_atomic
+from energon.io.atomic import atomic_path, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import FULL, disk_cache
+from energon.io.file_lock import locked
 from energon.io.files import delete_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads

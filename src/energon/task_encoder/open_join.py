@@ -15,7 +15,7 @@ from energon.errors import ConfigError, FormatError, SecurityError
 from energon.formats.meta.info import META
 from energon.formats.tables.join_index import JoinIndex
 from energon.io.address import join_address, redact
-from energon.io.atomic import locked
+from energon.io.file_lock import locked
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
 from energon.metadataset.document import read_mapping, read_metadataset

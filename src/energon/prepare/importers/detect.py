@@ -12,7 +12,7 @@ from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
 from energon.prepare.importers import table
-from energon.prepare.importers.containers import ArchiveSource, is_archive
+from energon.prepare.importers.archive import ArchiveSource, is_archive
 from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata
 from energon.prepare.importers.row import PackSource, RowRules
 from energon.prepare.importers.selection import (
@@ -95,15 +95,15 @@ def open_source(
             f"--label-from folder is for folders of files, and this is of kind {found.kind!r}"
         )
     if found.kind == "huggingface":
-        from energon.prepare.importers.containers import HuggingFaceSource
+        from energon.prepare.importers.hugging_face import HuggingFaceSource
 
         return HuggingFaceSource(found.address, rules)
     if found.kind == "mds":
-        from energon.prepare.importers.containers import MdsSource
+        from energon.prepare.importers.chunks import MdsSource
 
         return MdsSource(any_path(found.address), rules)
     if found.kind == "litdata":
-        from energon.prepare.importers.containers import LitDataSource
+        from energon.prepare.importers.chunks import LitDataSource
 
         return LitDataSource(any_path(found.address), rules)
     if found.files is None:

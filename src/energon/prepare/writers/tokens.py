@@ -25,7 +25,8 @@ import numpy as np
 from energon.errors import ConfigError, DatasetBusyError, EnergonError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.formats.tokens import DATA, INDEX, token_dtype, token_index_bytes, token_prefix
-from energon.io.atomic import atomic_path, hold_lock, write_atomic
+from energon.io.atomic import atomic_path, write_atomic
+from energon.io.file_lock import hold_lock
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import RowRules

@@ -34,7 +34,8 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.json_text import parse_json
 from energon.formats.tar.stream import ByteStream
 from energon.io.address import redact, scheme_of
-from energon.io.atomic import FileLock, write_atomic
+from energon.io.atomic import write_atomic
+from energon.io.file_lock import FileLock
 from energon.limits import read_document
 from energon.messages import warn_once
 from energon.webdataset.gopen import tell

@@ -1,0 +1,147 @@
+"""Pack the samples of tar archives, compressed ones too."""
+
+from __future__ import annotations
+
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Literal, Self
+
+from energon.errors import FormatError, TruncatedError, needs_extra
+from energon.formats.meta.split import splits_by_name
+from energon.formats.tar.headers import split_name
+from energon.io.epath import AnyPath
+from energon.prepare.files import reporting
+from energon.prepare.importers.row import PackSource, Wanted, every
+from energon.prepare.importers.selection import (
+    FileSelection,
+    is_about_data,
+    open_ascending,
+)
+from energon.prepare.index.index import COMPRESSED
+
+SUFFIXES = (".tar", *COMPRESSED)
+INDEX_SUFFIXES = (".idx", ".parts", ".json")
+"""Of files that may lie beside archives and are about them."""
+
+
+def is_archive(name: str) -> bool:
+    """Return whether a file is a tar archive, by its name."""
+    return name.lower().endswith(SUFFIXES)
+
+
+class ArchiveSource(PackSource):
+    """The samples of archives, in the order of their paths.
+
+    They have splits if the paths of all archives say which they are in.
+
+    Args:
+        files: The archives, maybe with other files between them.
+        prefix_keys: Whether the key of each sample begins with the name of its archive.
+    """
+
+    def __init__(self, files: FileSelection, *, prefix_keys: bool = False) -> None:
+        self.folder = files.folder
+        self.prefix_keys = prefix_keys
+        archives = [name for name in files.names if is_archive(name)]
+        self._left_out = [
+            f"{name}: no archive, as others here"
+            for name in files.names
+            if not (is_archive(name) or name.endswith(INDEX_SUFFIXES) or is_about_data(name))
+        ]
+        self._splits = splits_by_name(archives, by_file=True)
+
+    def split_names(self) -> list[str]:
+        return list(self._splits)
+
+    def samples(
+        self, split: str, start: int = 0, wanted: Wanted = every
+    ) -> Iterator[Mapping[str, Any]]:
+        for name in self._splits[split]:
+            for sample in self._of(name, start, wanted):
+                start -= 1
+                if sample is not None:
+                    yield sample
+
+    def skipped(self) -> list[str]:
+        return self._left_out
+
+    def _of(self, name: str, start: int, wanted: Wanted) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the samples of an archive; None for those that are not wanted, and not read."""
+        path = self.folder / name
+        prefix = f"{_stem(name)}/" if self.prefix_keys else ""
+        current: str | None = None
+        is_wanted = False
+        sample: dict[str, Any] = {}
+        try:
+            with reporting(path), _open(path) as tar:
+                for member in tar:
+                    names = split_name(member.name) if member.isreg() else None
+                    if names is None:
+                        continue
+                    key, part = names
+                    if key != current:
+                        if current is not None:
+                            yield sample or None
+                        current, sample = key, {}
+                        start -= 1
+                        row = {"folder": name.rpartition("/")[0]}
+                        is_wanted = start < 0 and wanted(prefix + key, row)
+                    if is_wanted:
+                        sample["__key__"] = prefix + key
+                        sample[part] = _content(tar, member)
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise FormatError(f"{path}: {error}; restore the archive or write it again") from error
+        if current is not None:
+            yield sample or None
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    data = file.read() if file is not None else b""
+    if len(data) != member.size:
+        raise TruncatedError(f"{member.name} is cut off, restore the archive")
+    return data
+
+
+@contextmanager
+def _open(path: AnyPath) -> Iterator[tarfile.TarFile]:
+    if not path.name.endswith((".tar.zst", ".tzst")):
+        with open_ascending(path) as file, _read_tar(file, "r:*") as tar:
+            yield tar
+        return
+    with needs_extra("formats", f"{path}: zst needs zstandard"):
+        import zstandard
+    with open_ascending(path) as file:
+        stream: BinaryIO = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        try:
+            with _read_tar(stream, "r|") as tar:
+                yield tar
+        except zstandard.ZstdError as error:
+            raise FormatError(f"{path}: {error}; restore the archive") from error
+
+
+def _read_tar(file: BinaryIO, mode: Literal["r:*", "r|"]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
+
+
+class _Member(tarfile.TarInfo):
+    """A member of an archive that has to have an end marker."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.EmptyHeaderError as error:  # type: ignore[attr-defined]
+            raise EOFError(
+                "ends without the end marker of a tar archive; members may be missing"
+            ) from error
+
+
+def _stem(name: str) -> str:
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
