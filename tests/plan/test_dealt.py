@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon.plan.dealt import COUNTED_ROWS, DealtPlan, plan_together
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
-from energon.plan.rows import COUNTED_ROWS, DealtPlan, plan_together
 from tests.effort import IN_CI, some
 
 LEAVES = (

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon.plan.curve import Curve, Point
+from energon.plan.era import end_era
 from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Curve, Mix, MixEntry, Point
-from energon.plan.recipe import PlanRecipe, end_era
+from energon.plan.mix import Mix, MixEntry
+from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import WindowPlan
 
 leaves = st.lists(

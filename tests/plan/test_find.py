@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError
 from energon.plan.build import blend_plan, concat_plan, epochized_plan, mix_plan
+from energon.plan.curve import Curve, Point
 from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Curve, Mix, MixEntry, Point
-from energon.plan.seeds import permute, unpermute
+from energon.plan.mix import Mix, MixEntry
+from energon.plan.permutation import permute, unpermute
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**63)), min_size=1, max_size=20))

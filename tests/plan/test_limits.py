@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from energon.errors import StateError
 from energon.plan.build import concat_plan, mix_plan
+from energon.plan.curve import Curve, Point
 from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Curve, Mix, MixEntry, Point
+from energon.plan.mix import Mix, MixEntry
 
 
 def entry(node, weight=1.0, limit=None):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
-from energon.plan.mix import Clock, Curve, Mix, MixEntry, Point
+from energon.plan.curve import Clock, Curve, Point
+from energon.plan.mix import Mix, MixEntry
 
 CLOCK = Clock(lanes=1, batch_size=1)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.plan.seeds import permute
+from energon.plan.permutation import permute
 
 SIZES = [1, 2, 3, 5, 255, 256, 257, 1000, 12_345]
 

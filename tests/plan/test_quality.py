@@ -4,7 +4,7 @@ import numpy as np
 
 from energon.plan.build import blend_plan
 from energon.plan.leaf import PlanLeaf
-from energon.plan.seeds import shuffle_quality
+from energon.plan.permutation import shuffle_quality
 
 N = 20_000
 

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from energon.io.ranges import merge_ranges
 from energon.plan.blend import BlendPlan
-from energon.plan.rows import DealtPlan, WindowPlan
-from energon.plan.seeds import shuffle_quality
+from energon.plan.dealt import DealtPlan
+from energon.plan.permutation import shuffle_quality
+from energon.plan.rows import WindowPlan
 from energon.sources.extents import span_edges
 from energon.sources.kinds import Source
 from energon.stages.read import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS

@@ -12,7 +12,7 @@ from energon.inspect.planned_run import SavedRun
 from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, differences, read_positions
 from energon.messages import counted, nearest
-from energon.plan.mix import Curve
+from energon.plan.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
 from energon.stages.changes import begin_changes

@@ -16,7 +16,8 @@ import numpy as np
 from energon.errors import ConfigError
 from energon.loader.state import COVERS, LanePosition, read_positions
 from energon.messages import counted
-from energon.plan.recipe import PlanRecipe, end_era
+from energon.plan.era import end_era
+from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State, unpack_some
 

@@ -25,7 +25,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from energon.formats.meta.yaml import where
 from energon.metadataset.leaf import Subset
-from energon.plan.mix import Point
+from energon.plan.curve import Point
 from energon.plan.subset import resolve_range
 
 _RAMP = re.compile(r"ramp\s+to\s+([0-9.][0-9._eE+-]*)")

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from energon.errors import ConfigError
-from energon.plan.mix import Clock, Curve, CurveUnit
+from energon.plan.curve import Clock, Curve, CurveUnit
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend

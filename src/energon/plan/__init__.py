@@ -13,7 +13,7 @@ to samples by a permutation. As no two draws share a number, every finished epoc
 sample exactly once, whoever drew it and whatever else was blended in between (`leaf.py`).
 
 Permutations are Feistel networks with cycle walking, keyed with a hash of what they are for:
-no table is ever built, so sizes do not matter (`seeds.py`).
+no table is ever built, so sizes do not matter (`permutation.py`, `seeds.py`).
 
 Locality. Reading single samples at random is slow, so the permutation moves *slices* of L
 consecutive samples and, inside a lane, mixes the rows of windows of S slices. At most S
@@ -21,15 +21,15 @@ slices of a leaf are open in a lane, and every slice is read whole. L = 1 is a t
 shuffle.
 
 Blends are stratified patterns of sources (`blend_stages.py`), which realise the weights almost
-exactly in every interval and count draws in closed form. Weights form a tree and may
-change over a run (`mix.py`). Between two changes lies a stage with a pattern of its own, and
+exactly in every interval and count draws in closed form. Weights form a tree (`mix.py`) and may
+change over a run (`curve.py`). Between two changes lies a stage with a pattern of its own, and
 draws continue from one stage to the next without a gap (`blend_stages.py`), also where a source is
 used up or a run was restored with another mix. Epochized blends and validation lay leaves end to
 end as one line (`line.py`); a line may be a source of a blend. What a shuffle buffer would do is
 a permutation of rows in windows (`rows.py`).
 
-All of it can be undone: when a sample is drawn is computed backwards (`find` of every plan).
+All of it can be undone: when a sample is drawn is computed backwards (`find.py`).
 
 Subsets and excluded samples change what an ordinal means, not the order (`subset.py`).
-How good a shuffle is can be measured (`seeds.py`).
+How good a shuffle is can be measured (`permutation.py`).
 """

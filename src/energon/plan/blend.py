@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import StateError
 from energon.plan.blend_stages import BlendStages
+from energon.plan.curve import Clock
 from energon.plan.leaf import Era, LeafOrder, PlanLeaf, find_draw
 from energon.plan.line import Line
-from energon.plan.mix import Clock, Mix
+from energon.plan.mix import Mix
 from energon.plan.rows import Rows
 
 
@@ -262,7 +263,7 @@ class BlendPlan:
 
     @cached_property
     def _order(self) -> LeafOrder:
-        orders = [line.order for line in self._lines]
+        orders = self.leaves if self._is_plain else [line.order for line in self._lines]
         return LeafOrder(orders, lanes=self.lanes, seed=self.seed, eras=self.eras)
 
     def __getstate__(self) -> dict[str, object]:

@@ -19,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
+from energon.plan.curve import Clock
 from energon.plan.leaf import LeafOrder
 from energon.plan.line import Line
-from energon.plan.mix import Clock, Mix
-from energon.plan.seeds import combine, derive_seed, permute
+from energon.plan.mix import Mix
+from energon.plan.permutation import permute
+from energon.plan.seeds import combine, derive_seed
 
 MIN_PATTERN, MAX_PATTERN = 4096, 65536
 

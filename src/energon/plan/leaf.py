@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError
-from energon.plan.seeds import U64, combine, derive_seed, permute, unpermuted
+from energon.plan.permutation import permute, unpermuted
+from energon.plan.seeds import U64, combine, derive_seed
 
 SLICE_BYTES = 4 << 20
 MAX_SLICE_SAMPLES = 128

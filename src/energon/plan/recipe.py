@@ -1,11 +1,4 @@
-"""All that decides the order of a run but the number of lanes, as a value.
-
-A run may continue with another number of lanes: then an era of it ends. Lanes do not read at the
-same pace where hooks skip samples, so what they have drawn from a source is not quite its first
-D draws. Those who come after them begin with draw D, D being how many were made: so the position
-is kept to the sample, and every epoch that begins later is exact. What was drawn behind D comes
-again, and as many before D are left out: those are counted when the era ends.
-"""
+"""All that decides the order of a run but the number of lanes, as a value."""
 
 from __future__ import annotations
 
@@ -15,15 +8,15 @@ from functools import cached_property
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from energon.errors import StateError
 from energon.plan.blend import BlendPlan
 from energon.plan.build import concat_plan, epochized_plan, mix_plan
+from energon.plan.curve import Clock
+from energon.plan.dealt import DealtPlan
 from energon.plan.leaf import Era, PlanLeaf
 from energon.plan.line import JOINED, Line, LinePlan
-from energon.plan.mix import Clock, Mix
-from energon.plan.rows import DealtPlan, Plan, StreamPlan, WindowPlan
+from energon.plan.mix import Mix
+from energon.plan.rows import Plan, WindowPlan
 from energon.plan.seeds import ORDER_VERSION
 
 MAX_NUMBER = 1 << 62
@@ -122,10 +115,13 @@ class PlanRecipe:
         return self.kind == "blend" and "batches" in self.blend_mix.units
 
     def __call__(self, lanes: int) -> Plan:
-        """Return the plan for `lanes` lanes."""
-        streams = self.num_streams(lanes)
-        plan = self.of_streams(streams)
-        return plan if streams == lanes else DealtPlan(plan, lanes, self.stripe)
+        """Return the plan for `lanes` lanes, the same object each time."""
+        if lanes not in self._plans:
+            streams = self.num_streams(lanes)
+            plan = self.of_streams(streams)
+            dealt = plan if streams == lanes else DealtPlan(plan, lanes, self.stripe)
+            self._plans[lanes] = dealt
+        return self._plans[lanes]
 
     def of_streams(self, streams: int) -> BlendPlan | LinePlan | WindowPlan:
         """Return the plan for `streams` streams, or for as many lanes if each is a stream."""
@@ -160,6 +156,11 @@ class PlanRecipe:
             clock=clock,
             moves=self._moves,
         )
+
+    @cached_property
+    def _plans(self) -> dict[int, Plan]:
+        """The plans made so far, by their lanes."""
+        return {}
 
     @cached_property
     def blend_mix(self) -> Mix:
@@ -349,108 +350,3 @@ def _leaves_named(name: str, uids: Sequence[str]) -> list[str] | None:
         found.append(first)
         rest = rest[len(first) + len(JOINED) :]
     return found
-
-
-class EndedEra(NamedTuple):
-    """How a run continues with other lanes."""
-
-    recipe: PlanRecipe
-    """Its order, for any number of lanes from now on."""
-    again: Mapping[str, int]
-    """For each source, how many of the samples that come next were delivered before."""
-    left_out: Mapping[str, int]
-    """For each source, how many samples are left out of the epochs in progress."""
-
-
-def end_era(
-    recipe: PlanRecipe,
-    rows: Mapping[int, int],
-    *,
-    streams: int | None,
-    stripe: int,
-    changes: Mapping[int, tuple[int, ...]] | None = None,
-) -> EndedEra:
-    """Return how a run continues that has done with some rows of all its lanes.
-
-    Args:
-        recipe: Its order until now.
-        rows: For each lane, how many of its rows are done with.
-        streams: How many streams the lanes share from now on; None for as many as there are.
-        stripe: Consecutive rows of a stream that go to the same lane from now on.
-        changes: For each lane, at which rows of its stream the mix was changed.
-    """
-    lanes = len(rows)
-    num_streams = recipe.num_streams(lanes)
-    plan = recipe(lanes)
-    done = [
-        _Done(recipe, plan, stream, rows, (changes or {}).get(stream, ()))
-        for stream in range(num_streams)
-    ]
-    names = recipe.source_names if recipe.kind == "blend" else [WHOLE]
-    before = recipe.eras[-1]["draws"] if recipe.eras else {}
-    draws = {
-        name: before.get(name, 0) + sum(each.count(source) for each in done)
-        for source, name in enumerate(names)
-    }
-    again = {
-        name: sum(each.count_behind(source, draws[name]) for each in done)
-        for source, name in enumerate(names)
-    }
-    era = {
-        "samples": (recipe.eras[-1]["samples"] if recipe.eras else 0) + sum(rows.values()),
-        "draws": {**before, **draws},
-        "streams": num_streams,
-    }
-    goes_on = replace(recipe, streams=streams, stripe=stripe, eras=(*recipe.eras, era), past=())
-    return EndedEra(goes_on, again, dict(again))
-
-
-class _Done:
-    """What the lanes of a stream have drawn in an era.
-
-    Args:
-        recipe: The order.
-        plan: The same for all lanes.
-        stream: Which stream.
-        rows: For each lane, how many of its rows are done with.
-        changes: At which rows of the stream the mix was changed.
-    """
-
-    def __init__(
-        self,
-        recipe: PlanRecipe,
-        plan: Plan,
-        stream: int,
-        rows: Mapping[int, int],
-        changes: tuple[int, ...],
-    ) -> None:
-        self._stream = stream
-        streams = plan.lanes // plan.lanes_of_stream
-        whole = recipe.of_streams(streams).with_changes(stream, changes)
-        lanes = range(stream, plan.lanes, streams)
-        # All before `start` is done with; behind it, what some lanes have come further.
-        starts = [int(plan.stream_rows(v, np.array([rows[v]], np.int64))[0]) for v in lanes]
-        start = min(starts)
-        single = [
-            plan.stream_rows(v, np.arange(plan.rows_before(v, start), rows[v], dtype=np.int64))
-            for v in lanes
-        ]
-        rows_done = np.concatenate(single)
-        if isinstance(whole, WindowPlan):
-            first = whole.window_of(stream, start)
-            rest = np.arange(first, start, dtype=np.int64)
-            rows_done = whole.unmixed(stream, np.concatenate((rest, rows_done)))
-            start = first
-        self._plan: StreamPlan = whole.plan if isinstance(whole, WindowPlan) else whole
-        self._counts = self._plan.drawn(stream, start)
-        self._source, self._numbers = self._plan.numbers(stream, rows_done)
-
-    def count(self, source: int) -> int:
-        """Return how often a source was drawn from."""
-        return int(self._counts[source]) + int((self._source == source).sum())
-
-    def count_behind(self, source: int, total: int) -> int:
-        """Return how many of these draws are not among the first `total` of the run."""
-        before = self._plan.quota(self._stream, source, total)
-        behind = (self._source == source) & (self._numbers >= total)
-        return max(0, int(self._counts[source]) - before) + int(behind.sum())

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from energon.arrays import Ints
-from energon.plan.seeds import derive_seed, permute
+from energon.plan.permutation import permute
+from energon.plan.seeds import derive_seed
 
 BLOCK_DOCUMENTS = 1024
 """Documents that are permuted among themselves. They lie close together, so that the windows of a

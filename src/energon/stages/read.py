@@ -27,7 +27,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from energon.errors import ConfigError, StateError
-from energon.plan.rows import Plan, Rows, plan_together
+from energon.plan.dealt import plan_together
+from energon.plan.rows import Plan, Rows
 from energon.samples.crude import RestoreKey
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.lane import Lane

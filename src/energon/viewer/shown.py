@@ -14,7 +14,8 @@ from energon.inspect.leaves import find_leaves
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.plan.mix import Curve, Mix
+from energon.plan.curve import Curve
+from energon.plan.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
 from energon.sources.kinds import Location, Source, kind_named
 from energon.sources.shards import ShardPool
@@ -221,7 +222,7 @@ def _curve(curve: Curve) -> str:
     """Return a weight over a run in words.
 
     Example:
-        >>> from energon.plan.mix import Point
+        >>> from energon.plan.curve import Point
         >>> _curve(Curve((Point(0, 0), Point(1000, 1), Point(2000, 3, ramp=True)), "samples"))
         '0; 1 from sample 1,000; evenly to 3 at sample 2,000'
     """

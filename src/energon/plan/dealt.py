@@ -1,0 +1,132 @@
+"""Deal the batches of a stream to several lanes.
+
+A worker of a new run reads one *stream*: rows in an order of their own, with slices of their
+own. That it can be resumed on more ranks, each stream is dealt to as many lanes, batch by batch:
+of U streams and V lanes, lane v has every V / U-th batch of stream v mod U. So the batches of all
+lanes, in order, are those of the streams, in order, however many lanes there are, and the last
+batch of a stream is the only one that can be smaller than the others. Whoever hosts all lanes of
+a stream reads it as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.arrays import Ints
+from energon.plan.rows import Plan, Rows
+
+COUNTED_ROWS = 4096
+"""Rows before the present one that are counted one by one; of the others a lane has its share."""
+
+
+@dataclass(frozen=True)
+class DealtPlan:
+    """The plan of lanes that share streams.
+
+    Args:
+        plan: Of the streams, which are its lanes.
+        lanes: V, a multiple of the number of streams.
+        stripe: Consecutive rows of a stream that go to the same lane: a batch.
+    """
+
+    plan: Plan
+    lanes: int
+    stripe: int
+
+    @property
+    def lanes_of_stream(self) -> int:
+        """How many lanes read the same slices: v, v + U, v + 2·U and so on."""
+        return self.lanes // self.plan.lanes
+
+    def stream_of(self, lane: int) -> int:
+        """Return which stream a lane reads."""
+        return lane % self.plan.lanes
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        """Return which rows of its stream some rows of a lane are."""
+        turn, within = np.divmod(rows, self.stripe)
+        number = lane // self.plan.lanes
+        return (turn * self.lanes_of_stream + number) * self.stripe + within
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return how many rows of a lane come before a row of its stream."""
+        full, rest = divmod(stream_row, self.stripe * self.lanes_of_stream)
+        rest -= lane // self.plan.lanes * self.stripe
+        return full * self.stripe + min(self.stripe, max(0, rest))
+
+    def num_rows(self, lane: int) -> int | None:
+        """Return how many rows a lane has; None means no end."""
+        end = self.plan.num_rows(self.stream_of(lane))
+        return None if end is None else self.rows_before(lane, end)
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> DealtPlan:
+        """Return the plan of a run in which the stream of `lane` took up other mixes at `rows`.
+
+        These are rows of the stream: all of its lanes have to be given the same.
+        """
+        if not rows:
+            return self
+        return replace(self, plan=self.plan.with_changes(self.stream_of(lane), rows))
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        """Return rows `start` to `start + count` of a lane; fewer only at the end."""
+        end = self.num_rows(lane)
+        stop = start + count if end is None else min(start + count, end)
+        return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64), gaps=True)
+
+    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
+        """Return what comes at `rows` of a lane, in any order."""
+        return self.plan.at(self.stream_of(lane), self.stream_rows(lane, rows), gaps=gaps)
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        """Return how often each leaf comes in the rows of a lane before `row`.
+
+        Of what is long ago, each lane of a stream has an equal share.
+        """
+        first = max(0, row - COUNTED_ROWS) // self.stripe * self.stripe
+        counts = self.plan.leaf_counts(self.stream_of(lane), first * self.lanes_of_stream)
+        counts = counts / self.lanes_of_stream
+        leaf = self.rows(lane, first, row - first).leaf
+        recent: NDArray[np.float64] = counts + np.bincount(leaf[leaf >= 0], minlength=len(counts))
+        return recent
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return in which lane and row a sample comes in an epoch of its leaf."""
+        found = self.plan.find(leaf, epoch, ordinal)
+        return None if found is None else self.lane_of(*found)
+
+    def lane_of(self, stream: int, row: int) -> tuple[int, int]:
+        """Return to which lane a row of a stream is dealt, and as which of its rows."""
+        batch, within = divmod(row, self.stripe)
+        turn, number = divmod(batch, self.lanes_of_stream)
+        return number * self.plan.lanes + stream, turn * self.stripe + within
+
+
+def plan_together(plan: Plan, wanted: Sequence[tuple[int, int, int]]) -> list[Rows]:
+    """Return rows of several lanes of one stream; fewer only where lanes end.
+
+    One call for all costs a fraction of one for each.
+
+    Args:
+        plan: The order.
+        wanted: For each lane its number, the first row, and how many.
+    """
+    if len(wanted) == 1 or not isinstance(plan, DealtPlan):
+        return [plan.rows(lane, start, count) for lane, start, count in wanted]
+    ends = [plan.num_rows(lane) for lane, _, _ in wanted]
+    counts = [
+        count if end is None else max(0, min(count, end - start))
+        for (_, start, count), end in zip(wanted, ends, strict=True)
+    ]
+    edges = np.cumsum([0, *counts])
+    rows = np.arange(edges[-1]) + np.repeat([start for _, start, _ in wanted] - edges[:-1], counts)
+    number = np.repeat([lane // plan.plan.lanes for lane, _, _ in wanted], counts)
+    turn, within = np.divmod(rows, plan.stripe)
+    rows = (turn * plan.lanes_of_stream + number) * plan.stripe + within
+    found = plan.plan.at(plan.stream_of(wanted[0][0]), rows, gaps=True)
+    return [found.pick(slice(start, stop)) for start, stop in pairwise(edges.tolist())]

@@ -1,0 +1,127 @@
+"""Random permutations that are functions: no table, no state, any element at once.
+
+A Feistel network permutes the numbers of b bits; walking along its cycles until a number
+below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary
+finite domains", 2002). Networks of two or three bits favour some permutations, so tiny sizes
+are ranked instead. Sizes and keys may differ from element to element.
+
+How good a shuffle is, is measured against a uniform permutation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.plan.seeds import U64, mix
+
+ROUNDS = 6
+MAX_RANKED = 32
+_ONE = np.uint64(1)
+
+
+def permute(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
+    """Return where each index goes in the permutation of its size and key.
+
+    Args:
+        indices: Numbers with 0 ≤ index < size.
+        sizes: How many numbers are permuted, at least 1.
+        keys: Elements with equal size and key belong to the same permutation.
+    """
+    indices, sizes, keys = np.broadcast_arrays(indices, sizes, keys)
+    limits = sizes.astype(np.uint64)
+    tiny = np.flatnonzero(sizes <= MAX_RANKED)
+    if len(tiny) == len(sizes):
+        return _rank(indices, sizes, keys)
+    result = _feistel(indices.astype(np.uint64), limits, keys)
+    outside = np.flatnonzero(result >= limits)
+    while len(outside):
+        walked = _feistel(result[outside], limits[outside], keys[outside])
+        result[outside] = walked
+        outside = outside[walked >= limits[outside]]
+    images = result.astype(np.int64)
+    if len(tiny):
+        images[tiny] = _rank(indices[tiny], sizes[tiny], keys[tiny])
+    return images
+
+
+def unpermute(images: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
+    """Return which index went to each image: the inverse of `permute`."""
+    images, sizes, keys = np.broadcast_arrays(images, sizes, keys)
+    limits = sizes.astype(np.uint64)
+    result = _feistel(images.astype(np.uint64), limits, keys, back=True)
+    outside = np.flatnonzero(result >= limits)
+    while len(outside):
+        walked = _feistel(result[outside], limits[outside], keys[outside], back=True)
+        result[outside] = walked
+        outside = outside[walked >= limits[outside]]
+    indices = result.astype(np.int64)
+    tiny = sizes <= MAX_RANKED
+    for index in range(int(sizes[tiny].max(initial=0))):
+        here = np.flatnonzero(tiny & (index < sizes))
+        ranks = _rank(np.full(len(here), index), sizes[here], keys[here])
+        indices[here] = np.where(ranks == images[here], index, indices[here])
+    return indices
+
+
+def unpermuted(image: int, size: int, key: U64) -> int:
+    """Return which of `size` numbers goes to `image` in the permutation of `key`."""
+    return int(unpermute(np.array([image]), np.array([size]), key)[0])
+
+
+def _rank(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
+    """Return the rank of each index among all of its size, by their hashes."""
+    mixed = mix(keys)
+    own = mix(mixed ^ indices.astype(np.uint64))
+    ranks = np.zeros(len(indices), np.int64)
+    for other in range(int(sizes.max(initial=0))):
+        # No two hashes under one key are equal: mixing is a bijection.
+        ranks += (mix(mixed ^ np.uint64(other)) < own) & (other < sizes)
+    return ranks
+
+
+def _feistel(values: U64, sizes: U64, keys: U64, *, back: bool = False) -> U64:
+    """Permute the numbers with as many bits as the largest index of each size has, or back."""
+    # frexp is exact for integers below 2^53, and no dataset has more samples.
+    bits = np.frexp((sizes - _ONE).astype(np.float64))[1].astype(np.uint64)
+    low_bits = bits >> _ONE
+    low_mask = (_ONE << low_bits) - _ONE
+    high_mask = (_ONE << (bits - low_bits)) - _ONE
+    low = values & low_mask
+    high = values >> low_bits
+    rounds = range(ROUNDS)
+    for number in reversed(rounds) if back else rounds:
+        key = keys + np.uint64((number * 0xD1342543DE82EF95) & 0xFFFFFFFFFFFFFFFF)
+        if number % 2:
+            low = low ^ (mix(high ^ key) & low_mask)
+        else:
+            high = high ^ (mix(low ^ key) & high_mask)
+    permuted: U64 = (high << low_bits) | low
+    return permuted
+
+
+class ShuffleQuality(NamedTuple):
+    """Two views of an order; a uniform permutation has about 0 and 1."""
+
+    serial_correlation: float
+    """Correlation of each ordinal with the one before it: 1 for reading in order."""
+    neighbour_distance: float
+    """Mean distance of consecutive ordinals, as a multiple of the n/3 of a uniform order."""
+
+
+def shuffle_quality(ordinals: NDArray[np.int64], num_samples: int) -> ShuffleQuality:
+    """Return the quality of an order.
+
+    Args:
+        ordinals: Samples in the order in which training sees them, at least 3.
+        num_samples: How many samples they are drawn from.
+    """
+    first, second = ordinals[:-1].astype(np.float64), ordinals[1:].astype(np.float64)
+    spread = float(first.std() * second.std())
+    covariance = float(((first - first.mean()) * (second - second.mean())).mean())
+    distance = float(np.abs(second - first).mean())
+    return ShuffleQuality(
+        covariance / spread if spread else 1.0, distance / (num_samples / 3) if num_samples else 0.0
+    )
