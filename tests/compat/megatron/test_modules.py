@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
-import re
 import random
+import re
 import shutil
 import time
 from dataclasses import dataclass

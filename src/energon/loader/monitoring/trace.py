@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from energon.errors import ConfigError
-from energon.io.atomic import hold_lock
+from energon.io.file_lock import hold_lock
 from energon.loader.monitoring.profiler import (
     IDLE,
     OTHER,
