@@ -81,7 +81,7 @@ def test_refused_connections_end_in_time_and_say_how_to_change_that(monkeypatch,
         store.read_range("x.bin", 0, 10)
     assert "Nothing listens there" in str(caught.value)
     assert store.statistics.snapshot()["requests"] < 1000
-    assert "connection refused; trying again" in lines(caplog)[0]
+    assert "connection refused; retrying" in lines(caplog)[0]
     forget_stores()
 
 

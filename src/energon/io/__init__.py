@@ -1,1 +1,1 @@
-"""Bytes at an address: read them, write them so that nothing is ever half there."""
+"""Bytes at an address: read them, and write them atomically."""

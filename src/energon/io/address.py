@@ -8,8 +8,8 @@ An address is a path on this machine or a URL:
     https://host/train?sv=…&sig=…             a web server; the query goes with every request
     dss://train@v2/shards                     local, $NVDATASET_CACHE_DIR/train/v2/shards
 
-The functions here look at the text only. URLs may hold secrets (user:password@, a signature in
-the query): `redact` takes them out, and everything that is shown to anybody passes through it.
+The functions here work on the text alone. URLs may contain secrets (user:password@, a signature
+in the query): `redact` removes them, and everything shown to a user passes through it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _USER_INFO = re.compile(r"(?<=://)[^/\s@'\"]+@")
 
 
 class Address(NamedTuple):
-    """A URL in two: what a connection is made to, and what is asked of it."""
+    """A URL split into what to connect to and what to request."""
 
     scheme: str
     root: str
@@ -135,7 +135,7 @@ def join_address(folder: str | os.PathLike[str], path: str) -> str:
 
 
 def parent_address(address: str | os.PathLike[str]) -> str:
-    """Return the folder that an address is in; that of a root is the root itself."""
+    """Return the folder that contains an address; the parent of a root is the root itself."""
     text = os.fspath(address)
     if not is_remote(text):
         return os.path.dirname(os.path.abspath(local_path(text)))
@@ -165,7 +165,7 @@ def redact(address: object) -> str:
 
 
 def shown_address(address: str | os.PathLike[str]) -> str:
-    """Return an address that means the same from any folder, without passwords.
+    """Return an absolute address without passwords.
 
     Example:
         >>> shown_address("s3://bucket/x"), shown_address("/data/../x")

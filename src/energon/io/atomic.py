@@ -1,8 +1,8 @@
-"""Write files that are there as a whole or not at all.
+"""Write files atomically: either the whole file appears or nothing does.
 
-What a killed process leaves is a hidden file beside the one that it wrote. Its name is always
-the same and its lock has ended with the process, so the next one that writes the same file takes
-it over: leftovers neither add up nor have to be looked for.
+A killed process leaves a hidden file beside the one it was writing. Its name is always the same
+and its lock ended with the process, so the next writer of the same file reuses it: leftovers
+neither pile up nor need a cleanup.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ClosesOrAborts(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Leave nothing of what is not complete."""
+        """Remove whatever is incomplete."""
 
     def __enter__(self) -> Self:
         return self
@@ -45,10 +45,10 @@ _SUFFIX = "._partial"
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary name to write to, and rename it to `path` at the end.
+    """Yield a temporary path to write to, and rename it to `path` at the end.
 
-    The content is on disk before the name is. After an exception nothing is left behind. Others
-    may write the same file meanwhile: the last one that is complete stays.
+    The content is flushed to disk before the rename. After an exception nothing is left behind.
+    Several writers may write the same file at once: the last one to finish wins.
     """
     target = Path(path)
     temporary, descriptor = _create(target)
@@ -69,7 +69,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a whole file: afterwards it has the new content, or after a crash maybe the old."""
+    """Replace a whole file; a crash leaves either the old content or the new."""
     with atomic_path(path) as temporary:
         if isinstance(content, str):
             content = content.encode()

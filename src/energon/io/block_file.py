@@ -1,9 +1,9 @@
-"""A remote object on local disk, block by block as it is asked for.
+"""A remote object on local disk, fetched block by block on demand.
 
-Beside the data, which may have holes, lies a map with a checksum for each block that is there.
-Blocks are checked whenever they are read: what was cut off or overwritten is fetched again. All
-processes of a machine share the file; a block that one of them is fetching is waited for. Where
-a server serves whole objects only, blocks can be read while the rest is still coming.
+The data file may have holes; a map beside it stores a checksum for each block present. Blocks are
+verified on every read, and damaged ones are fetched again. All processes of a machine share the
+file; a block that one process is fetching makes the others wait for it. If a server serves whole
+objects only, blocks can be read while the rest is still downloading.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from energon.io.file_lock import hold_byte, hold_lock, release_byte, release_loc
 
 BLOCK_BYTES = 1 << 20
 RUN_BLOCKS = 8
-"""Most blocks that one request fetches."""
+"""Maximum number of blocks per request."""
 POLL_SECONDS = 0.02
-"""How often to look whether another process has fetched a block."""
+"""How often to check whether another process has fetched a block."""
 RETRY_SECONDS = 30.0
-"""How long a disk that was full is not written to."""
+"""How long not to write to a disk that was full."""
 
 _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"ENERBLK1"
@@ -41,17 +41,17 @@ class BlockFile:
     """One version of an object. May be used by many threads; a process opens each file once.
 
     Args:
-        path: Where the data lie; the map lies beside it, with `.map` at its end.
+        path: The data file; the map is stored beside it, with `.map` appended.
         size: Bytes of the object.
         read: Fetches a range.
-        stream: Yields the whole object, if ranges of it cannot be had; None if they can.
-        written: Told how many bytes were written.
-        failed: Told why something could not be written.
-        count: Told of each range that is read whether it was here: `cache_hits`, `cache_misses`,
-            or `cache_failed` if the disk does not take it.
+        stream: Yields the whole object if the server does not support ranges; None if it does.
+        written: Called with the number of bytes written.
+        failed: Called with the reason when a write fails.
+        count: Called for each range read with `cache_hits`, `cache_misses`, or `cache_failed` if
+            it could not be written to disk.
 
     Raises:
-        OSError: If the disk does not even take the map.
+        OSError: If not even the map can be written.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BlockFile:
         self._changed = threading.Condition()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return a range, fetching the blocks of it that are not here."""
+        """Return a range, fetching the blocks that are missing."""
         last = -(-stop // BLOCK_BYTES)
         parts, result = [], "cache_hits"
         for block in range(start // BLOCK_BYTES, last):
@@ -98,7 +98,7 @@ class BlockFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def complete(self) -> Path:
-        """Return the path of the file, after all of it was fetched and checked."""
+        """Fetch and verify the whole file, and return its path."""
         for block in range(self._count):
             self._block(block, self._count)
         return self.path
@@ -109,7 +109,7 @@ class BlockFile:
                 os.close(getattr(self, name))
 
     def _block(self, block: int, stop: int) -> bytes:
-        """Return a block; if it has to be fetched, those before `stop` come along."""
+        """Return a block; if it has to be fetched, fetch those before `stop` with it."""
         data = self._load(block)
         while data is None:
             token = block if self._stream is None else self._count
@@ -122,7 +122,7 @@ class BlockFile:
         return data
 
     def _load(self, block: int) -> bytes | None:
-        """Return a block if it is here and as it was written."""
+        """Return a block if it is present and intact."""
         known = int(self._sums[block])
         if not known:
             return None
@@ -130,7 +130,7 @@ class BlockFile:
         return data if _checksum(data) == known else None
 
     def _fetch(self, block: int, stop: int) -> bytes:
-        """Fetch a block that is claimed already, with those behind it that nobody has claimed."""
+        """Fetch a block that is already claimed, and those after it that nobody has claimed."""
         claimed = [block] if self._stream is None else [self._count]
         try:
             found = self._load(block)
@@ -153,7 +153,7 @@ class BlockFile:
             self._release(claimed)
 
     def _fetch_all(self, stream: OpenStream, block: int) -> bytes:
-        """Fetch the whole object, storing each block as it comes; return one of them."""
+        """Fetch the whole object, storing each block as it arrives; return one of them."""
         left, number, total, wanted = bytearray(), 0, 0, b""
         for chunk in stream():
             left += chunk
@@ -187,7 +187,7 @@ class BlockFile:
             self._changed.notify_all()
 
     def _claim(self, block: int) -> bool:
-        """Try to become the one who fetches a block, among all threads and processes."""
+        """Claim the right to fetch a block, among all threads and processes."""
         with self._changed:
             if block in self._busy:
                 return False
@@ -204,7 +204,7 @@ class BlockFile:
             self._changed.notify_all()
 
     def _open_map(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        """Return the checksums of all blocks, 0 for those that are not here, shared by all."""
+        """Return the shared checksums of all blocks, 0 for missing ones."""
         header = _HEADER.pack(_MAGIC, self.size, BLOCK_BYTES)
         length = len(header) + 4 * self._count
         hold_lock(self._map)
@@ -224,13 +224,13 @@ class BlockFile:
 
 
 class UncachedFile:
-    """What a `BlockFile` is where the disk takes nothing: every range is fetched.
+    """Stands in for a `BlockFile` when the disk cannot be written: fetches every range.
 
     Args:
         size: Bytes of the object.
         read: Fetches a range.
-        stream: Yields the whole object, if ranges of it cannot be had; None if they can.
-        count: Told of each range that the disk does not take it: `cache_failed`.
+        stream: Yields the whole object if the server does not support ranges; None if it does.
+        count: Called with `cache_failed` for each range.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class UncachedFile:
 
 
 def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -> bytes:
-    """Return a range of an object, by a stream of the whole if ranges cannot be had."""
+    """Return a range of an object, from a stream of the whole if ranges are not supported."""
     if stream is None:
         return read(start, stop)
     parts, place = [], 0
@@ -267,7 +267,7 @@ def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of `data`: a disk that is nearly full takes a part of it at first."""
+    """Write all of `data`: a disk that is nearly full accepts only part of it at first."""
     rest = memoryview(data)
     while rest:
         count = os.pwrite(descriptor, rest, offset)

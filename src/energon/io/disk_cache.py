@@ -2,9 +2,8 @@
 
 An entry belongs to one version of one object: its name is a digest of address and version, so a
 replaced object never meets an old copy. The least recently used entries make room for new ones.
-The folder may be deleted at any time; programs that use it continue and fetch again. So they do
-when
-an entry is damaged, and when the disk is full: nothing depends on the cache but the time it takes.
+The folder may be deleted at any time: programs that use it fetch again and continue, as they do
+when an entry is damaged or the disk is full. Only speed depends on the cache.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ logger = logging.getLogger("energon")
 T = TypeVar("T")
 
 CHECK_SHARE = 64
-"""After this share of the limit was written, the sizes are looked at again."""
+"""Sizes are checked again after this share of the limit has been written."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What a system says when a disk takes no more."""
+"""Errors of a disk that is full."""
 _CHECKSUM_BYTES = 1 << 20
 _BESIDE = (".map", ".lock", ".sum")
-"""What lies beside the content of an entry."""
+"""Suffixes of the files beside the content of an entry."""
 
 
 class DiskCache:
     """A folder of copies. May be used by many threads and processes.
 
     Args:
-        folder: Where to keep them; made if it is not there.
-        max_bytes: What they may take of the disk together.
+        folder: Where to store them; created if missing.
+        max_bytes: Maximum disk space of all copies together.
 
     Raises:
-        ConfigError: If the folder cannot be made.
+        ConfigError: If the folder cannot be created.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, max_bytes: int) -> None:
@@ -72,20 +71,20 @@ class DiskCache:
                 self._warn(error)
                 return
             raise ConfigError(
-                f"{folder}: no folder for copies of remote files ({error.strerror}); set "
-                "ENERGON_STORAGE_CACHE_DIR to one that can be written"
+                f"{folder}: cannot store copies of remote files here ({error.strerror}); set "
+                "ENERGON_STORAGE_CACHE_DIR to a writable folder"
             ) from error
 
     def open(self, store: Store, key: str, *, version: str, size: int) -> BlockFile | UncachedFile:
         """Return an object as a local file that fills as it is read.
 
-        Where the disk does not take it, it is read from its store.
+        If it cannot be written to disk, every read goes to its store.
 
         Args:
-            store: Where it comes from.
-            key: Which object.
-            version: Which version of it.
-            size: Bytes of that.
+            store: The store that has the object.
+            key: Its key.
+            version: Its version.
+            size: Its size in bytes.
         """
         path = self._path(store.place(key), version)
         read = partial(store.read_range, key, version=version)
@@ -114,15 +113,15 @@ class DiskCache:
     def keep(self, name: str, version: str, make: Callable[[], bytes]) -> Path | bytes:
         """Return the path of a local file that holds what `make` returns.
 
-        It is made when it is not here yet, or was damaged since.
+        `make` is called if the file is missing or damaged.
 
         Args:
-            name: Of what, e.g. an address without secrets.
+            name: Identifies the content, for example an address without secrets.
             version: Differs whenever the content does.
             make: Called at most once, by one process at a time.
 
         Returns:
-            The content itself if the disk does not take it.
+            The content itself if it cannot be written to disk.
         """
         path = self._path(name, version)
         content = None
@@ -144,11 +143,11 @@ class DiskCache:
         return make() if content is None else content
 
     def keep_for(self, address: str, about: ObjectInfo, make: Callable[[], bytes]) -> Path | bytes:
-        """Keep what belongs beside a file where nothing can be written, see `keep`.
+        """Store what belongs beside a file in a read-only place, see `keep`.
 
         Args:
-            address: Where it would be written.
-            about: The file that it was made of: of another version, it is made again.
+            address: Where it would have been written.
+            about: The file it is derived from; another version of that makes it stale.
             make: Returns the content.
         """
         return self.keep(redact(address), f"{about.size}-{about.version or about.mtime_ns}", make)
@@ -156,13 +155,13 @@ class DiskCache:
     def load(
         self, name: str, version: str, make: Callable[[], bytes], parse: Callable[[Any], T]
     ) -> T:
-        """Return what `parse` makes of a content that is kept, see `keep`.
+        """Return `parse` of a cached content, see `keep`.
 
         Args:
-            name: Of what.
+            name: Identifies the content.
             version: Differs whenever the content does.
-            make: Returns the content. Called again if what was kept before cannot be parsed.
-            parse: Called with the bytes, which lie in a file that is mapped into memory.
+            make: Returns the content. Called again if the cached content cannot be parsed.
+            parse: Called with the bytes, which are memory-mapped.
 
         Raises:
             FormatError: If `parse` raises it for what `make` has just returned.
@@ -181,7 +180,7 @@ class DiskCache:
             each.unlink(missing_ok=True)
 
     def used_bytes(self) -> int:
-        """Return what all entries take of the disk."""
+        """Return the disk space of all entries."""
         return sum(entry.size for entry in self._entries())
 
     def trim(self) -> None:
@@ -200,7 +199,7 @@ class DiskCache:
         return self.folder / digest[:2] / digest[2:]
 
     def _note(self, count: int) -> None:
-        """Count what is written, and make room from time to time."""
+        """Count what was written, and make room from time to time."""
         with self._lock:
             self._written += count
             if 0 <= self._checked_at > self._written - self.max_bytes // CHECK_SHARE:
@@ -237,13 +236,13 @@ class _Entry(NamedTuple):
 
 
 def _touch(path: Path) -> None:
-    """Note that an entry is used, whatever the file system notes on its own."""
+    """Record that an entry was used, whether or not the file system tracks access times."""
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def map_file(path: Path) -> Any:
-    """Return the bytes of a file, which lie in memory as far as they are looked at."""
+    """Return the bytes of a file, mapped into memory."""
     with open(path, "rb") as file:
         # What is empty cannot be mapped.
         is_empty = not os.fstat(file.fileno()).st_size
@@ -256,7 +255,7 @@ def _note_checksum(path: Path, checksum: int) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether an entry is here and as it was written."""
+    """Return whether an entry is present and intact."""
     try:
         about = path.stat()
         size, mtime_ns, checksum = map(int, Path(f"{path}.sum").read_text().split())
@@ -281,7 +280,7 @@ _cache_lock = threading.Lock()
 
 
 def disk_cache() -> DiskCache:
-    """Return the cache of this process, where the settings say."""
+    """Return the cache of this process, in the folder that the settings name."""
     global _cache
     settings = StorageSettings.from_environment()
     folder = settings.cache_dir or default_folder()
@@ -295,6 +294,6 @@ def disk_cache() -> DiskCache:
 
 
 def default_folder() -> str:
-    """Return where the user's caches are, by the XDG convention."""
+    """Return the folder for the user's caches, by the XDG convention."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "energon")

@@ -28,11 +28,11 @@ from energon.io.files import open_store
 from energon.io.range_file import RawReader
 
 BUFFER_BYTES = 1 << 20
-"""What is fetched at a time; small reads are served from it."""
+"""Bytes fetched at a time; small reads are served from this buffer."""
 
 
 def open_reader(address: str) -> io.BufferedReader:
-    """Return an object as a file to read from. It is the version that there is now."""
+    """Open the present version of an object for reading."""
     store, key = open_store(address)
     info = store.info(key)
 
@@ -127,8 +127,8 @@ DEFAULT_PROFILE_NAME = "__filesystem__"
 class EPath:
     """A path on this machine, in an object store, or on a web server.
 
-    Immutable; may be pickled, and holds no credentials beyond what was written into the URL.
-    `str()` returns it without those, `url` and `os.fspath` as it is.
+    Immutable and picklable. It holds no credentials beyond those written into the URL; `str()`
+    hides them, `url` and `os.fspath` do not.
 
     Example:
         dataset = EPath("s3://bucket/coco")
@@ -154,7 +154,7 @@ class EPath:
 
     @property
     def url(self) -> str:
-        """The address, with the secrets that may be in it."""
+        """The address, including any secrets in it."""
         return self._address
 
     @property
@@ -174,7 +174,7 @@ class EPath:
 
     @property
     def parent(self) -> EPath:
-        """The folder that it is in."""
+        """The folder that contains it."""
         return EPath(parent_address(self._address))
 
     @property
@@ -189,7 +189,7 @@ class EPath:
         return not is_remote(self._address)
 
     def local_path(self) -> Path:
-        """Return it as a path of the standard library.
+        """Return it as a `pathlib.Path`.
 
         Raises:
             ConfigError: If it is not on this machine.
@@ -219,8 +219,8 @@ class EPath:
     ) -> IO[Any]:
         """Open the file in mode "r", "rb", "w" or "wb".
 
-        What is written appears as a whole when the file is closed, and not at all after an
-        exception. `block_size` and `prefetch_file` have no effect.
+        A written file appears as a whole when it is closed, and not at all after an exception.
+        `block_size` and `prefetch_file` have no effect.
 
         Raises:
             DatasetNotFoundError: If there is nothing to read.
@@ -237,7 +237,7 @@ class EPath:
         return files.read_bytes(self._address)
 
     def read_document(self) -> bytes:
-        """Return the content of a file that is a document, within the limit of those."""
+        """Return the content of a document, up to the size limit for documents."""
         return files.read_document(self._address)
 
     def read_text(self) -> str:
@@ -245,7 +245,7 @@ class EPath:
         return self.read_bytes().decode()
 
     def write_bytes(self, data: bytes) -> None:
-        """Write the file; others see all of it or what was there before."""
+        """Write the file atomically: readers see the old content or the new."""
         files.write_bytes(self._address, data)
 
     def write_text(self, text: str) -> None:
@@ -271,7 +271,7 @@ class EPath:
         files.delete_file(self._address)
 
     def mkdir(self, exist_ok: bool = True, parents: bool = False) -> None:
-        """Do nothing: folders come into being with the files in them."""
+        """Do nothing: folders are created with the files in them."""
 
     def exists(self) -> bool:
         """Return whether there is a file or a folder."""
@@ -282,13 +282,13 @@ class EPath:
         return files.is_file(self._address)
 
     def is_dir(self) -> bool:
-        """Return whether it is a folder, which in object stores means that something is in it."""
+        """Return whether it is a folder; in object stores, whether anything is below it."""
         if self.is_local():
             return self.local_path().is_dir()
         return files.has_files(self._address)
 
     def size(self) -> int:
-        """Return how many bytes the file has."""
+        """Return the size of the file in bytes."""
         return self.stat().size
 
     def stat(self) -> ObjectInfo:
@@ -345,9 +345,9 @@ AnyPath = Path | EPath
 
 
 def any_path(path: str | os.PathLike[str]) -> AnyPath:
-    """Return a path of the standard library for a local address, else an `EPath`.
+    """Return a `pathlib.Path` for a local address, else an `EPath`.
 
-    The two have in common what is needed to read and write files by name.
+    The two share the methods needed to read and write files by name.
     """
     return EPath(path) if is_remote(path) else Path(local_path(path))
 

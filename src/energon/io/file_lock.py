@@ -1,8 +1,7 @@
-"""Keep processes of a machine apart, by locks on files.
+"""File locks that keep the processes of a machine apart.
 
-A lock ends with the process that holds it, however that ends. `locked` is for a block of code,
-`FileLock` where a lock is tried, shared or kept, `hold_lock` and `hold_byte` for files that are
-open already.
+A lock ends with the process that holds it, however it ends. Use `locked` for a block of code,
+`FileLock` to try, share or keep a lock, and `hold_lock` or `hold_byte` for files already open.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, err
 
 
 class FileLock:
-    """A file that is open to be locked, by one holder or by several that share it.
+    """A file opened for locking, by one holder or by several that share it.
 
     Args:
         path: The file.
-        create: Whether to make it if there is none.
-        permissions: Of a new file.
+        create: Whether to create it if it is missing.
+        permissions: Permissions of a new file.
 
     Raises:
-        FileNotFoundError: If there is none and `create` is false, or its folder is missing.
+        FileNotFoundError: If it is missing and `create` is false, or its folder is missing.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class FileLock:
     ) -> None:
         self.path = Path(path)
         self.existed = True
-        """Whether the file was there already, as after a holder that was killed."""
+        """Whether the file existed before, as after a holder was killed."""
         flags = os.O_RDWR | os.O_CLOEXEC
         if create:
             try:
@@ -47,23 +46,23 @@ class FileLock:
         self.descriptor = os.open(path, flags, permissions)
 
     def hold(self, *, wait: bool = True, shared: bool = False) -> bool:
-        """Hold the lock, or another kind of it, until `close`; see `hold_lock`."""
+        """Acquire the lock, or change its kind, until `close`; see `hold_lock`."""
         return hold_lock(self.descriptor, wait=wait, shared=shared)
 
     @property
     def is_at_path(self) -> bool:
-        """Whether the file is still that at its path: a holder may have deleted it meanwhile."""
+        """Whether the path still leads to this file: another holder may have deleted it."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), self.path.stat())
         except FileNotFoundError:
             return False
 
     def delete(self) -> None:
-        """Delete the file, still held: who opened it meanwhile sees that it is gone."""
+        """Delete the file while holding it: `is_at_path` tells others who opened it."""
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go. May be called more than once."""
+        """Release the lock. May be called more than once."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -80,9 +79,9 @@ def locked(path: str | os.PathLike[str], *, deletes: bool = False) -> Iterator[N
     """Wait until no other process holds the lock at `path`, and hold it.
 
     Args:
-        path: The file, which is made if there is none.
-        deletes: Whether the file is deleted afterwards. Then nobody waits where a file system
-            has no locks, and what is locked may be done twice.
+        path: The lock file, created if missing.
+        deletes: Whether to delete the file afterwards. Then, on a file system without locks,
+            nobody waits and the block may run twice at once.
 
     Raises:
         OSError: If the file cannot be written.
@@ -113,12 +112,12 @@ def is_unsupported(error: OSError) -> bool:
 
 
 def hold_lock(descriptor: int, *, wait: bool = True, shared: bool = False) -> bool:
-    """Lock an open file until it is closed; return whether that was possible.
+    """Lock an open file until it is closed; return whether that succeeded.
 
     Args:
         descriptor: The file.
-        wait: Whether to wait for others that hold it; else it may be impossible.
-        shared: Whether others may hold it, too, as long as all of them share it.
+        wait: Whether to wait while others hold it.
+        shared: Whether others may hold it too, as long as all of them share it.
 
     Raises:
         OSError: If the file system has no locks.
@@ -132,12 +131,12 @@ def hold_lock(descriptor: int, *, wait: bool = True, shared: bool = False) -> bo
 
 
 def release_lock(descriptor: int) -> None:
-    """Let go of the lock on a file that stays open."""
+    """Release the lock on a file that stays open."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def hold_byte(descriptor: int, offset: int) -> bool:
-    """Lock one byte of an open file against other processes; return whether that was possible."""
+    """Lock one byte of an open file against other processes; return whether that succeeded."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
     except OSError:
@@ -146,5 +145,5 @@ def hold_byte(descriptor: int, offset: int) -> bool:
 
 
 def release_byte(descriptor: int, offset: int) -> None:
-    """Let go of a byte."""
+    """Release a byte locked by `hold_byte`."""
     fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, offset)

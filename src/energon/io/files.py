@@ -1,7 +1,7 @@
-"""Whole files at an address, and the store that answers for it.
+"""Whole files at an address, and the store that an address belongs to.
 
-Stores are made when they are first needed and kept for the life of the process, with their
-connections; a forked child makes its own.
+Stores are created on first use and kept for the life of the process, with their connections; a
+forked child creates its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAKERS: Mapping[str, str] = {
     "msc": "profiles:profile",
     "rclone": "profiles:profile",
 }
-"""Where the maker of backends for a scheme is: file and function."""
+"""The function that makes the backend of each scheme, as `module:function`."""
 
 _COUNTED = (
     "requests",
@@ -79,7 +79,7 @@ def all_statistics() -> dict[str, dict[str, float]]:
 
 
 def take_counts() -> dict[str, int]:
-    """Return what was counted since the last call, for statistics.
+    """Return the counts since the last call, for statistics.
 
     `storage requests` is the number of requests to all stores together, and
     `storage s3://bucket requests` that to one.
@@ -117,14 +117,14 @@ def _make(parts: Address) -> Backend:
 
 
 def forget_stores() -> None:
-    """Make stores again when they are next needed, with what the environment says then."""
+    """Forget all stores; the next use creates them from the environment of that time."""
     with _lock:
         _stores.clear()
         _taken.clear()
 
 
 def _start_afresh() -> None:
-    """Drop what belongs to the parent: threads and connections do not survive a fork."""
+    """Drop the parent's stores: threads and connections do not survive a fork."""
     global _lock
     _stores.clear()
     _taken.clear()
@@ -149,7 +149,7 @@ def read_bytes(address: LocalPath) -> bytes:
 
 
 def read_document(address: LocalPath) -> bytes:
-    """Return a whole file that is a YAML or JSON document; no more is read than it may have.
+    """Return a whole YAML or JSON document, reading no more than documents may have.
 
     Raises:
         FormatError: If it has more than `DOCUMENT_BYTES`.
@@ -175,10 +175,10 @@ def read_text(address: LocalPath) -> str:
 
 
 def write_bytes(address: LocalPath, content: bytes | os.PathLike[str]) -> None:
-    """Write a file: afterwards all of it is there, and until then the old one or none.
+    """Write a file atomically: until it is complete, readers see the old one or none.
 
     Args:
-        address: Where to.
+        address: Where to write.
         content: Bytes, or the path of a local file to copy.
     """
     store, key = open_store(address)
@@ -200,7 +200,7 @@ def file_info(address: LocalPath) -> ObjectInfo | None:
 
 
 def file_size(address: LocalPath) -> int:
-    """Return how many bytes a file has.
+    """Return the size of a file in bytes.
 
     Raises:
         DatasetNotFoundError: If there is none.
@@ -210,7 +210,7 @@ def file_size(address: LocalPath) -> int:
 
 
 def file_sizes(addresses: Sequence[LocalPath]) -> list[int]:
-    """Return how many bytes each of some files has, asked for at the same time.
+    """Return the sizes of some files in bytes, requested in parallel.
 
     Raises:
         DatasetNotFoundError: If one is missing.
@@ -229,10 +229,10 @@ def is_file(address: LocalPath) -> bool:
 
 
 def list_files(address: LocalPath) -> list[ObjectInfo]:
-    """Return all files below a folder, sorted; keys are relative to it. Nothing if there is none.
+    """Return all files below a folder, sorted, with keys relative to it; none if it is missing.
 
     Raises:
-        StorageError: If the place cannot say what it has, as web servers cannot.
+        StorageError: If the place does not support listing, as web servers do not.
     """
     store, key = open_store(address)
     cut = len(key) + 1 if key else 0
@@ -240,7 +240,7 @@ def list_files(address: LocalPath) -> list[ObjectInfo]:
 
 
 def has_files(address: LocalPath) -> bool:
-    """Return whether there is a file in a folder, or below it."""
+    """Return whether there is a file below a folder, at any depth."""
     store, key = open_store(address)
     return store.has_any(key)
 

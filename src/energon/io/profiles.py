@@ -1,9 +1,8 @@
-"""Stores by the name of a profile: `msc://PROFILE/PATH`, and `rclone://`, its older name.
+"""Stores named by a profile: `msc://PROFILE/PATH`, and `rclone://`, its older name.
 
-Profiles are those of the configuration files of multi-storage-client and rclone. The common
-kinds are served by our own backends, so that neither has to be installed; the rest by
-multi-storage-client itself. Objects of a profile may lie below a folder of a bucket, or in many
-buckets.
+Profiles come from the configuration files of multi-storage-client and rclone. Our own backends
+serve the common kinds, so neither has to be installed; multi-storage-client serves the rest. A
+profile may stand for a folder of a bucket, or for many buckets.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class PlacedKey(NamedTuple):
 
 
 class PlacedBackend:
-    """Passes everything on to where `find` says.
+    """Forwards every request to the backend that `find` returns.
 
     Args:
         origin: The root for messages.
-        find: Returns the place of a key. Keys of one folder lie in one place.
+        find: Returns the backend and key for a key. Keys of one folder share a backend.
     """
 
     can_range = True
@@ -72,7 +71,7 @@ class PlacedBackend:
 
 
 def below_folder(origin: str, backend: Backend, folder: str) -> PlacedBackend:
-    """Return the objects of `backend` that lie below a folder."""
+    """Return the objects of `backend` below a folder."""
     folder = folder.strip("/")
 
     def find(key: str) -> PlacedKey:
@@ -95,7 +94,7 @@ def by_bucket(origin: str, open_bucket: Callable[[str], Backend]) -> PlacedBacke
 
 
 FILE_SYSTEM = "__filesystem__"
-"""The profile that is always there: the root of the file system."""
+"""The built-in profile: the root of the file system."""
 
 _RCLONE_KINDS = {
     "s3": "s3",
@@ -155,7 +154,7 @@ def profile(parts: Address) -> Backend:
 def _opener(
     kind: Any, options: Mapping[str, Any], credentials: Mapping[str, Any]
 ) -> Callable[[str], Backend] | None:
-    """Return what opens a bucket of a profile; None for kinds that are left to others."""
+    """Return the function that opens a bucket of a profile; None for kinds we do not serve."""
     if kind == "file":
         return lambda bucket: LocalBackend("/")
     if kind in ("s3", "s8k"):
@@ -210,7 +209,7 @@ def _find_profile(name: str, root: str) -> Mapping[str, Any]:
 
 
 def _msc_files() -> Iterator[Path]:
-    """Yield the configuration files that there are, the first of which counts."""
+    """Yield the configuration files that exist; the first one counts."""
     if named := os.environ.get("MSC_CONFIG"):
         yield Path(named)
         return
@@ -256,7 +255,7 @@ def _read_msc(path: Path) -> Mapping[str, Any]:
 
 
 def _expanded(value: Any) -> Any:
-    """Return a document with ${NAME} replaced by what the environment says."""
+    """Return a document with ${NAME} replaced from the environment."""
     if isinstance(value, Mapping):
         return {key: _expanded(item) for key, item in value.items()}
     if isinstance(value, list):

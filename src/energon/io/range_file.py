@@ -1,6 +1,6 @@
-"""Files whose ranges are read, here or elsewhere, and ranges as files of their own.
+"""Files read by range, local or remote, and ranges presented as files.
 
-Distant objects are read straight through, or here and there in search of headers.
+Remote objects are read from beginning to end, or in small pieces when looking for headers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from energon.io.ranges import RemoteObject, read_ranges
 
 
 class RawReader(io.RawIOBase):
-    """A file to read from and to seek in.
+    """A seekable file over a function that reads ranges.
 
     Args:
         read: `read(start, stop)` returns these bytes.
-        size: How many there are.
-        name: For messages.
+        size: Size of the file in bytes.
+        name: Its name in messages.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, name: str) -> None:
@@ -71,12 +71,12 @@ class RawReader(io.RawIOBase):
 CHUNK_BYTES = 2 << 20
 CHUNKS_AHEAD = 4
 SMALL_BYTES = 16 << 10
-"""What is asked for at least: as quick as less."""
+"""Smallest request: a smaller one would be no faster."""
 CHUNKS_BETWEEN_PROBES = 32
-"""After so many chunks, the waiting is measured again by a small piece. It is measured twice at
-the beginning, since the very first answer comes with a new connection."""
+"""After this many chunks, latency is measured again with a small request. It is measured twice at
+the beginning, since the very first answer includes opening a connection."""
 MEMORY = 0.8
-"""Weight of what was measured before against the last time."""
+"""Weight of earlier measurements against the last one."""
 ASSUMED_BYTES_PER_SECOND = 50e6
 
 
@@ -98,7 +98,7 @@ class SkippingReader:
         self._bytes_per_second = ASSUMED_BYTES_PER_SECOND
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer` with the bytes from `offset` on; return how many there were."""
+        """Fill `buffer` with the bytes from `offset` on; return how many were read."""
         stop = min(offset + len(buffer), self.object.info.size)
         self._gap_bytes = _mixed(self._gap_bytes, max(0, offset - self._stop))
         at = offset
@@ -124,12 +124,12 @@ class SkippingReader:
                 self._fetch_chunk(offset)
 
     def _held(self, offset: int, stop: int) -> bytes:
-        """Return what is here already of a range, from its beginning on."""
+        """Return the beginning of a range as far as it has been fetched already."""
         at = offset - self._piece_start
         return self._piece[at : at + stop - offset] if 0 <= at < len(self._piece) else b""
 
     def _is_far(self, offset: int, stop: int) -> bool:
-        """Return whether to ask for this piece alone is faster than to fetch all up to it."""
+        """Return whether requesting this piece alone is faster than fetching all up to it."""
         if offset // CHUNK_BYTES in self._chunks or stop - offset > SMALL_BYTES:
             return False
         return self._skips()
@@ -169,7 +169,7 @@ class SkippingReader:
         return data, time.perf_counter() - start
 
     def _forget(self, keep: range = range(0)) -> None:
-        """Drop chunks that are not needed; those that nobody has begun to fetch are not."""
+        """Drop chunks that are not needed, and cancel those not yet being fetched."""
         for number in [number for number in self._chunks if number not in keep]:
             self._chunks.pop(number).cancel()
 
@@ -179,7 +179,7 @@ def _mixed(before: float, now: float) -> float:
 
 
 class RangeFile(Protocol):
-    """A file that ranges are read from."""
+    """A file that can be read by range."""
 
     path: str
     """For messages, without secrets."""
@@ -193,15 +193,15 @@ class RangeFile(Protocol):
 
 
 class RemoteFile:
-    """A remote file to read ranges of. Every answer is of the version that was opened.
+    """A remote file read by range. Every read returns the version that was opened.
 
     Args:
-        address: Where it is.
-        info: Size and version, if they are known; None asks the store.
+        address: Its address.
+        info: Size and version if known; None requests them from the store.
 
     Raises:
         DatasetNotFoundError: If there is no such object.
-        StorageError: If the store cannot be asked.
+        StorageError: If the request fails.
     """
 
     is_remote: ClassVar[bool] = True
@@ -228,7 +228,7 @@ class RemoteFile:
         return self.pread_many([offset], [size])[0]
 
     def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """Return several ranges, those that are not here yet by parallel requests."""
+        """Return several ranges, requesting missing ones in parallel."""
         end = self.info.size
         for offset, size in zip(offsets, sizes, strict=True):
             if offset + size > end >= 0:
@@ -239,11 +239,11 @@ class RemoteFile:
 
 LOCAL_BUFFER_BYTES = 128 << 10
 REMOTE_BUFFER_BYTES = 1 << 20
-"""What is fetched at a time; small reads are served from it."""
+"""Bytes fetched at a time; small reads are served from this buffer."""
 
 
 def open_range(file: RangeFile, offset: int, size: int) -> io.BufferedReader:
-    """Return the bytes from `offset` on as a file of `size` bytes that can be read and sought."""
+    """Return the bytes from `offset` on as a seekable file of `size` bytes."""
     buffer_bytes = REMOTE_BUFFER_BYTES if file.is_remote else LOCAL_BUFFER_BYTES
 
     def read(start: int, stop: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Ranges that are fetched before they are needed, so that nobody waits for a distant store.
+"""Ranges fetched ahead of their use, so that readers do not wait for a distant store.
 
-Whoever knows the order makes spans of what comes next and hands them to the buffer of the
-process; reads of remote files find them there. What was not planned is fetched when it is asked
-for, so the buffer is never needed for an answer, only for a quick one.
+Code that knows the order passes spans of what comes next to the buffer of the process, where reads
+of remote files find them. Ranges that were not planned are fetched on demand: the buffer affects
+speed, never results.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from energon.io.retries import SAY_SECONDS
 from energon.io.store import Store
 
 MAX_SPAN_BYTES = 8 << 20
-"""Most bytes of one request. Several requests at once are faster than one long one."""
+"""Maximum size of a request. Several requests at once are faster than one long one."""
 MAX_GAP_BYTES = 128 << 10
-"""Bytes that are fetched along between two needed ones: as quick as another request."""
+"""Gap between two needed ranges that is fetched along: as fast as another request."""
 
 
 KEPT_BLOCK_BYTES = 1 << 20
-"""What is kept is fetched in multiples of this."""
+"""Ranges to keep are fetched in multiples of this."""
 
 Identity = tuple[str, str, str, int]
 
@@ -48,22 +48,22 @@ class RemoteObject:
     """A version of an object in a store. May be used by many threads.
 
     Args:
-        store: Where it is.
-        info: Key, size and version.
+        store: The store that has it.
+        info: Its key, size and version.
     """
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.store = store
         self.info = info
         self.identity = (store.origin, info.key, info.version or str(id(self)), info.size)
-        """Tells this version of the object from all others, also after it was opened again."""
+        """Identifies this version of the object, also after it is opened again."""
         self._is_gone = False
         self._copy: BlockFile | UncachedFile | None = None
         if store.settings.cache_shards or not store.gives_ranges:
             self._copy = self._open_copy()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return a range from the store, or from a copy on disk if it is to be kept there.
+        """Return a range from the store, or from the copy on disk if shards are cached.
 
         Raises:
             EnergonError: See `Store.read_range`.
@@ -84,7 +84,7 @@ class RemoteObject:
         return self._copy.read(start, stop)
 
     def read_ahead(self, start: int, stop: int) -> bytes:
-        """Do the same for what is not needed yet: it is left until then if that cannot succeed.
+        """Do the same for a range not needed yet, and give up early if that cannot succeed.
 
         Raises:
             CancelledError: If the store refuses credentials, or the object is gone.
@@ -110,15 +110,15 @@ class Merged(NamedTuple):
     start: Ints
     stop: Ints
     owner: Ints
-    """For each range that went in, in which one it lies."""
+    """For each input range, the index of the merged range that contains it."""
 
 
 def merge_ranges(
     start: Ints, stop: Ints, *, gap: int = MAX_GAP_BYTES, largest: int = MAX_SPAN_BYTES
 ) -> Merged:
-    """Join ranges that overlap or lie up to `gap` bytes apart.
+    """Merge ranges that overlap or are at most `gap` bytes apart.
 
-    What becomes longer than `largest` is divided evenly, but no single range is.
+    Merged ranges longer than `largest` are divided evenly, but never within an input range.
 
     Example:
         >>> merged = merge_ranges(np.array([90, 0, 10]), np.array([99, 10, 20]), gap=5)
@@ -147,9 +147,9 @@ class Span:
     """A range of an object that is fetched as a whole.
 
     Args:
-        object_: Of what.
+        object_: The object.
         start: First byte.
-        stop: The byte behind the last.
+        stop: The byte after the last.
     """
 
     __slots__ = ("future", "object", "start", "stop")
@@ -162,19 +162,19 @@ class Span:
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Its size in bytes."""
         return self.stop - self.start
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be fetched, or is not going to be."""
+        """Whether fetching failed or was cancelled."""
         future = self.future
         if future is None or not future.done():
             return False
         return future.cancelled() or future.exception() is not None
 
     def wait(self) -> bytes | None:
-        """Return its bytes when they have come; None if nobody fetches them.
+        """Wait for its bytes and return them; None if nobody fetches them.
 
         Raises:
             EnergonError: If it could not be fetched, see `Store.read_range`.
@@ -192,36 +192,36 @@ class Span:
         return None
 
     def pieces(self) -> list[Span]:
-        """Return it in pieces that are small enough for a request."""
+        """Return it in pieces of at most one request each."""
         count = max(1, -(-self.size // MAX_SPAN_BYTES))
         edges = [self.start + self.size * piece // count for piece in range(count + 1)]
         return [Span(self.object, low, high) for low, high in pairwise(edges)]
 
 
 class SpanBuffer:
-    """Spans on their way or here, by object. May be used by many threads."""
+    """Spans being fetched or already fetched, by object. May be used by many threads."""
 
     def __init__(self) -> None:
         self._spans: defaultdict[Identity, list[Span]] = defaultdict(list)
         self._kept: set[tuple[Identity, int]] = set()
         self._lock = threading.Lock()
         self.kept_bytes = 0
-        """What is never dropped, as it is read again and again."""
+        """Spans that are never dropped, since they are read again and again."""
 
     def fetch(self, span: Span) -> None:
-        """Begin to fetch a span. It stays until it is dropped."""
+        """Start fetching a span. It stays until it is dropped."""
         read = span.object.read_ahead
         span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
         with self._lock:
             self._spans[span.object.identity].append(span)
 
     def keep(self, object_: RemoteObject, start: int, stop: int, *, most: int) -> bool:
-        """Begin to fetch the blocks of a range that are not here, and keep them.
+        """Start fetching the missing blocks of a range, and keep them.
 
         Args:
-            object_: Of what.
+            object_: The object.
             start: First byte.
-            stop: The byte behind the last.
+            stop: The byte after the last.
             most: How many bytes may be kept in all; return False if that is not enough.
         """
         identity, size = object_.identity, object_.info.size
@@ -244,7 +244,7 @@ class SpanBuffer:
         return True
 
     def forget(self, *, failed: bool = False) -> None:
-        """Forget what was kept, or what of it could not be fetched."""
+        """Forget what was kept; with `failed`, only what could not be fetched."""
         with self._lock:
             spans = [span for held in self._spans.values() for span in held]
         for span in spans:
@@ -252,7 +252,7 @@ class SpanBuffer:
                 self._forget_kept(span)
 
     def _forget_kept(self, span: Span | None) -> None:
-        """Forget a span that was to be kept, so that it is fetched again when it is needed."""
+        """Forget a span that was to be kept, so that it is fetched again on demand."""
         if span is None:
             return
         blocks = range(span.start // KEPT_BLOCK_BYTES, -(-span.stop // KEPT_BLOCK_BYTES))
@@ -264,7 +264,7 @@ class SpanBuffer:
         self.drop([span])
 
     def drop(self, spans: Iterable[Span]) -> None:
-        """Forget spans; those that are still waiting for their turn are not fetched."""
+        """Forget spans, and cancel those not yet being fetched."""
         with self._lock:
             for span in spans:
                 identity = span.object.identity
@@ -277,7 +277,7 @@ class SpanBuffer:
                     span.future.cancel()
 
     def find(self, object_: RemoteObject, start: int, stop: int) -> bytes | None:
-        """Return a range if spans cover it, waiting for those on their way; else None.
+        """Return a range if spans cover it, waiting for those being fetched; else None.
 
         Raises:
             EnergonError: If a span could not be fetched, see `Store.read_range`.
@@ -303,7 +303,7 @@ class SpanBuffer:
 
 
 def read_ranges(object_: RemoteObject, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-    """Return ranges of an object, from the buffer or else by few parallel requests.
+    """Return ranges of an object, from the buffer or by a few parallel requests.
 
     Raises:
         EnergonError: If one cannot be read, see `Store.read_range`.
@@ -320,7 +320,7 @@ def read_ranges(object_: RemoteObject, starts: Sequence[int], stops: Sequence[in
 
 
 def _fetch(object_: RemoteObject, start: Ints, stop: Ints) -> list[bytes]:
-    """Read ranges of an object: neighbours with one request, long ones with several."""
+    """Request ranges of an object: neighbours together, long ones in pieces."""
     merged = merge_ranges(start, stop)
     pieces = [
         Span(object_, low, high).pieces()

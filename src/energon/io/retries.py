@@ -1,7 +1,7 @@
-"""Whether a request to a store is made again, and what is said meanwhile.
+"""Decide whether a request to a store is retried, and log the trouble.
 
-A store fails for all of its requests at the same time, and of all processes. So what is logged is
-about the store: the first repetition at once, then one line in a while, until it answers again.
+A store usually fails for all of its requests at once, in every process. So the log is about the
+store: its first retry at once, then one line every `SAY_SECONDS` until it answers again.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from energon.messages import counted, warn_every
 logger = logging.getLogger("energon")
 
 SAY_SECONDS = 10.0
-"""While a store is in trouble, it is said every so many seconds."""
+"""Seconds between log lines about a store in trouble."""
 STEP_SECONDS = 1.0
-"""Whoever waits looks so often whether it is time to say so again."""
+"""How often a waiting request checks whether another line is due."""
 CALM_SECONDS = 30.0
-"""Without a failure for so long, the next one begins another episode."""
+"""After this long without a failure, the next one starts a new episode."""
 RENEW_SECONDS = 60.0
-"""Refused credentials are looked up again at most this often."""
+"""Least time between two look-ups of refused credentials."""
 
 _random = random.SystemRandom()
 
 
 class Retries:
-    """Decides for all requests to one store whether they are made again. Used by many threads.
+    """Decides whether the requests to one store are retried. May be used by many threads.
 
     Args:
-        origin: The store, as it may be shown to anybody.
-        settings: How often and for how long.
-        renew: Looks up credentials again; None if the store has none.
-        sleep: Waits.
+        origin: Address of the store, without secrets.
+        settings: Number and duration of retries.
+        renew: Looks up the credentials again; None if the store has none.
+        sleep: Called to wait, with seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Retries:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.is_denied = False
-        """Whether the store has refused credentials that were looked up again, ever since."""
+        """Whether the store refuses even freshly looked-up credentials."""
         self._origin = origin
         self._settings = settings
         self._renew_credentials = renew
@@ -65,7 +65,7 @@ class Retries:
         self._refused_since: float | None = None
 
     def answered(self) -> None:
-        """Note that the store has answered as it should."""
+        """Record that the store has answered as it should."""
         if not (self._failures or self.is_denied):
             return
         with self._lock:
@@ -85,17 +85,17 @@ class Retries:
     def failed(
         self, error: StorageError, *, asked_at: float, begun: float, attempts: int, seconds: float
     ) -> None:
-        """Wait until a request may be made again.
+        """Wait until a request may be retried.
 
         Args:
-            error: What it failed with.
-            asked_at: When it was made for the last time.
-            begun: When it was made first, or should have been with the time that counts.
-            attempts: How often it was made.
-            seconds: How long it may take in all.
+            error: What the last attempt failed with.
+            asked_at: When the last attempt was made.
+            begun: When the first attempt was made, later if some of the time since does not count.
+            attempts: How many attempts were made.
+            seconds: How long all attempts together may take.
 
         Raises:
-            StorageError: If it is not made again.
+            StorageError: If it is not retried.
         """
         if isinstance(error, StorageAccessError) and not error.transient:
             if not self._renew(asked_at):
@@ -125,18 +125,18 @@ class Retries:
                 self._say(error, begun, seconds)
 
     def waited(self, place: str, seconds: float) -> None:
-        """Say that someone has waited so long for what was asked for and is not answered."""
+        """Log that a reader has been waiting this long for an answer."""
         warn_every(
             SAY_SECONDS,
             logger,
             f"wait for {self._origin}",
-            "%s: no answer yet; the samples in it have been waited for for %.0f s",
+            "%s: no answer yet; its samples have been due for %.0f s",
             place,
             seconds,
         )
 
     def _note(self, error: StorageError) -> None:
-        """Count a failure of the present episode, or of a new one."""
+        """Count a failure in the present episode, or start a new one."""
         with self._lock:
             now = time.monotonic()
             if not self._failures or now - self._last > CALM_SECONDS:
@@ -158,8 +158,7 @@ class Retries:
             SAY_SECONDS,
             logger,
             f"trouble with {self._origin}",
-            "%s; trying again: %s in %.0f s, this request has waited for %.1f s of at most %g s "
-            "(%s%s)",
+            "%s; retrying: %s in %.0f s, this request has waited %.1f s of at most %g s (%s%s)",
             error,
             counted(self._failures, "failed attempt"),
             now - self._began,
@@ -174,20 +173,20 @@ class Retries:
         if error.refused:
             return (
                 f"Nothing listens there; is the address right, and the server running? "
-                f"{PREFIX}REFUSED_SECONDS={settings.refused_seconds:g} sets for how long refused "
-                f"connections are tried again, {PREFIX}ATTEMPTS={settings.attempts} how often"
+                f"{PREFIX}REFUSED_SECONDS={settings.refused_seconds:g} sets how long refused "
+                f"connections are retried, {PREFIX}ATTEMPTS={settings.attempts} how often"
             )
         return (
-            "Is the store reachable and able to serve so many requests? "
-            f"{PREFIX}PARALLEL_REQUESTS={settings.parallel_requests} sets how many at a time, "
-            f"{PREFIX}ATTEMPTS={settings.attempts} how often one is made, "
+            "Is the store reachable, and can it serve this many requests? "
+            f"{PREFIX}PARALLEL_REQUESTS={settings.parallel_requests} sets how many run at once, "
+            f"{PREFIX}ATTEMPTS={settings.attempts} how often each is tried, "
             f"{PREFIX}DEADLINE_SECONDS={settings.deadline_seconds:g} for how long"
         )
 
     def _renew(self, asked_at: float) -> bool:
-        """Return whether there may be other credentials than those of a request.
+        """Look up the credentials again; return whether they may differ from those of a request.
 
-        They are looked up again, unless that was done just now.
+        They are not looked up again within `RENEW_SECONDS`.
 
         Args:
             asked_at: When the request was made.
@@ -207,8 +206,8 @@ class Retries:
 
 
 def _denied(error: StorageAccessError) -> StorageAccessError:
-    """Return the error for credentials that are refused in spite of a second look."""
+    """Return the error for credentials that were refused again after a new look-up."""
     return StorageAccessError(
-        f"{error}. They were looked up again, and refused again; nothing more is read ahead until "
-        "the store accepts some"
+        f"{error}. They were looked up again and refused again; read-ahead stops until the store "
+        "accepts some"
     )

@@ -20,31 +20,30 @@ _BINARY_UNITS = {"ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """Limits for reading from stores. None means no limit, or never.
+    """Limits for reading from stores.
 
     Each can be set in the environment, as in `ENERGON_STORAGE_ATTEMPTS=3` or
     `ENERGON_STORAGE_CACHE_BYTES=200GB`.
 
     Args:
-        attempts: Times that a request is made in all, the first included.
-        first_wait_seconds: Longest wait before the second time; doubles from one to the next.
-            The actual wait is drawn evenly from zero to that, so that clients do not come at
-            once.
-        longest_wait_seconds: Where doubling ends.
-        deadline_seconds: Longest time for a request with all its repetitions. Of an object that is
-            streamed, every MiB may take that long.
-        refused_seconds: Longest time that connections are tried which are refused, as they are
-            where no server runs.
-        hedge_after_seconds: A reading request that is not answered after this time is made a
-            second time, and the first answer counts; None never does.
-        parallel_requests: Requests of one process to one store at the same time, when it reads
-            ahead.
-        read_ahead_bytes: What a process holds of remote shards at most, fetched but not used
-            up.
-        cache_shards: Whether what is read of remote shards is kept there, too, so that the next
-            epoch or job reads it from disk.
+        attempts: Maximum number of attempts of a request, including the first.
+        first_wait_seconds: Longest wait before the second attempt; it doubles from one attempt to
+            the next. The actual wait is drawn uniformly from zero to that, so that clients do not
+            retry in step.
+        longest_wait_seconds: Upper limit of the doubling.
+        deadline_seconds: Longest time for a request including all retries. While an object is
+            streamed, every MiB may take this long.
+        refused_seconds: How long to retry connections that are refused, as when no server is
+            running.
+        hedge_after_seconds: Send a read request a second time if it is not answered within this
+            time, and take the first answer; None never does.
+        parallel_requests: Maximum number of read-ahead requests of one process to one store at
+            the same time.
+        read_ahead_bytes: Maximum bytes of remote shards that a process holds fetched but unused.
+        cache_shards: Whether to keep what is read of remote shards in the cache folder, so that
+            the next epoch or job reads it from disk.
         cache_dir: Folder for copies of remote files; None for one below the user's cache.
-        cache_bytes: What that folder holds at most.
+        cache_bytes: Maximum size of that folder.
     """
 
     attempts: int = 10
@@ -70,7 +69,7 @@ class StorageSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> StorageSettings:
-        """Return what the environment says, and the defaults for the rest.
+        """Return the settings from the environment, with defaults for the rest.
 
         Raises:
             ConfigError: If a value is invalid.
@@ -85,14 +84,14 @@ class StorageSettings:
 
 
 def parse_bytes(text: str) -> int:
-    """Return a number of bytes, as written in "4096", "200GB" or "1.5GiB".
+    """Return the number of bytes written as "4096", "200GB" or "1.5GiB".
 
     Raises:
         ConfigError: If it is not a size.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"{text!r}: expected a size, as 4096, 200GB or 1.5GiB")
+        raise ConfigError(f"{text!r}: expected a size such as 4096, 200GB or 1.5GiB")
     unit = found[2]
     return int(float(found[1]) * (_UNITS | _BINARY_UNITS).get(unit or "", 1))
 

@@ -1,8 +1,8 @@
-"""Objects of one place, with everything that makes asking for them reliable.
+"""Objects below one root, read and written reliably.
 
-A backend makes requests once; here they are repeated with growing, random waits until a
-deadline, made twice if the answer is slow (hedging, if wanted), checked for completeness,
-continued where they broke off, and counted.
+A backend makes each request once. A store retries it with growing, random waits until a deadline,
+sends it twice if the answer is slow (hedging, off by default), checks that the answer is complete,
+resumes it where it broke off, and counts it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from energon.io.threads import WaitingThreads
 class StoreStatistics:
     """Counters of one store in this process. May be used by many threads.
 
-    Names: requests, bytes_read, bytes_written, seconds (of requests, all together), retries,
-    stalls (requests that took more than 10 s),
-    hedged (requests made twice because the first was slow), changed (objects that were
-    replaced), failed (requests given up), cache_hits, cache_misses and cache_failed (ranges that
-    were on local disk, that were not, and that it did not take), and `error: …` for every kind of
-    failure.
+    Names: requests, bytes_read, bytes_written, seconds (total time of requests), retries, stalls
+    (requests that took more than 10 s), hedged (requests made twice because the first was slow),
+    changed (objects that were replaced), failed (requests given up), cache_hits, cache_misses and
+    cache_failed (ranges found on local disk, not found, and impossible to store there), and
+    `error: …` for every kind of failure.
     """
 
     def __init__(self) -> None:
@@ -82,11 +81,11 @@ class StoreStatistics:
 T = TypeVar("T")
 
 MAX_PARALLEL = 32
-"""Requests at the same time for what is needed at once."""
+"""Maximum number of parallel requests for data needed now."""
 SLOW_BYTES_PER_SECOND = 100_000
-"""What a whole object has to come with, on average, or it is asked for in another request."""
+"""Average speed below which a streamed object is requested again."""
 PROGRESS_BYTES = 1 << 20
-"""So many bytes are worth another deadline: a server may send a byte at a time."""
+"""Progress that renews the deadline: a server may send a byte at a time."""
 STALL_SECONDS = 10.0
 """A request that takes longer is counted as stalled."""
 
@@ -96,7 +95,7 @@ class Store:
 
     Args:
         backend: Makes the requests.
-        settings: How many of them at the same time, and when they are repeated.
+        settings: Limits on parallel requests and retries.
     """
 
     def __init__(self, backend: Backend, settings: StorageSettings | None = None) -> None:
@@ -110,20 +109,20 @@ class Store:
 
     @property
     def origin(self) -> str:
-        """The root, as it may be shown to anybody."""
+        """The root, without secrets."""
         return self.backend.origin
 
     @property
     def is_denied(self) -> bool:
-        """Whether the store refuses our credentials, after they were looked up again."""
+        """Whether the store refuses even freshly looked-up credentials."""
         return self._retries.is_denied
 
     def say_waited(self, key: str, seconds: float) -> None:
-        """Log, once in a while, that an object has been waited for so long."""
+        """Log from time to time that a reader has been waiting this long for an object."""
         self._retries.waited(self.place(key), seconds)
 
     def place(self, key: str) -> str:
-        """Return the address of an object, as it may be shown to anybody."""
+        """Return the address of an object, without secrets."""
         return f"{self.origin.rstrip('/')}/{key}"
 
     def info(self, key: str) -> ObjectInfo:
@@ -131,7 +130,7 @@ class Store:
 
         Raises:
             DatasetNotFoundError: If there is none.
-            StorageError: If the store cannot be asked.
+            StorageError: If the request fails.
         """
         return self._try(lambda: self.backend.head(key), key)
 
@@ -139,8 +138,8 @@ class Store:
         """Return a whole object, with one request.
 
         Args:
-            key: Which object.
-            most: How many bytes are wanted; of a larger object some more come, but not all.
+            key: Its key.
+            most: How many bytes are needed; of a larger object a few more are returned, not all.
         """
         begun, seconds = time.monotonic(), self.settings.deadline_seconds / 2
         try:
@@ -150,7 +149,7 @@ class Store:
         except StorageTimeoutError:
             if time.monotonic() - begun < seconds / 2:
                 raise
-            # What is large or far away comes in pieces, each of which is waited for.
+            # A large or distant object is streamed: then only progress has to be in time.
             return _joined(self._stream(key, 0, None, waited=seconds), most)
         self.statistics.add(bytes_read=len(data))
         return data
@@ -159,16 +158,16 @@ class Store:
         """Return exactly the bytes `start` to `stop` of an object.
 
         Args:
-            key: Which object.
+            key: Its key.
             start: First byte.
-            stop: The byte behind the last.
-            version: The only version that will do; None for any.
+            stop: The byte after the last.
+            version: The version required; None for any.
 
         Raises:
             DatasetNotFoundError: If there is no such object.
             TruncatedError: If it ends before `stop`.
-            ObjectChangedError: If it is of another version.
-            StorageError: If it cannot be read, in spite of all retries.
+            ObjectChangedError: If it has another version.
+            StorageError: If it cannot be read after all retries.
         """
         data = self._try(lambda: self._get(key, start, stop, version), key, hedged=True)
         self.statistics.add(bytes_read=len(data))
@@ -194,7 +193,7 @@ class Store:
     def submit(self, ask: Callable[..., T], *arguments: Any, ahead: bool = False) -> Future[T]:
         """Call `ask(*arguments)` in a thread of the store.
 
-        With `ahead`, it is not needed yet, and what is needed does not wait for it.
+        Calls with `ahead` never delay those without.
         """
         if ahead:
             pool = self._threads("energon-ahead", self.settings.parallel_requests)
@@ -205,17 +204,17 @@ class Store:
     def stream(
         self, key: str, start: int = 0, *, version: str | None = None, size: int | None = None
     ) -> Iterator[bytes]:
-        """Yield an object in chunks, from byte `start`. A broken stream is continued.
+        """Yield an object in chunks from byte `start`, resuming if the stream breaks off.
 
         Args:
-            key: Which object.
+            key: Its key.
             start: First byte.
-            version: The only version that will do; None for any, but one from beginning to end.
-            size: Its bytes, if they are known; None asks for them.
+            version: The version required; None for any, but the same from beginning to end.
+            size: Its size in bytes if known; None requests it.
 
         Raises:
             ObjectChangedError: If it was replaced before the end was reached.
-            TruncatedError: If less came than the store said that there is.
+            TruncatedError: If it ends before the size that the store reported.
         """
         return self._stream(key, start, version, size=size)
 
@@ -244,7 +243,7 @@ class Store:
                 f"{self.place(key)}: ends at byte {size}, before byte {start}; the object is cut "
                 "off or changed"
             )
-        # Only what is worth the name of progress gives a server more time.
+        # Only real progress gives a server more time.
         position, mark, failures = start, start, 0
         while position < size or size < 0:
             self.statistics.add(requests=1)
@@ -283,8 +282,8 @@ class Store:
     def _check_end(self, key: str, position: int, size: int) -> None:
         if 0 <= size < position:
             raise StorageError(
-                f"{self.place(key)}: the answer has {position} bytes, {size} were announced; is "
-                "it compressed on its way?"
+                f"{self.place(key)}: the answer has {position} bytes, expected {size}; does a "
+                "proxy compress it?"
             )
         if position < size:
             raise StorageError(
@@ -295,20 +294,20 @@ class Store:
         """Return all objects below the folder `prefix`, sorted by key.
 
         Raises:
-            StorageError: If the place cannot say what it has, as web servers cannot.
+            StorageError: If the place does not support listing, as web servers do not.
         """
         self._check_lists(prefix)
         return self._try(lambda: sorted(self.backend.list(prefix)), prefix)
 
     def first(self, prefix: str = "", most: int = 10_000) -> Sequence[ObjectInfo]:
-        """Return some objects below the folder `prefix`; there may be millions.
+        """Return the first objects below the folder `prefix`; there may be millions.
 
         Args:
             prefix: The folder.
-            most: How many.
+            most: Maximum number of objects.
 
         Raises:
-            StorageError: If the place cannot say what it has, as web servers cannot.
+            StorageError: If the place does not support listing, as web servers do not.
         """
         self._check_lists(prefix)
         return self._try(lambda: [*islice(self.backend.list(prefix), most)], prefix)
@@ -317,7 +316,7 @@ class Store:
         """Return whether there is an object below the folder `prefix`.
 
         Raises:
-            StorageError: If the place cannot say what it has, as web servers cannot.
+            StorageError: If the place does not support listing, as web servers do not.
         """
         return bool(self.first(prefix, 1))
 
@@ -326,10 +325,10 @@ class Store:
 
         Args:
             prefix: The folder.
-            looked_at: How many objects below it are looked at; there may be millions.
+            looked_at: Maximum number of objects below it to look at; there may be millions.
 
         Raises:
-            StorageError: If the place cannot say what it has, as web servers cannot.
+            StorageError: If the place does not support listing, as web servers do not.
         """
         cut = len(prefix) + 1 if prefix else 0
         found = self.first(prefix, looked_at)
@@ -338,15 +337,15 @@ class Store:
     def _check_lists(self, prefix: str) -> None:
         if not self.backend.can_list:
             raise StorageError(
-                f"{self.place(prefix)}: web servers do not list what they have; name the files, "
-                "or use the address of the object store behind it"
+                f"{self.place(prefix)}: web servers do not list their files; name the files, or "
+                "use the address of the object store behind it"
             )
 
     def write(self, key: str, content: bytes | os.PathLike[str]) -> None:
-        """Write an object. Until all of it is there, readers see the old one or none.
+        """Write an object atomically: until it is complete, readers see the old one or none.
 
         Args:
-            key: Which object.
+            key: Its key.
             content: Bytes, or a file on this machine.
         """
         size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
@@ -392,7 +391,7 @@ class Store:
         hedged: bool = False,
         seconds: float | None = None,
     ) -> T:
-        """Make a request until it succeeds, for the time of the deadline or so many `seconds`."""
+        """Retry a request until it succeeds, for `seconds`; None for the deadline's."""
         seconds = self.settings.deadline_seconds if seconds is None else seconds
         hedge_after = self.settings.hedge_after_seconds if hedged else None
         begun = time.monotonic()
@@ -417,7 +416,7 @@ class Store:
                 return found
 
     def _in_time(self, request: Callable[[], T], key: str, seconds: float) -> T:
-        """Make a request through a library that keeps no time limits of ours."""
+        """Make a request through a library that does not observe our time limits."""
         if not getattr(self.backend, "may_hang", False):
             return request()
         future = self._threads("energon-wait", 2 * MAX_PARALLEL).submit(request)
@@ -434,7 +433,7 @@ class Store:
         attempts: int,
         seconds: float,
     ) -> None:
-        """Wait until a request may be made again, or raise what it failed with."""
+        """Wait until a request may be retried, or raise its error."""
         self.statistics.add_error(error)
         if isinstance(error, ObjectChangedError):
             self.statistics.add(changed=1)
@@ -472,7 +471,7 @@ class Store:
 
 
 def _joined(chunks: Iterator[bytes], most: int | None) -> bytes:
-    """Return what chunks make up, up to the one with which there are more bytes than wanted."""
+    """Return chunks joined, ending with the first that exceeds `most` bytes."""
     kept: list[bytes] = []
     size = 0
     for chunk in chunks:

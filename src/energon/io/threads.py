@@ -1,10 +1,10 @@
-"""Threads that wait for answers, that no program has to wait for, and what forked processes lack.
+"""Daemon threads for requests, and a check for forked processes.
 
-Those of the standard library are joined at exit, so that a program could not end while a store
-does not answer. These are daemons: what they still do at exit is given up.
+The standard library joins its pool threads at exit, so a program could not end while a store does
+not answer. These are daemons: requests still running at exit are abandoned.
 
 The library that talks to object stores has threads of its own, which a forked child does not
-inherit; a request there would wait for them forever.
+inherit; a request in the child would wait for them forever.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _used_in: int | None = None
 
 
 def check_process(origin: str) -> None:
-    """Note that this process talks to `origin`, through threads that no child inherits.
+    """Record that this process talks to `origin` through threads that no child inherits.
 
     Raises:
-        StorageError: If this process was forked from one that had done so before.
+        StorageError: If this process was forked from one that had already done so.
     """
     global _used_in
     pid = os.getpid()
@@ -44,11 +44,11 @@ _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class WaitingThreads:
-    """Runs functions in up to `count` threads, in the order in which they were given.
+    """Runs functions in up to `count` threads, in the order of submission.
 
     Args:
-        count: Most threads; they are started when they are needed.
-        name: What they are called.
+        count: Maximum number of threads, started on demand.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -73,7 +73,7 @@ class WaitingThreads:
         return future
 
     def close(self) -> None:
-        """Let the threads end when all that was given to them is done."""
+        """Let the threads end once all submitted calls are done."""
         with self._lock:
             for _ in range(self._threads):
                 self._jobs.put(None)

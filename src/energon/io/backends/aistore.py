@@ -1,7 +1,7 @@
-"""AIStore: `ais://BUCKET/KEY`, and buckets of clouds that it stands in front of.
+"""AIStore: `ais://BUCKET/KEY`, and the cloud buckets behind it.
 
-The gateway answers with a redirect to the target that has the object. With USE_AIS_FOR=s3:gs,
-addresses of these schemes go to AIStore, too.
+The gateway redirects each request to the target that has the object. With USE_AIS_FOR=s3:gs,
+addresses with these schemes go to AIStore too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def aistore(parts: Address) -> ObjectBackend:
     """Return a bucket.
 
     Raises:
-        ConfigError: If AIS_ENDPOINT does not say where AIStore is.
+        ConfigError: If AIS_ENDPOINT is not set.
     """
     endpoint = os.environ.get("AIS_ENDPOINT")
     if not endpoint:
         raise ConfigError(
-            f"{parts.root}: set AIS_ENDPOINT to the address of AIStore, as http://host:51080"
+            f"{parts.root}: set AIS_ENDPOINT to the address of AIStore, such as http://host:51080"
         )
     return _AIStore(parts, endpoint.rstrip("/"))
 
@@ -79,6 +79,6 @@ class _AIStore(WebBackend):
 
 
 def _unless_dated(info: ObjectInfo) -> ObjectInfo:
-    """Return what is said without the version if that is a date, which may be the last access."""
+    """Drop a version that is only a date, which may be that of the last access."""
     is_tag = info.version is not None and info.version.startswith('"')
     return info if is_tag else info._replace(version=None)

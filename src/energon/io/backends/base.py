@@ -1,8 +1,8 @@
-"""The contract of a backend: the few things that energon asks of a place where bytes are.
+"""The contract of a backend: the few operations that energon needs of a kind of storage.
 
-A backend makes each request once, within `seconds_left`, and says what went wrong; `Store` adds
-all that is the same for every place: retries, deadlines, hedging, statistics. To add a scheme,
-write a backend and name it in `files.py`.
+A backend makes each request once, within `seconds_left`, and reports what went wrong; `Store` adds
+what every kind has in common: retries, deadlines, hedging, statistics. To add a scheme, write a
+backend and name it in `files.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _here = threading.local()
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Let the requests that this thread makes in the block take so long together, at most."""
+    """Limit the total time of the requests that this thread makes in the block."""
     before = getattr(_here, "deadline", None)
     _here.deadline = time.monotonic() + seconds
     try:
@@ -29,37 +29,37 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def seconds_left(seconds: float) -> float:
-    """Return for how long a backend may wait for an answer: `seconds`, or until the time limit."""
+    """Return how long a backend may wait for an answer: `seconds`, or less near the time limit."""
     deadline = getattr(_here, "deadline", None)
     return seconds if deadline is None else max(0.0, min(seconds, deadline - time.monotonic()))
 
 
 class ObjectInfo(NamedTuple):
-    """What a place says of an object without giving its content."""
+    """What is known of an object without reading it."""
 
     key: str
     size: int
-    """In bytes; -1 if unknown, as for a stream."""
+    """In bytes; -1 if unknown, as with streams."""
     version: str | None = None
-    """Differs whenever the content does (an ETag); None if the place has no such thing."""
+    """Differs whenever the content does (an ETag); None if the storage has no versions."""
     mtime_ns: int = 0
-    """When it was written, in nanoseconds since 1970; 0 if unknown."""
+    """Time of the last write in nanoseconds since 1970; 0 if unknown."""
 
 
 class Backend(Protocol):
     """Objects below a root, by key. May be used by many threads.
 
     All methods raise `DatasetNotFoundError` for an object that does not exist,
-    `StorageAccessError` for credentials that do not do, `ObjectChangedError` for an object of
-    another version than wanted, and `StorageError` with `transient` for what may be tried again.
+    `StorageAccessError` for credentials that are refused, `ObjectChangedError` for an object of
+    another version than requested, and `StorageError` with `transient` for what may be retried.
     """
 
     origin: str
     """The root for messages, without secrets."""
     can_range: bool
-    """Whether it serves parts of objects. If not, only `stream` from 0 works."""
+    """Whether it supports ranges. If not, only `stream` from 0 works."""
     can_list: bool
-    """Whether it can say what it has, as web servers cannot."""
+    """Whether it supports listing, as web servers do not."""
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         """Return bytes `start` to `stop`, fewer only where the object ends."""
@@ -68,13 +68,13 @@ class Backend(Protocol):
         """Yield the bytes from `start` to the end, in chunks."""
 
     def head(self, key: str) -> ObjectInfo:
-        """Return what there is to say of an object."""
+        """Return size, version and time of an object."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield all objects below the folder `prefix`, in any order; nothing if there is none."""
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
-        """Write an object, so that others see all of it or none. A path is a file to upload."""
+        """Write an object atomically. A path names a file to upload."""
 
     def delete(self, key: str) -> None:
-        """Delete an object. That it does not exist is not an error."""
+        """Delete an object, if it exists."""

@@ -1,6 +1,6 @@
 """Files of the Hugging Face Hub: `hf://datasets/USER/REPO@REVISION/PATH`.
 
-The hub answers with a redirect to where the content is; the token is not sent along there.
+The hub redirects to the server that has the content; the token is not sent there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEXT_PAGE = re.compile(r'<([^>]+)>;\s*rel="next"')
 
 
 def hugging_face(parts: Address) -> ObjectBackend:
-    """Return a repository. HF_ENDPOINT and HF_TOKEN are respected, and the token of a log-in."""
+    """Return a repository, using HF_ENDPOINT, and HF_TOKEN or the token of a log-in."""
     return _Hub(parts)
 
 
@@ -71,11 +71,11 @@ class _Hub(WebBackend):
 
     def _read_only(self, key: str) -> StorageError:
         return StorageError(
-            f"{self.origin}/{key}: the hub is written by `hf upload`, not from here"
+            f"{self.origin}/{key}: energon does not write to the hub; use `hf upload`"
         )
 
     def _page(self, url: str, prefix: str) -> tuple[Sequence[ObjectInfo], str | None]:
-        """Return a page of a listing, and the address of the next."""
+        """Return one page of a listing, and the address of the next."""
         place = f"{self.origin}/{prefix}"
         request = urllib.request.Request(url, headers=self._headers)
         with ask(request, place, access="set HF_TOKEN, or log in with `hf auth login`") as answer:
@@ -85,7 +85,7 @@ class _Hub(WebBackend):
         try:
             if following and urlsplit(following)[:2] != urlsplit(url)[:2]:
                 raise ValueError("the next page is on another server")
-            # What a file is tagged with when it is read, a listing does not say.
+            # A listing lacks the tag that reading a file returns.
             files = [entry for entry in json.loads(data) if entry["type"] == "file"]
             return [ObjectInfo(str(e["path"]), int(e["size"])) for e in files], following
         except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -1,7 +1,8 @@
-"""Backends that ask a library for ranges: fsspec, and multi-storage-client.
+"""Backends over a library: fsspec and multi-storage-client.
 
-fsspec opens all places that no other backend does; multi-storage-client, profiles that only it
-can open. Ranges are read as ranges: file objects would fetch whole objects for the first byte.
+fsspec opens everything that no other backend does; multi-storage-client opens the profiles that
+only it can. Ranges are requested as ranges: file objects would fetch whole objects for the first
+byte.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ CHUNK_BYTES = 8 << 20
 
 
 class LibraryBackend(ABC):
-    """Backends over a library. Subclasses say how it is asked, and what its errors mean."""
+    """A backend over a library. Subclasses make its calls and translate its errors."""
 
     can_range = True
     can_list = True
     may_hang = True
-    """Whether requests know nothing of time limits, so that someone has to watch them."""
+    """Whether requests ignore time limits, so that the store has to watch them."""
     origin: str
     """The root for messages."""
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
-        """Return what there is to say of an object."""
+        """Return size, version and time of an object."""
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         if stop <= start:
@@ -67,19 +68,19 @@ class LibraryBackend(ABC):
 
     @abstractmethod
     def _range(self, key: str, start: int, stop: int) -> bytes:
-        """Ask for a range that is not empty."""
+        """Read a range that is not empty."""
 
     @abstractmethod
     def _delete(self, key: str) -> None:
-        """Ask that an object be deleted."""
+        """Delete an object."""
 
     @abstractmethod
     def _translate(self, error: Exception, place: str) -> StorageError:
-        """Return our error for one of the library's, whose messages may hold secrets."""
+        """Return our error for one of the library's, whose messages may contain secrets."""
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Say in our words what went wrong."""
+        """Translate the library's errors."""
         place = f"{self.origin}/{key}"
         try:
             yield
@@ -97,11 +98,11 @@ _VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "oid")
 
 
 def fsspec_backend(parts: Address) -> FsspecBackend:
-    """Return what fsspec opens for a scheme.
+    """Return the file system that fsspec opens for a scheme.
 
     Raises:
         MissingExtraError: If fsspec, or what it needs for the scheme, is not installed.
-        ConfigError: If it knows no such scheme.
+        ConfigError: If fsspec does not know the scheme.
     """
     with needs_extra("fsspec", f"{parts.scheme}:// needs the package fsspec"):
         import fsspec
@@ -109,12 +110,12 @@ def fsspec_backend(parts: Address) -> FsspecBackend:
         system, root = fsspec.core.url_to_fs(parts.root)
     except ValueError as error:
         raise ConfigError(
-            f"no store for {parts.scheme}://, and fsspec knows none; check the spelling"
+            f"neither energon nor fsspec knows {parts.scheme}://; check the spelling"
         ) from error
     except ImportError as error:
         raise MissingExtraError(f"{parts.scheme}://: {error}") from error
     except Exception as error:
-        # Some connect at once. What they say may hold a password.
+        # Some connect at once, and their messages may contain a password.
         raise StorageError(
             f"{redact(parts.root)}: {cause_of(error)}; check host name and credentials, which "
             f"fsspec's package for {parts.scheme}:// takes from its own configuration"
@@ -249,15 +250,15 @@ class MscBackend(LibraryBackend):
 
 
 class _BehindEnd(StorageError):
-    """A range was asked for that begins where the object has ended."""
+    """A requested range begins at or after the end of the object."""
 
 
 def _translate(error: Exception, place: str) -> StorageError:
-    """Return our error, with the status and the kind of failure that the client names."""
+    """Return our error, with the status and kind of failure that the client reports."""
     text = str(error)
     status, kind = _STATUS.search(text), _KIND.search(text)
     if status is not None and status[1] == "416":
-        return _BehindEnd(f"{place}: ends before the range that was asked for")
+        return _BehindEnd(f"{place}: ends before the requested range")
     cause = f"the server answered {status[1]}" if status else kind[1] if kind else ""
     transient = type(error).__name__ == "RetryableError" or (
         status[1].startswith("5") if status else cause in _TRANSIENT

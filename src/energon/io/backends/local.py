@@ -25,12 +25,12 @@ TRUSTED_BYTES = 1 << 20
 
 
 class FilePool:
-    """Open files, the least recently used of which are closed. May be used by many threads.
+    """A pool of open files that closes the least recently used. May be used by many threads.
 
     Files belong to the process that opened them: a forked child opens its own.
 
     Args:
-        max_open: How many files to keep open.
+        max_open: Maximum number of open files.
     """
 
     def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
@@ -44,7 +44,7 @@ class FilePool:
         return self.open(path).pread(offset, size)
 
     def size(self, path: str) -> int:
-        """Return how many bytes a file has.
+        """Return the size of a file in bytes.
 
         Raises:
             DatasetNotFoundError: If there is no such file.
@@ -55,7 +55,7 @@ class FilePool:
             raise _missing(path) from None
 
     def open(self, path: str) -> OpenFile:
-        """Return a file to read from. It stays open for as long as it is held.
+        """Return a file to read from. It stays open as long as it is referenced.
 
         Raises:
             DatasetNotFoundError: If there is no such file.
@@ -68,7 +68,7 @@ class FilePool:
             if file is None:
                 file = self._files[path] = OpenFile(path)
                 if len(self._files) > self.max_open:
-                    # Whoever reads from it still holds it; it is closed after that.
+                    # Readers still hold a reference; the file is closed with the last.
                     self._files.popitem(last=False)
             else:
                 self._files.move_to_end(path)
@@ -76,7 +76,7 @@ class FilePool:
 
 
 class OpenFile:
-    """A file that closes with its last user."""
+    """A file that closes with its last reference."""
 
     is_remote: ClassVar[bool] = False
 
@@ -94,7 +94,7 @@ class OpenFile:
         Raises:
             TruncatedError: If the file ends earlier.
         """
-        # Memory is taken for what is asked for, so large sizes are compared with the file first.
+        # Reading allocates the requested size, so large ones are checked against the file first.
         if size > TRUSTED_BYTES and offset + size > (end := os.fstat(self.descriptor).st_size):
             raise cut_off(self.path, end, offset, size)
         data = os.pread(self.descriptor, size, offset)
@@ -123,7 +123,7 @@ class OpenFile:
             done += more
 
     def will_read(self, offset: int, size: int) -> None:
-        """Let the system fetch a range from the disk, if it is not in memory yet."""
+        """Ask the system to load a range from disk, unless it is in memory."""
         if hasattr(os, "posix_fadvise"):  # macOS has none
             os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
@@ -137,7 +137,7 @@ class OpenFile:
 
 
 def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
-    """Return the error that a file which ends at byte `end` does not have a range."""
+    """Return the error for a range that a file ending at byte `end` does not have."""
     return TruncatedError(
         f"{path}: ends at byte {end}, expected {size} bytes from byte {offset}; the file is cut "
         f"off or changed since it was indexed, restore it or run `energon prepare` again"

@@ -1,7 +1,7 @@
 """Object stores and web servers, through obstore: S3, Google Cloud Storage, Azure, HTTP.
 
-Every request is made once: retries are ours (`store.py`), so that they are the same for all
-places and are counted. Connections are kept open and reused by all threads.
+Every request is made once: retries are made in `store.py`, alike for every kind of storage, and
+counted. Connections are kept open and shared by all threads.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
-"""How long a connection may keep silent."""
+"""How long a connection may stay silent."""
 ANSWER_SECONDS = 120
-"""How long the whole answer may take, where it is a range or less."""
+"""How long an answer may take that is at most a range."""
 BODY_SECONDS = 24 * 3600
-"""How long it may take where it is a whole object."""
+"""How long an answer may take that is a whole object."""
 CHUNK_BYTES = 1 << 20
 
 Connect = Callable[[float], "ObjectStore"]
@@ -58,10 +58,10 @@ class ObjectBackend:
 
     Args:
         origin: The root for messages, without secrets.
-        connect: Makes the library's store, of which an answer may take so many seconds. Called
-            when it is first needed, and again after credentials were refused, since they may
-            have been renewed in the meantime.
-        can_list: Whether it can say what it has.
+        connect: Makes the library's store with a time limit in seconds for each answer. Called on
+            first use, and again after credentials were refused, since they may have been renewed
+            in the meantime.
+        can_list: Whether it supports listing.
         multipart: Whether large objects may be uploaded in parts.
     """
 
@@ -150,7 +150,7 @@ class ObjectBackend:
         return translate(error, f"{self.origin}/{key}")
 
     def _check(self, answer: GetResult, version: str | None, key: str) -> None:
-        """Refuse an answer of another version: not every server heeds what it is asked for."""
+        """Reject an answer of another version: not every server honors the condition."""
         got = info_of(answer.meta).version
         if version is not None and got is not None and got != version:
             raise changed(f"{self.origin}/{key}")
@@ -164,7 +164,7 @@ class ObjectBackend:
     def _open_for(self, longest: float) -> ObjectStore:
         check_process(self.origin)
         left = seconds_left(longest)
-        # Time limits belong to connections, so there are but few of them.
+        # Each time limit needs connections of its own, so there are only a few.
         seconds = longest if left == longest else 2.0 ** math.floor(math.log2(max(1.0, left)))
         stores = self._stores
         if seconds not in stores:
@@ -189,11 +189,11 @@ def object_library(origin: str) -> Any:
 def connection_settings(
     seconds: float, endpoint: str, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the arguments of obstore's stores that say how connections are made.
+    """Return the connection settings for obstore's stores.
 
     Args:
         seconds: How long an answer may take.
-        endpoint: Where they lead; "" for what the store knows itself.
+        endpoint: The server's address; "" for the store's default.
         headers: Sent with every request.
     """
     client = {
@@ -212,12 +212,12 @@ _WRITTEN_AT = "written at "
 
 
 def info_of(meta: ObjectMeta) -> ObjectInfo:
-    """Return what the library says of an object."""
+    """Convert the library's description of an object."""
     seconds = int(meta["last_modified"].timestamp())
     tag = meta["e_tag"]
     if tag and not tag.startswith(('"', "W/")):
         tag = f'"{tag}"'  # as in listings of Azure
-    # A weak tag is never equal to anything, so it cannot be asked for.
+    # A weak tag is never equal to anything, so it cannot be a condition.
     version = tag if tag and not tag.startswith("W/") else f"{_WRITTEN_AT}{seconds}"
     return ObjectInfo(
         meta["path"], meta["size"], version if tag or seconds else None, seconds * 1_000_000_000
@@ -225,7 +225,7 @@ def info_of(meta: ObjectMeta) -> ObjectInfo:
 
 
 def _only(version: str | None) -> GetOptions:
-    """Return the options of a request that is to fail for any other version."""
+    """Return the options of a request that fails for any other version."""
     if version is None:
         return {}
     if version.startswith(_WRITTEN_AT):
@@ -238,11 +238,11 @@ _PIECE_BYTES = 1 << 16
 
 
 class _RefusedRedirectError(Exception):
-    """An answer redirects to where nobody should follow it."""
+    """An answer redirects to an address that must not be followed."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to web servers only, and tells other hosts no secrets."""
+    """Follows redirects to web servers only, and sends no secrets to other hosts."""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -270,7 +270,7 @@ _opener = urllib.request.build_opener(_Redirects)
 
 
 def refused_redirect(url: str, headers: Mapping[str, str], place: str) -> StorageError | None:
-    """Return the error for an address that redirects to where it cannot be followed, if it does.
+    """Return the error for an address that redirects to one that must not be followed, if it does.
 
     Args:
         url: The address.
@@ -289,7 +289,7 @@ def read_all(answer: Any, place: str) -> bytes:
     """Return the content of an answer, within the time limit and up to `DOCUMENT_BYTES`.
 
     Raises:
-        StorageError: If it takes longer, or there is more.
+        StorageError: If either limit is exceeded.
     """
     data = bytearray()
     while part := answer.read1(_PIECE_BYTES):
@@ -306,14 +306,14 @@ def read_all(answer: Any, place: str) -> bytes:
 
 @contextmanager
 def ask(request: urllib.request.Request, place: str, *, access: str) -> Iterator[Any]:
-    """Make a request once; yields the answer.
+    """Make a request once, and yield the answer.
 
     GET follows redirects; for PUT, a redirect is the answer.
 
     Args:
-        request: What to ask.
+        request: The request.
         place: The address for messages, without secrets.
-        access: For messages, what to do if access is denied.
+        access: What to do if access is denied, for messages.
 
     Raises:
         DatasetNotFoundError: For the status 404.

@@ -1,7 +1,7 @@
-"""Say in our words what the object-store library reports.
+"""Translate the errors of the object-store library.
 
-Its messages hold whole URLs, with signatures, and answers of servers, with key ids. Nothing of
-that is passed on but the status, the code from the store, and the kind of failure.
+Its messages contain whole URLs with signatures, and answers of servers with key ids. Only the
+status, the store's code and the kind of failure are passed on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from energon.errors import (
 _STATUS = re.compile(r"status code: (\d{3})([^:\n]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _METADATA = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)[:/]")
-"""Where machines of clouds are asked for the credentials of their role."""
+"""Where cloud machines obtain the credentials of their role."""
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 REFUSED = "connection refused"
 _BAD_LISTING = "InvalidListResponse"
@@ -49,7 +49,7 @@ _OS_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
     (TimeoutError, "no answer in time"),
 )
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
-"""What a server may answer differently the next time."""
+"""Statuses that may differ the next time."""
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
@@ -70,7 +70,7 @@ _CREDENTIALS = {
     "hf": "set HF_TOKEN, or log in with `hf auth login`",
     "ais": "set AIS_AUTHN_TOKEN",
 }
-"""Where stores take credentials from, by scheme."""
+"""How to provide credentials, by scheme."""
 
 
 _RANGES = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+")
@@ -112,11 +112,11 @@ _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
     ),
     ("NotModified {", StorageError, "the server answered 304 Not Modified, unasked", True),
 )
-"""What the library says of answers that it does not accept, and what that means."""
+"""Answers that the library rejects: what it says, and what that means."""
 
 
 def changed(place: str) -> ObjectChangedError:
-    """Return the error for an object that is no longer the one that was opened."""
+    """Return the error for an object that was replaced after it was opened."""
     return ObjectChangedError(
         f"{place}: is no longer the version that was opened; it was replaced in the meantime"
     )
@@ -154,7 +154,7 @@ class _Said(NamedTuple):
 
     @property
     def credentials(self) -> str:
-        """Where the store takes credentials from."""
+        """How to provide credentials."""
         return _CREDENTIALS.get(self.place.partition(":")[0], "set those of your store")
 
 
@@ -236,7 +236,7 @@ _MEANINGS: tuple[tuple[Callable[[_Said], Any], Callable[[_Said], EnergonError | 
     ),
     (lambda said: True, _connection_error),
 )
-"""How errors are told apart, and what each becomes. The first that fits and is something counts."""
+"""Conditions and the errors they become. The first that applies and is not None counts."""
 
 
 def translate(error: Exception, place: str) -> EnergonError:
@@ -254,9 +254,9 @@ def translate(error: Exception, place: str) -> EnergonError:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return in our words why a connection failed, without what the error says, or else its name.
+    """Return why a connection failed, without quoting the error; by default, the error's name.
 
-    Errors of libraries hold the one of the operating system as their reason or cause.
+    Errors of libraries carry the operating system's as their reason or cause.
     """
     seen: BaseException | None = error
     while seen is not None:

@@ -1,8 +1,8 @@
 """Makers of the backends that obstore serves, by address.
 
-Credentials for S3, and for everything that speaks its protocol, are looked for where other tools
-look for them: the environment, then the profile of `~/.aws` (with boto3 for profiles that log in
-or assume roles), then the machine's own role.
+Credentials for S3, and for everything that speaks its protocol, come from where other tools find
+them: the environment, then the profile in `~/.aws` (with boto3 for profiles that log in or assume
+roles), then the machine's own role.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def s3_backend(
 
     Args:
         bucket: Its name.
-        options: Settings of obstore's `S3Store`, which go over those that are found.
+        options: Settings of obstore's `S3Store`, which override those that are found.
         look_up: Whether to look for settings in the environment and in the profile.
     """
     origin = f"s3://{bucket}"
@@ -90,7 +90,7 @@ def _connecting(bucket: str, origin: str, options: Mapping[str, Any], look_up: b
 
 
 def _static_provider(options: dict[str, Any]) -> Any:
-    """Take keys out of settings, so that no token of the environment is added to them."""
+    """Take the keys out of the settings, so that no token of the environment is added to them."""
     if "access_key_id" not in options:
         return None
     keys = {
@@ -103,13 +103,13 @@ def _static_provider(options: dict[str, Any]) -> Any:
 
 
 def s3_options(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what environment and profile say, as settings of obstore's `S3Store`.
+    """Return settings of obstore's `S3Store` from the environment and the profile.
 
-    What the library finds in the environment on its own is not repeated.
+    Those that the library itself finds in the environment are not repeated.
 
     Raises:
-        ConfigError: If the profile that is asked for does not exist.
-        MissingExtraError: If the profile needs boto3 and that is not installed.
+        ConfigError: If AWS_PROFILE names a profile that does not exist.
+        MissingExtraError: If the profile needs boto3, which is not installed.
     """
     options: dict[str, Any] = {}
     if endpoint := environment.get("AWS_ENDPOINT_URL_S3"):
@@ -240,7 +240,7 @@ def azure(parts: Address, options: dict[str, Any] | None = None) -> ObjectBacken
 
 
 def azure_options(connection_string: str) -> dict[str, Any]:
-    """Return what a connection string says, as settings of obstore's `AzureStore`."""
+    """Return a connection string as settings of obstore's `AzureStore`."""
     entries = dict(
         entry.partition("=")[::2] for entry in connection_string.split(";") if "=" in entry
     )
@@ -254,19 +254,19 @@ def azure_options(connection_string: str) -> dict[str, Any]:
 
 
 def web(parts: Address) -> ObjectBackend:
-    """Return the files of a web server. What the address has as a query goes with every request."""
+    """Return the files of a web server. The query of the address is sent with every request."""
     origin = redact(parts.root.partition("?")[0])
     return WebBackend(origin, parts.root, {}, can_list=False)
 
 
 class WebBackend(ObjectBackend):
-    """Files of a web server, as different as these are.
+    """Files of a web server, allowing for how much these differ.
 
     Args:
         origin: The root for messages, without secrets.
         root: What keys are appended to, before the query.
         headers: Sent with every request, but not to other hosts it redirects to.
-        can_list: Whether it can say what it has.
+        can_list: Whether it supports listing.
     """
 
     def __init__(
@@ -310,11 +310,11 @@ class WebBackend(ObjectBackend):
 
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")
-"""Files that servers call encoded, though what is read are the files themselves."""
+"""Files that servers declare as encoded, although their encoding is part of the file."""
 
 
 def connect_web(root: str, headers: Mapping[str, str]) -> Connect:
-    """Return what connects to a web server.
+    """Return a function that connects to a web server.
 
     Args:
         root: What keys are appended to, before the query.
