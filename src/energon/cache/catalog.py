@@ -1,7 +1,7 @@
-"""What a cache on disk holds: its entries, their sizes and users, for all processes together.
+"""The catalog of a cache on disk: its entries, their sizes and users, shared by all processes.
 
-An SQLite database in the folder of the cache. It is as short-lived as the cache, so nothing is
-synced to disk; each step is one transaction, so whoever dies leaves whole steps behind.
+It is an SQLite database in the folder of the cache. It lives no longer than the cache, so nothing
+is synced to disk; each step is one transaction, so a process that dies leaves whole steps behind.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ ORDER BY used LIMIT 64
 
 
 class CacheLimits(NamedTuple):
-    """What a cache may hold."""
+    """Limits on the contents of a cache."""
 
     max_bytes: int
     max_count: int
 
 
 class Catalog:
-    """The entries of a cache, as one process uses them. May be used by many threads.
+    """The entries of a cache, as seen by one process. May be used by many threads.
 
     Args:
         folder: The folder of the cache.
-        limits: What it may hold.
-        user: Name of this process, unlike that of any other.
+        limits: Maximum size and number of entries.
+        user: A name for this process, unique among all.
     """
 
     def __init__(self, folder: Path, limits: CacheLimits, user: str) -> None:
@@ -89,18 +89,18 @@ class Catalog:
             raise
 
     def path(self, key: str) -> Path:
-        """Return where the content of an entry is."""
+        """Return the path of the content of an entry."""
         return self.folder / key[:2] / key
 
     def find(self, key: str, *, pin: bool) -> str | None:
-        """Return what is noted about an entry; None if absent.
+        """Return the note stored with an entry; None if absent.
 
         Args:
             key: Its key.
             pin: Whether to keep it from being dropped.
         """
         with self._mutex:
-            # Mostly it is absent, which takes no lock that others wait for.
+            # Mostly it is absent; finding that out needs no lock that blocks others.
             if self._connection.execute(_ABOUT, (key,)).fetchone() is None:
                 return None
         with self._transaction():
@@ -111,13 +111,13 @@ class Catalog:
             return str(row[0])
 
     def reserve(self, key: str, size: int) -> Literal["reserved", "present", "full"]:
-        """Make room for an entry of `size` bytes, dropping those used longest ago.
+        """Make room for an entry of `size` bytes by dropping the least recently used ones.
 
-        Entries that are in use are never dropped.
+        Entries in use are never dropped.
 
         Returns:
-            "reserved" if this process is to write it, "present" if someone has done so or does
-            so now, "full" if there is no room at present.
+            "reserved" if this process should write it, "present" if another has written or is
+            writing it, "full" if there is no room at present.
         """
         with self._transaction():
             if self._connection.execute("SELECT * FROM entries WHERE key = ?", (key,)).fetchone():
@@ -132,7 +132,7 @@ class Catalog:
         return "reserved"
 
     def written(self, key: str, about: str) -> None:
-        """Note that a reserved entry is there, and keep it from being dropped."""
+        """Record that a reserved entry was written, and pin it."""
         with self._transaction():
             self._connection.execute(
                 "UPDATE entries SET writer = NULL, about = ? WHERE key = ?", (about, key)
@@ -140,25 +140,25 @@ class Catalog:
             self._use(key, pin=True)
 
     def discard(self, key: str) -> None:
-        """Note that a reserved entry will not be written, or that one is not there any more."""
+        """Remove an entry that was reserved but not written, or whose file is gone."""
         with self._transaction():
             self._drop(key)
 
     def discard_lost(self, key: str, inode: int | None) -> None:
-        """Forget an entry whose content someone has deleted or damaged.
+        """Remove an entry whose content was deleted or damaged.
 
         Args:
             key: Its key.
-            inode: Number of the damaged file; None if there was none.
+            inode: Inode of the damaged file; None if there was no file.
         """
         with self._transaction():
-            # What is being written again meanwhile has a writer, or is another file by now.
+            # If it is being rewritten, it has a writer or is another file by now.
             written = self._connection.execute(_ABOUT, (key,)).fetchone() is not None
             if written and _inode(self.path(key)) in (None, inode):
                 self._drop(key)
 
     def release(self, keys: Sequence[str]) -> None:
-        """Let entries be dropped again, as far as this process is concerned."""
+        """Remove this process's pins on entries."""
         with self._transaction():
             self._connection.executemany(
                 "DELETE FROM pins WHERE key = ? AND user = ?", [(key, self.user) for key in keys]
@@ -206,7 +206,7 @@ class Catalog:
         return True
 
     def _drop(self, key: str) -> None:
-        # The file first: a row without a file is noticed, a file without a row never.
+        # The file first: a row without a file is noticed, a file without a row is not.
         self.path(key).unlink(missing_ok=True)
         self._connection.execute("DELETE FROM pins WHERE key = ?", (key,))
         self._connection.execute("DELETE FROM entries WHERE key = ?", (key,))

@@ -1,6 +1,6 @@
-"""In which form a cache keeps files, and the bytes of decoded ones.
+"""The forms in which a cache stores files: raw, or decoded in a format of its own.
 
-A header in JSON says what the value is made of; arrays and bytes follow it as they are.
+In the decoded format, a JSON header describes the value; arrays and bytes follow unencoded.
 
 | bytes | content |
 |---|---|
@@ -8,8 +8,8 @@ A header in JSON says what the value is made of; arrays and bytes follow it as t
 | … | JSON: `value`, and `sizes` of the blocks |
 | … | the blocks, each beginning at a multiple of 64 |
 
-In `value`, lists are `["list", items]` and so on: what is not None, a bool, a number or a str is
-such a pair.
+In `value`, a list is `["list", items]`, and so on: everything except None, bools, numbers and
+strings is such a pair.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Blocks = list[Any]
 
 
 def encode(value: Any) -> bytes:
-    """Return `value` as bytes: None, numbers, str, bytes, arrays, tensors, in lists, tuples, dicts.
+    """Encode None, numbers, str, bytes, arrays, tensors, and lists, tuples or dicts of these.
 
     Raises:
-        TypeError: If it is made of anything else.
+        TypeError: If the value contains anything else.
     """
     blocks: Blocks = []
     tree = _encode(value, blocks)
@@ -53,7 +53,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """Return the value that `encode` made `data` of. Arrays are copies, and can be written to."""
+    """Decode what `encode` returned. Arrays are writable copies."""
     (length,) = _LENGTH.unpack_from(data)
     position = _LENGTH.size + length
     header = parse_json(bytes(data[_LENGTH.size : position]), origin="cached value")
@@ -128,7 +128,7 @@ def _decode_tensor(content: Any, blocks: Blocks) -> Any:
 
 
 def _dtype(name: str) -> Any:
-    """Return the dtype of torch that has this name, and nothing else of torch."""
+    """Return the torch dtype of this name; other attributes of torch are refused."""
     import torch
 
     found = vars(torch).get(name)
@@ -152,20 +152,20 @@ CachedContent = tuple[bytes, SourceInfo]
 
 
 class Form(Protocol):
-    """In which form contents are kept."""
+    """The form in which contents are stored."""
 
     def key(self, store: FileStore[Any], name: str) -> str:
         """Return the key of a file."""
 
     def fetch(self, store: FileStore[Any], name: str) -> CachedContent:
-        """Return what to keep of a file, and where it came from."""
+        """Read a file, and return its stored form and where it came from."""
 
     def value(self, store: FileStore[Any], name: str, data: bytes) -> Any:
-        """Return the value of a file of which `data` were kept."""
+        """Return the value of a file from its stored form."""
 
 
 class RawForm:
-    """Files are kept as they are, and decoded whenever they are wanted."""
+    """Stores files as they are, and decodes them on every use."""
 
     def key(self, store: FileStore[Any], name: str) -> str:
         """Return the key of a file."""
@@ -176,14 +176,14 @@ class RawForm:
         return store.get_raw(name)
 
     def value(self, store: FileStore[Any], name: str, data: bytes) -> Any:
-        """Return what the store makes of the file."""
+        """Return the value that the store decodes the file to."""
         return store.decode(name, data)
 
 
 class DecodedForm:
-    """Files are decoded in the background, and their values kept: larger, and ready to use.
+    """Decodes files in the background and stores their values, which are larger but ready to use.
 
-    A value that cannot be kept without pickle is kept as the file that it is decoded from.
+    A value that would need pickle is stored as the file it was decoded from.
     """
 
     def key(self, store: FileStore[Any], name: str) -> str:

@@ -1,14 +1,13 @@
-"""Contents by key on local disk, for all processes that use one folder.
+"""Contents by key on local disk, shared by all processes that use one folder.
 
-Each file begins with its length and checksum, so that what was cut off or overwritten is noticed
-and fetched again. A disk that is full, or fails, is left alone for a while; until then all is as
-if there was no cache.
+Each file begins with its length and checksum, so that truncated or overwritten files are noticed
+and fetched again. A disk that is full or failing is not used for a while, as if there were no
+cache.
 
-The folder lives as long as someone uses it. Every user holds a shared lock on a file in it, which
-the system releases however the process ends. The first one starts a janitor: a process that
-waits for the lock to itself and removes the folder then. So even after all users were killed at
-once nothing is left; and should the janitor be killed with them, the next user of the same
-parent folder cleans up.
+The folder lives as long as it has users. Every user holds a shared lock on a file in it, which the
+system releases however the process ends. The first user starts a janitor: a process that waits
+for an exclusive lock and then removes the folder. So nothing is left even if all users are killed
+at once; and if the janitor is killed with them, the next user of the same parent folder cleans up.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _JANITOR = """
 import fcntl, os, shutil, sys
 lock = os.open(sys.argv[1], os.O_RDWR)
 fcntl.flock(lock, fcntl.LOCK_EX)
-# The folder may have been removed and made again, which is none of this janitor's business.
+# If the folder was removed and created again, it belongs to another janitor.
 if os.path.samestat(os.fstat(lock), os.stat(sys.argv[1])):
     shutil.rmtree(os.path.dirname(sys.argv[1]), ignore_errors=True)
 """
@@ -51,11 +50,11 @@ class SharedFolder:
     """A folder that this process and others use, until `leave`.
 
     Args:
-        parent: Where it is made; None for the system's folder of temporary files.
-        name: Which one; processes that give the same name share it.
+        parent: The folder to create it in; None for the system's temporary folder.
+        name: Processes that use the same name share the folder.
 
     Raises:
-        ConfigError: If nothing can be written there.
+        ConfigError: If the parent is not writable.
         OSError: If the disk is full.
     """
 
@@ -75,20 +74,20 @@ class SharedFolder:
             ) from error
 
     def leave(self) -> None:
-        """Stop using the folder. The last one to do so removes it."""
+        """Stop using the folder. The last user's departure removes it."""
         lock, self._lock = self._lock, None
         if lock is not None:
             _remove_if_unused(lock)
 
     def _join(self) -> FileLock:
         while True:
-            # Readable by nobody else: what is cached may be confidential.
+            # Private to this user: cached data may be confidential.
             self.path.mkdir(mode=0o700, exist_ok=True)
             path = self.path / _LOCK
             try:
                 lock = FileLock(path, permissions=0o600)
             except FileNotFoundError:
-                continue  # the last user left meanwhile and removed the folder
+                continue  # the last user has left and removed the folder
             first = lock.hold(wait=False)
             lock.hold(shared=True)
             if lock.is_at_path:
@@ -121,17 +120,17 @@ def _start_janitor(lock: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        # Not in the group of this process: what kills that should not kill the janitor.
+        # In its own process group: a signal to ours must not kill the janitor.
         start_new_session=True,
     )
-    # It outlives this process, which is not to be complained about.
+    # It outlives this process on purpose, so suppress the ResourceWarning.
     process.returncode = 0
 
 
 logger = logging.getLogger("energon")
 
 RETRY_SECONDS = 30.0
-"""How long a disk that was full is not written to."""
+"""How long not to write to a disk that was full."""
 _MAGIC = b"ENC1"
 _HEADER = struct.Struct("<4sIQ")
 
@@ -139,15 +138,15 @@ Stored = Literal["stored", "present", "full", "failed"]
 
 
 class SharedContents:
-    """Contents in a folder that goes away with its last user. May be used by many threads.
+    """Contents in a folder that is removed with its last user. May be used by many threads.
 
     Args:
-        parent: Where the folder is made; None for the system's folder of temporary files.
-        name: Which folder below it.
-        limits: What all processes together may keep.
+        parent: The folder to create it in; None for the system's temporary folder.
+        name: Processes that use the same name share the folder.
+        limits: Limits for all processes together.
 
     Raises:
-        ConfigError: If nothing can be written there, and not because the disk is full.
+        ConfigError: If the parent is not writable for another reason than a full disk.
     """
 
     def __init__(
@@ -167,11 +166,11 @@ class SharedContents:
 
     @property
     def path(self) -> Path | None:
-        """The folder; None as long as the disk has no room for it."""
+        """The folder; None while the disk has no room for it."""
         return None if self._folder is None else self._folder.path
 
     def find(self, key: str, *, pin: bool) -> str | None:
-        """Return what was noted about a content; None if absent.
+        """Return the note stored with a content; None if absent.
 
         Args:
             key: Its key.
@@ -185,7 +184,7 @@ class SharedContents:
             return None
 
     def read(self, key: str) -> bytes | None:
-        """Return a content that was found or stored; None if it is gone or damaged."""
+        """Return a content found or stored before; None if it is gone or damaged."""
         catalog, inode = self._catalog(), None
         if catalog is None:
             return None
@@ -212,11 +211,11 @@ class SharedContents:
         Args:
             key: Its key.
             data: The content.
-            about: What to note about it.
+            about: A note to store with it.
 
         Returns:
-            "full" if there is no room as long as nothing is released, "present" if another
-            process has stored it or is about to, "failed" if the disk does not take it.
+            "full" if there is no room until something is released, "present" if another process
+            has stored it or is about to, "failed" if it cannot be written to disk.
         """
         catalog = self._catalog()
         if catalog is None or self._is_resting():
@@ -239,7 +238,7 @@ class SharedContents:
         return "stored"
 
     def release(self, keys: list[str]) -> bool:
-        """Let contents be dropped when room is needed. Return False if that has to be retried."""
+        """Allow contents to be dropped for room. Return False if that has to be retried."""
         catalog = self._catalog()
         try:
             if catalog is not None:
@@ -250,7 +249,7 @@ class SharedContents:
         return True
 
     def drop(self, key: str) -> None:
-        """Delete a content now, or later if the disk is too full to note even that."""
+        """Delete a content, later if the disk is too full even to record that."""
         catalog = self._catalog()
         try:
             if catalog is not None:
@@ -268,7 +267,7 @@ class SharedContents:
                 self.drop(key)
 
     def usage(self) -> tuple[int, int]:
-        """Return how many bytes and contents there are, of all processes."""
+        """Return the size in bytes and the number of contents, of all processes."""
         catalog = self._catalog()
         self._drop_again()
         try:
@@ -291,7 +290,7 @@ class SharedContents:
                 self._folder.leave()
 
     def _catalog(self) -> Catalog | None:
-        """Return the catalog, which is made as soon as the disk has room for it."""
+        """Return the catalog, created as soon as the disk has room for it."""
         if self._open is not None:
             return self._open
         with self._mutex:

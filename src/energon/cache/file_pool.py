@@ -33,23 +33,23 @@ _FORMS: dict[str, type[Form]] = {
 
 
 class FileStoreCachePool(CachePool):
-    """Fetches files to local disk in the background, so that lazies are there when wanted.
+    """Fetches files to local disk in the background, ahead of their use.
 
-    All workers of a loader share one folder and its limits. Files that nobody waits for any
-    more stay until their room is needed, those used longest ago leaving first. The folder goes
-    away with its last user, also after crashes. Without room on the disk, files come from their
-    stores as if there was no cache: it never makes a difference but for the time.
+    All workers of a loader share one folder and its limits. Files that nobody is waiting for stay
+    until their room is needed; the least recently used ones go first. The folder is removed with
+    its last user, also after crashes. If the disk has no room, files are read from their stores:
+    the cache affects speed, never results.
 
     Args:
-        parent_cache_dir: Folder on a local disk; None for the system's folder of temporary files.
+        parent_cache_dir: Folder on a local disk; None for the system's temporary folder.
         num_workers: How many files each process fetches at a time.
-        max_cache_size_gbytes: Most that is kept, in GiB, by all workers of the loader together.
-        max_cache_count: Most files that are kept.
-        method: "raw" keeps files as they are; "decoded" keeps what they are decoded to, if that
-            is made of numbers, text, bytes, arrays and tensors. "pickle" is an old name of
-            "decoded"; nothing is pickled.
-        name: Loaders of the same user and machine that give the same name share a folder; None
-            shares it among the workers of one loader.
+        max_cache_size_gbytes: Maximum size in GiB, for all workers of the loader together.
+        max_cache_count: Maximum number of files.
+        method: "raw" stores files as they are; "decoded" stores the values they are decoded to,
+            if those consist of numbers, text, bytes, arrays and tensors. "pickle" is an old name
+            of "decoded"; nothing is pickled.
+        name: Loaders of one user on one machine that use the same name share a folder; None
+            shares it among the workers of one loader only.
 
     Raises:
         ConfigError: If an argument is invalid.
@@ -114,11 +114,11 @@ class FileStoreCachePool(CachePool):
         return KeptLazy(self._open().keep(encoded), name, self)
 
     def usage(self) -> tuple[int, int]:
-        """Return how many bytes and files are kept, by all who share the folder."""
+        """Return the size in bytes and the number of files in the shared folder."""
         return self._open().disk.usage()
 
     def stats(self) -> dict[str, int]:
-        """Return how many files this process got from the cache ("hits"), and from stores."""
+        """Return how many files came from the cache ("hits") and from stores ("misses")."""
         counts = self._open().counts
         return {"hits": counts["hits"], "misses": counts["misses"]}
 
@@ -149,7 +149,7 @@ class FileStoreCachePool(CachePool):
         return _make_pool, (settings,)
 
     def _open(self) -> Prefetcher:
-        """Return the prefetcher of this process. A fork makes its own, in the same folder."""
+        """Return the prefetcher of this process. A fork creates its own for the same folder."""
         prefetcher = self._prefetcher
         if prefetcher is None or self._pid != os.getpid():
             with self._lock:
@@ -170,8 +170,8 @@ def _make_pool(settings: dict[str, Any]) -> FileStoreCachePool:
 class FileCacheLazy(Lazy[T]):
     """A file that is being fetched to local disk.
 
-    What was fetched is let go with the first `get`, or when the lazy is forgotten; later ones
-    take it from disk if it is still there, or else from the store.
+    The first `get` releases the fetched file, as does garbage collection of the lazy; later calls
+    read it from disk if it is still there, else from the store.
 
     Example:
         >>> from energon import SystemFileStore
@@ -206,7 +206,7 @@ class FileCacheLazy(Lazy[T]):
 
 
 class KeptLazy(Lazy[T]):
-    """A value that was put away on local disk."""
+    """A value stored on local disk."""
 
     __slots__ = ("_ticket",)
 

@@ -1,7 +1,4 @@
-"""Handles to files that are needed later, and what makes them.
-
-This is the contract of cache pools, and the pool that caches nothing.
-"""
+"""The contract of cache pools and their lazies, and the pool that caches nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ T = TypeVar("T")
 
 
 class Lazy(ABC, Generic[T]):
-    """A file of a store that someone will want to have.
+    """A handle to a file of a store that is needed later.
 
     Lazies of the same file of the same store are equal.
 
@@ -47,14 +44,14 @@ class Lazy(ABC, Generic[T]):
         """Return the file, as `FileStore.get` does. May be called again.
 
         Args:
-            sample: Gets the file added to its `__sources__`; None notes it nowhere.
+            sample: Its `__sources__` get the file added; None records it nowhere.
 
         Raises:
             NoSuchFileError: If the store has no such file.
         """
 
     def __reduce__(self) -> Any:
-        # What is cached belongs to a process; the file itself is found from everywhere.
+        # The cache belongs to this process; the store is reachable from any.
         return DirectLazy, (self.ds, self.fname, None)
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +69,7 @@ class Lazy(ABC, Generic[T]):
 
 
 class DirectLazy(Lazy[T]):
-    """A lazy that reads the file from its store when it is wanted.
+    """A lazy that reads the file from its store on each `get`.
 
     Example:
         >>> from energon import SystemFileStore
@@ -87,7 +84,7 @@ class DirectLazy(Lazy[T]):
 
 
 class MockLazy(Lazy[T]):
-    """A lazy that calls a function; for tests, and for what is not a file.
+    """A lazy that calls a function; for tests, and for values that are not files.
 
     Args:
         fname: Its name.
@@ -116,7 +113,7 @@ class MockLazy(Lazy[T]):
 
 
 class ValueLazy(Lazy[T]):
-    """A value that was handed to a pool and is kept in memory."""
+    """A value that was passed to a pool and is kept in memory."""
 
     __slots__ = ("value",)
 
@@ -156,7 +153,7 @@ class CachePool(ABC):
 
     @abstractmethod
     def get_lazy(self, ds: FileStore[T], fname: str) -> Lazy[T]:
-        """Return a handle to a file, and begin to fetch it."""
+        """Return a handle to a file, and start fetching it."""
 
     @abstractmethod
     def to_cache(self, data: T, name: str) -> Lazy[T]:
@@ -164,19 +161,19 @@ class CachePool(ABC):
 
         Args:
             data: The value.
-            name: How messages call it.
+            name: Its name in messages.
         """
 
     def take_counts(self) -> Mapping[str, int]:
-        """Return what was counted since the last call: hits, misses, and what the disk refused."""
+        """Return the counts since the last call: hits, misses, and failed writes."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most pools hold nothing
-        """Free what the pool holds. Lazies that it made still work, without a cache."""
+        """Free the pool's resources. Its lazies still work, without a cache."""
 
 
 class NoCachePool(CachePool):
-    """Caches nothing: lazies read from their store when the file is wanted.
+    """Caches nothing: lazies read from their store on each `get`.
 
     Example:
         >>> from energon import SystemFileStore
@@ -199,13 +196,13 @@ _NO_POOL = NoCachePool()
 
 
 def active_pool() -> CachePool:
-    """Return the pool of the loader that runs the hook which asks; without one, no cache."""
+    """Return the pool of the loader that runs the calling hook, or a pool that caches nothing."""
     return _ACTIVE.get() or _NO_POOL
 
 
 @contextmanager
 def activated(pool: CachePool | None) -> Iterator[None]:
-    """Make `pool` the one that hooks get, in this thread and until the end of the block."""
+    """Make `pool` the active one in this thread, until the end of the block."""
     token = _ACTIVE.set(pool)
     try:
         yield

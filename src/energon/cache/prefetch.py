@@ -1,4 +1,4 @@
-"""Fetch files to local disk in the background, for those who will want them."""
+"""Fetch files to local disk in the background, ahead of their use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from energon.sources.files.store import FileStore
 
 
 class Step(Enum):
-    """How far a file is on its way to the disk."""
+    """The state of a file on its way to disk."""
 
     QUEUED = 0
     FETCHING = 1
@@ -29,7 +29,7 @@ class Step(Enum):
 
 
 class Task:
-    """A file that is wanted, and how far it is."""
+    """A requested file and its state."""
 
     __slots__ = ("content", "fetched", "key", "name", "source", "step", "store", "users")
 
@@ -45,16 +45,16 @@ class Task:
 
 
 CLOSE_SECONDS = 5.0
-"""How long threads that read from a store are waited for at the end."""
+"""How long to wait at the end for threads that read from a store."""
 ROOM_SECONDS = 0.05
-"""How often a full cache is looked at again: other processes make room silently."""
+"""How often to try a full cache again: other processes make room without notice."""
 
 _VALUE = "value-"
 _NOWHERE = SourceInfo("", "", None, ())
 
 
 class Ticket:
-    """One who wants the file of a task. Gives up with `close`, or when forgotten."""
+    """A request for the file of a task. Withdrawn by `close`, or when garbage collected."""
 
     __slots__ = ("_prefetcher", "task")
 
@@ -70,7 +70,7 @@ class Ticket:
         return self._prefetcher.take(task)
 
     def close(self) -> None:
-        """Want the file no longer."""
+        """Withdraw the request."""
         self.__del__()
         self._prefetcher.settle()
 
@@ -82,14 +82,14 @@ class Ticket:
 
 
 class Prefetcher:
-    """Threads that fetch files to a cache on disk, in the order in which they were asked for.
+    """Threads that fetch files to a cache on disk, in the order of the requests.
 
-    A full cache stops them until something is released; meanwhile, files are read from their
-    stores as if there was no cache.
+    A full cache stops them until something is released; until then, files are read from their
+    stores as if there were no cache.
 
     Args:
         disk: The cache.
-        form: In which form contents are kept.
+        form: The form in which contents are stored.
         num_threads: How many files are fetched at a time.
     """
 
@@ -112,7 +112,7 @@ class Prefetcher:
             thread.start()
 
     def ask(self, store: FileStore[Any], name: str) -> Ticket:
-        """Return a ticket for a file, and begin to fetch it unless someone does already."""
+        """Return a ticket for a file, and start fetching it unless that has begun already."""
         key = self.form.key(store, name)
         with self._changed:
             self._see_off()
@@ -125,7 +125,7 @@ class Prefetcher:
         return Ticket(task, self)
 
     def keep(self, data: bytes) -> Ticket:
-        """Return a ticket for `data`, which go to disk as soon as there is room."""
+        """Return a ticket for `data`, which are written to disk as soon as there is room."""
         task = Task(None, "", _VALUE + uuid4().hex)
         task.content = data, _NOWHERE
         task.source = _NOWHERE
@@ -146,7 +146,7 @@ class Prefetcher:
         with self._changed:
             self._see_off()
             if task.step is Step.QUEUED and task.users == 1:
-                # Nobody else waits for it, so it is not worth a file any more.
+                # Nobody else waits for it, so it need not be written to disk.
                 task.step = Step.ABSENT
                 task.fetched.set()
         if task.step is Step.FETCHING:
@@ -154,7 +154,7 @@ class Prefetcher:
         with self._changed:
             kept, content = task.step is Step.KEPT, task.content
         if content is None and kept and task.source is not None:
-            # It is pinned, so the catalog need not be asked.
+            # It is pinned, so there is no need to consult the catalog.
             data = self.disk.read(task.key)
             content = None if data is None else (data, task.source)
         elif content is None:
@@ -174,13 +174,13 @@ class Prefetcher:
         return content
 
     def settle(self) -> None:
-        """Account for tickets that were closed."""
+        """Process tickets that were closed."""
         if self._pid == os.getpid():
             with self._changed:
                 self._see_off()
 
     def close(self) -> None:
-        """End the threads and stop using the cache; tickets read from the stores then."""
+        """End the threads and stop using the cache; from then on, tickets read from the stores."""
         if self._closed or self._pid != os.getpid():
             return
         with self._changed:
@@ -195,7 +195,7 @@ class Prefetcher:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
-            # Else a store does not answer, and the folder is left to the janitor.
+            # Otherwise a store does not answer, and the folder is left to the janitor.
             self.disk.close()
 
     def _run(self) -> None:
@@ -214,7 +214,7 @@ class Prefetcher:
             self._let_go()
 
     def _fetch(self, task: Task) -> None:
-        """Bring the file of a task into memory, unless it is on disk."""
+        """Read the file of a task into memory, unless it is on disk."""
         if task.step is not Step.FETCHING or task.store is None:
             return
         try:
@@ -225,14 +225,13 @@ class Prefetcher:
                 return
             content = self.form.fetch(task.store, task.name)
         except Exception:
-            # Whoever takes it reads it from the store, and fails there, where it can be told
-            # which sample that concerns.
+            # The reader will try the store itself and fail there, where the sample is known.
             self._move(task, Step.ABSENT)
             return
         self._move(task, Step.FETCHED, content)
 
     def _write(self, task: Task) -> None:
-        """Bring a file in memory to disk, unless all who want it go away before."""
+        """Write a file to disk, unless all requests for it are withdrawn first."""
         content = task.content
         if task.step is not Step.FETCHED or content is None or not task.users:
             return
@@ -263,7 +262,7 @@ class Prefetcher:
         return self.disk.store(key, data, json.dumps(about))
 
     def _look(self, key: str) -> CachedContent | None:
-        """Return a content if it is there, without keeping it from being dropped."""
+        """Return a content if present, without pinning it."""
         if self._closed:
             return None
         about = self.disk.find(key, pin=False)
@@ -285,7 +284,7 @@ class Prefetcher:
                 self._released.append(task.key)
 
     def _see_off(self) -> None:
-        """Account for tickets that were closed. The lock is held."""
+        """Process tickets that were closed. The lock is held."""
         while self.leavers:
             task = self.leavers.popleft()
             task.users -= 1
@@ -300,7 +299,7 @@ class Prefetcher:
                 task.step = Step.ABSENT
 
     def _let_go(self) -> None:
-        """Tell the cache what is not wanted any more."""
+        """Release contents that are no longer requested."""
         with self._changed:
             self._see_off()
             keys = [key for key in self._released if key not in self._tasks]

@@ -1,6 +1,6 @@
-"""Packing: which samples go into one sequence, and what attention needs to keep them apart.
+"""Packing: which samples go into one sequence, and what attention needs to separate them.
 
-Arithmetic on lengths: no files, and no torch unless it is given tensors.
+Arithmetic on lengths: no files, and no torch unless the arguments are tensors.
 """
 
 from energon.packing.packer import Packer, Selection, fill_exactly, first_fit_decreasing

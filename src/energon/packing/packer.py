@@ -1,8 +1,8 @@
 """A packer: from a window of samples to packs, for the hook `select_samples_to_pack`.
 
-What it does with lengths is a function on integers: they are divided into bins of limited room.
-Lengths may have several dimensions, e.g. tokens and image tiles; each has a room of its own. A
-list of indices is returned for each bin, and every item is in one bin.
+The algorithms are functions on integers: they divide lengths into bins of limited room and return
+a list of indices for each bin; every item is in exactly one. Lengths may have several dimensions,
+for example tokens and image tiles, each with a room of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Bins = list[list[int]]
 
 
 def first_fit_decreasing(lengths: Lengths, room: Sequence[int]) -> Bins:
-    """Put each item, the largest first, into the first bin that has room for it.
+    """Put each item, largest first, into the first bin that has room for it.
 
-    The size of an item is its share of the room, in the dimension where that is largest.
+    The size of an item is its largest share of the room in any dimension.
 
     Example:
         >>> import numpy as np
@@ -34,7 +34,7 @@ def first_fit_decreasing(lengths: Lengths, room: Sequence[int]) -> Bins:
         [[0, 2], [1, 3]]
     """
     bins: Bins = []
-    # Bins that are not in use yet have room for everything, so there is always one that fits.
+    # Unused bins have room for everything, so there is always one that fits.
     free = np.tile(np.array(room, np.int64), (len(lengths), 1))
     single = free[:, 0] if len(room) == 1 else None
     for item in _largest_first(lengths, room):
@@ -55,17 +55,17 @@ def fill_exactly(
 ) -> Bins:
     """Fill one bin after the other with the items that leave the least room in it.
 
-    A bin begins with the largest item left. For one dimension the rest is the subset of the
-    items left whose sum comes closest to the room, found by dynamic programming over sums; for
-    several, items are added one by one, those first that use what is left in proportion.
+    A bin starts with the largest remaining item. In one dimension, the rest is the subset of the
+    remaining items whose sum comes closest to the room, found by dynamic programming over sums; in
+    several, items are added one by one, preferring those that use the free room in proportion.
 
     Args:
         lengths: Sizes of the items.
         room: Sizes of a bin.
         balance: Whether bins should also have similar sums of squares of the first dimension,
-            which is what attention costs.
-        oldest_first: Whether the first bin takes the items that come first, whatever their
-            size, so that none waits forever if it is carried from window to window.
+            to which the cost of attention is proportional.
+        oldest_first: Whether the first bin takes the earliest items whatever their size, so that
+            none is carried from window to window forever.
 
     Example:
         >>> import numpy as np
@@ -102,10 +102,10 @@ class _Squares:
         self.tokens = float(self.lengths.sum())
 
     def order(self, seed: int, rest: list[int]) -> list[int]:
-        """Return `rest`, those first that would give the bin of `seed` its share of squares.
+        """Return `rest` sorted by how well each would give the bin of `seed` its share of squares.
 
         Items of length a fill t tokens with squares of a·t, so with t tokens free and q squares
-        due, items of the length q/t are wanted.
+        missing, items of length q/t fit best.
         """
         share = self.total * self.room / max(self.tokens, 1.0)
         length = self.lengths[seed]
@@ -114,7 +114,7 @@ class _Squares:
         return [rest[place] for place in np.argsort(distances, kind="stable").tolist()]
 
     def take(self, items: list[int]) -> None:
-        """Note that a bin was made of `items`."""
+        """Record that a bin was made of `items`."""
         self.total -= float((self.lengths[items] ** 2).sum())
         self.tokens -= float(self.lengths[items].sum())
 
@@ -147,7 +147,7 @@ def _closest_subset(lengths: NDArray[np.int64], items: list[int], room: int) -> 
 
 
 def _in_proportion(lengths: Lengths, items: list[int], free: NDArray[np.int64]) -> list[int]:
-    """Return items that fit into `free`, each time the one that lies best in what is left."""
+    """Return items that fit into `free`, choosing each time the one that uses it most evenly."""
     chosen: list[int] = []
     candidates = np.array(items, np.int64)
     while len(candidates):
@@ -175,9 +175,9 @@ class Selection:
     """What the hook `select_samples_to_pack` may return instead of a list of groups.
 
     Args:
-        groups: Which samples are packed together.
-        carry: Samples that are offered again with the next window, the very objects that the
-            hook was given.
+        groups: The samples of each pack.
+        carry: Samples to offer again with the next window: the same objects that the hook
+            received.
 
     Example:
         >>> from energon import DefaultTaskEncoder
@@ -194,28 +194,28 @@ class Selection:
 
 
 CARRIED_SLACK = 1 / 256
-"""Packs with more room than this share are not given but carried over, if the packer carries."""
+"""If the packer carries, packs with a larger share of free room than this are carried over."""
 
 
 @dataclass(frozen=True)
 class Packer:
     """Divides samples into packs that fit into a context. Call it with the samples of a window.
 
-    Deterministic: the same samples give the same packs. Packs keep their samples in the order
-    of the stream, and come in no order of size.
+    Deterministic: the same samples yield the same packs. Packs keep their samples in stream order,
+    and are not sorted by size.
 
     Args:
-        context: Room of a pack: a number of tokens, or several numbers, one for each dimension.
-        length: Returns the length of a sample: a number, or as many as `context` has.
+        context: Room of a pack: a number of tokens, or several numbers, one per dimension.
+        length: Returns the length of a sample: one number, or one per dimension of `context`.
         method: "fill" fills one pack after the other as exactly as possible; "first_fit" is
             first-fit decreasing.
-        carry: Whether packs that did not get full wait for the next window instead of being
-            padded. Needs more samples at the start, then next to no padding; False closes
-            every window.
+        carry: Whether the samples of packs that are not full wait for the next window instead of
+            being padded. This takes more samples at the start and then almost no padding; with
+            False, every window is packed completely.
         balance: Whether packs should also have similar sums of squared lengths (of the first
-            dimension), which is what attention costs. Only "fill" can.
-        too_long: What happens to a sample that is longer than the context: "error" ends the
-            run with its key, "leave_out" leaves it out (statistics count it).
+            dimension), to which the cost of attention is proportional. Requires "fill".
+        too_long: What to do with a sample longer than the context: "error" ends the run and names
+            its key, "leave_out" skips it (statistics count it).
 
     Example:
         >>> packer = Packer(10, length=len, carry=False)
@@ -249,7 +249,7 @@ class Packer:
         return (context,) if isinstance(context, int) else tuple(map(operator.index, context))
 
     def __call__(self, samples: Sequence[Any]) -> Selection:
-        """Return which samples are packed together, and which are carried over.
+        """Return the samples of each pack, and those to carry over.
 
         Raises:
             FatalSampleError: If a sample is longer than the context, or has no length.
@@ -270,7 +270,7 @@ class Packer:
         dimensions = len(self.room)
         found = [self.length(sample) for sample in samples]
         try:
-            # All at once, which is many times as fast as one by one.
+            # All at once is many times as fast as one by one.
             measured = np.array(found)
         except ValueError:  # they differ in their number of dimensions
             measured = np.empty(0)
@@ -289,21 +289,21 @@ class Packer:
         return fill_exactly(lengths, self.room, balance=self.balance, oldest_first=self.carry)
 
     def _split(self, bins: Bins, lengths: Lengths) -> tuple[Bins, list[int]]:
-        """Return the packs to give, in no order of size, and the items to carry over."""
+        """Return the packs to yield, not sorted by size, and the items to carry over."""
         kept, carried = bins, []
         if self.carry and len(bins) > 1:
             fill = [(lengths[items].sum(axis=0) / self.room).max() for items in bins]
             full = [place for place in range(len(bins)) if fill[place] >= 1 - CARRIED_SLACK]
-            # Something leaves in every window, and what is oldest first of all.
+            # Every window yields something, the oldest items first.
             oldest = next(place for place, items in enumerate(bins) if 0 in items)
             given = {oldest, *full}
             kept = [bins[place] for place in sorted(given)]
             carried = [item for p, items in enumerate(bins) if p not in given for item in items]
-        # The first item of a bin is its largest: where that was in the stream is pure chance.
+        # The first item of a bin is its largest, whose place in the stream is random.
         return sorted(kept, key=operator.itemgetter(0)), carried
 
     def _refuse_lengths(self, samples: Sequence[Any], lengths: Sequence[Any]) -> None:
-        """Name the first sample whose length is none."""
+        """Raise an error that names the first sample without a valid length."""
         dimensions = len(self.room)
         for sample, length in zip(samples, lengths, strict=True):
             found = np.asarray(length)
@@ -325,6 +325,6 @@ class Packer:
 
 
 def _name(sample: Any) -> str:
-    """Return what a sample is called in messages."""
+    """Return the name of a sample for messages."""
     key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
     return repr(sample)[:80] if key is None else repr(key)

@@ -1,6 +1,6 @@
-"""Join sequences into one, with what attention needs to keep them apart.
+"""Join sequences into one, with what attention needs to separate them.
 
-Works on numpy arrays and torch tensors; results are of the kind of the arguments.
+Works on numpy arrays and torch tensors, and returns the same type as its arguments.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from energon.errors import ConfigError, SampleError
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """Several sequences in one, as attention over sequences of variable length takes it.
+    """Several sequences in one, as variable-length attention expects them.
 
     Args:
         values: The sequences one after the other, then padding.
-        cu_seqlens: Where each sequence begins, and where the last ends: int32,
-            (num_sequences + 1,). Padding is a sequence of its own, the last one.
-        position_ids: Number of each value within its sequence: int64, (num_values,).
+        cu_seqlens: Start of each sequence and end of the last: int32, (num_sequences + 1,).
+            Padding is a sequence of its own, the last one.
+        position_ids: Position of each value within its sequence: int64, (num_values,).
         max_seqlen: Length of the longest sequence, padding included.
-        num_values: How many values are not padding.
+        num_values: Number of values that are not padding.
 
     Example:
         >>> packed = pack_sequences([np.array([7, 8, 9]), np.array([5])], pad_to=6)
@@ -47,11 +47,11 @@ def pack_sequences(
 
     Args:
         sequences: Arrays or tensors, equal in all dimensions but the first; at least one.
-        pad_to: How many values to return; None adds no padding.
-        pad_value: What padding consists of.
+        pad_to: Length to pad to; None adds no padding.
+        pad_value: Value of the padding.
 
     Raises:
-        SampleError: If the sequences are longer than `pad_to` together.
+        SampleError: If the sequences together are longer than `pad_to`.
 
     Example:
         >>> packed = pack_sequences([np.array([7, 8, 9]), np.array([5])], pad_to=6)
@@ -59,7 +59,7 @@ def pack_sequences(
         (array([7, 8, 9, 5, 0, 0]), array([0, 3, 4, 6], dtype=int32), array([0, 1, 2, 0, 0, 1]))
     """
     if not len(sequences):
-        raise ConfigError("there are no sequences to pack; leave empty groups out")
+        raise ConfigError("there are no sequences to pack; skip empty groups")
     lengths = [len(sequence) for sequence in sequences]
     num_values = sum(lengths)
     if pad_to is not None and num_values > pad_to:
@@ -81,7 +81,7 @@ def pack_sequences(
 
 
 def cu_seqlens(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return where sequences of these lengths begin, and where the last ends.
+    """Return the start of each sequence of these lengths, and the end of the last.
 
     Example:
         >>> cu_seqlens([3, 1, 2])
@@ -91,7 +91,7 @@ def cu_seqlens(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def position_ids(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the number of each value within its sequence.
+    """Return the position of each value within its sequence.
 
     Example:
         >>> position_ids([3, 1, 2])
@@ -103,7 +103,7 @@ def position_ids(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def merge_cu_seqlens(packs: Sequence[Any]) -> Any:
-    """Return the `cu_seqlens` of packs that are joined one after the other, as in a batch.
+    """Return the `cu_seqlens` of packs concatenated one after the other, as in a batch.
 
     Example:
         >>> merge_cu_seqlens([cu_seqlens([3, 1]), cu_seqlens([2, 2])])

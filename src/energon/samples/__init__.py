@@ -1,1 +1,1 @@
-"""What a sample and a batch are: typed dataclasses, crude dicts, and how lists of them collate."""
+"""Samples and batches: typed dataclasses, crude dicts, and how lists of them are collated."""

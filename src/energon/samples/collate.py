@@ -1,4 +1,4 @@
-"""Make one value of the values of many samples, and apply functions to the tensors in one."""
+"""Collate the values of many samples into one, and apply functions to the tensors in a value."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 PARALLEL_NUMBERS = 32_768
-"""So many numbers torch copies in several threads."""
+"""From this many elements on, torch copies in several threads."""
 
 _shape = attrgetter("shape")
 
 
 def generic_batch(batch: Sequence[Any]) -> Any:
-    """Return `batch` as one: arrays stacked, structures field by field, the rest as a list.
+    """Collate `batch`: stack arrays, go through structures field by field, list the rest.
 
-    Tensors and numpy arrays of different shapes are padded with zeros at their ends. Values
-    of a dataclass with `from_samples` are given to that.
+    Tensors and numpy arrays of different shapes are padded with zeros at their ends. Dataclasses
+    with `from_samples` are collated by that.
 
     Example:
         >>> import numpy as np
@@ -63,7 +63,7 @@ def batch_list(batch: Sequence[Any]) -> list[Any]:
 
 
 def batch_stack(batch: Sequence[Any]) -> Any:
-    """Return arrays of one shape stacked along a new first dimension.
+    """Stack arrays of one shape along a new first dimension.
 
     Raises:
         ConfigError: If their shapes differ.
@@ -83,12 +83,12 @@ def batch_stack(batch: Sequence[Any]) -> Any:
 
 
 def _stack(batch: Sequence[Any]) -> Any:
-    """Return arrays stacked that are known to have one shape."""
+    """Stack arrays that are known to have one shape."""
     if isinstance(batch[0], np.ndarray):
         return np.stack(list(batch))
     torch = sys.modules["torch"]
-    # Torch would stack large ones in many threads, which wait busily for milliseconds after it,
-    # when others decode the next images.
+    # Torch would stack large ones in many threads, which then spin for milliseconds while other
+    # threads decode the next images.
     is_large = batch[0].numel() * len(batch) >= PARALLEL_NUMBERS
     if is_large and _can_stack_in_numpy(batch):
         return torch.from_numpy(np.stack([value.numpy() for value in batch]))
@@ -96,7 +96,7 @@ def _stack(batch: Sequence[Any]) -> Any:
 
 
 def _can_stack_in_numpy(tensors: Sequence[Any]) -> bool:
-    """Return whether numpy makes the same of tensors as torch does."""
+    """Return whether numpy stacks tensors exactly as torch does."""
     torch, first = sys.modules["torch"], tensors[0]
     return first.dtype in (
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -113,7 +113,7 @@ def _can_stack_in_numpy(tensors: Sequence[Any]) -> bool:
 
 
 def batch_pad_stack(batch: Sequence[Any]) -> Any:
-    """Return arrays stacked along a new first dimension, padded with zeros at their ends.
+    """Stack arrays along a new first dimension, padded with zeros at their ends.
 
     Example:
         >>> import numpy as np
@@ -131,7 +131,7 @@ def batch_pad_stack(batch: Sequence[Any]) -> Any:
 
 
 def concat_pad(batch: Sequence[Any]) -> Any:
-    """Return arrays joined along their first dimension, the others padded with zeros.
+    """Concatenate arrays along their first dimension, padding the others with zeros.
 
     Example:
         >>> import numpy as np
@@ -151,7 +151,7 @@ def concat_pad(batch: Sequence[Any]) -> Any:
 
 
 def generic_concat(batch: Sequence[Any]) -> Any:
-    """Return batches as one: arrays joined and padded, lists joined, structures by field.
+    """Concatenate batches: arrays are padded, lists joined, structures handled field by field.
 
     Example:
         >>> batches = [{"x": np.ones((2, 3)), "y": ["a", "b"]}, {"x": np.ones((1, 5)), "y": ["c"]}]
@@ -177,7 +177,7 @@ def generic_concat(batch: Sequence[Any]) -> Any:
 
 
 def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
-    """Return batches of one type as one.
+    """Concatenate batches that have the same type.
 
     Raises:
         ConfigError: If their types differ.
@@ -198,7 +198,7 @@ def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
 
 
 def _field(name: Any, column: list[Any]) -> Any:
-    # Names like __key__ are about samples, not of them: a batch keeps one for each.
+    # Names like __key__ describe the sample: a batch keeps one for each.
     if name == "__restore_key__":
         return tuple(column)  # a key is a key of dicts, too
     return column if isinstance(name, str) and name.startswith("__") else generic_batch(column)
@@ -235,8 +235,8 @@ T = TypeVar("T")
 def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
     """Return `value` with `function` applied to the tensors in it.
 
-    Goes into dicts, lists, tuples and dataclasses; other objects are passed through. What
-    holds no tensor is not copied.
+    Descends into dicts, lists, tuples and dataclasses; other objects are passed through. Values
+    without a tensor are not copied.
     """
     if "torch" not in sys.modules:
         return value

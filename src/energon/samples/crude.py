@@ -1,9 +1,9 @@
-"""Samples as they are in the shards, dicts with an entry per part; and where samples came from.
+"""Crude samples, dicts with an entry per part as in the shards; and where samples came from.
 
-A restore key says where in the data a sample, a pack or a batch came from. A sample that was read
-has the key (leaf, epoch, ordinal). What is made of several has the key (kind, (key, key, …)), a
-batch with the number that it has in the run, and each hook that yields several outputs appends
-the number of the output. Keys are independent of ranks and workers.
+A restore key tells where in the data a sample, a pack or a batch came from. A sample that was read
+has the key (leaf, epoch, ordinal). A combination of several has the key (kind, (key, key, …)); a
+batch adds its number in the run, and each hook that yields several outputs appends the number of
+the output. Keys are independent of ranks and workers.
 
     (0, 3, 4711)                                 a sample
     (0, 3, 4711, 1)                              the second output of a generator
@@ -30,7 +30,7 @@ RestoreKey = tuple[Any, ...]
 def key_of(item: Any) -> RestoreKey | None:
     """Return the restore key of a sample or a batch; None if it carries none.
 
-    Hooks may put there what they like: only what looks like a key is one.
+    Hooks may store anything there: only what looks like a key counts.
     """
     if isinstance(item, dict):
         key = item.get("__restore_key__")
@@ -40,14 +40,14 @@ def key_of(item: Any) -> RestoreKey | None:
 
 
 def carries_key(item: Any) -> bool:
-    """Return whether `item` is of a kind that carries keys."""
+    """Return whether the type of `item` can carry keys."""
     if isinstance(item, dict):
         return "__restore_key__" in item
     return hasattr(item, "__restore_key__")
 
 
 def stamp(item: Any, key: RestoreKey) -> None:
-    """Let `item` carry `key`, if it is of a kind that carries keys."""
+    """Attach `key` to `item`, if its type can carry keys."""
     if not carries_key(item):
         return
     if isinstance(item, dict):
@@ -58,7 +58,7 @@ def stamp(item: Any, key: RestoreKey) -> None:
 
 
 def joint_key(kind: str, items: Iterable[Any]) -> RestoreKey | None:
-    """Return the key of what is made of `items`; None unless all of them carry keys."""
+    """Return the key of a combination of `items`; None unless all of them carry keys."""
     keys = tuple(map(key_of, items))
     return None if None in keys or not keys else (kind, keys)
 
@@ -75,10 +75,10 @@ def flat(key: Iterable[Any]) -> tuple[int | str, ...]:
 
 
 def split_key(key: Iterable[Any], kind: str) -> tuple[list[RestoreKey], RestoreKey] | None:
-    """Return the keys that a joint key is made of, and the numbers appended to it.
+    """Return the keys in a joint key, and the numbers appended to it.
 
-    Takes (kind, keys, *numbers) and the short form of a list of keys; None for other keys.
-    Lists stand for tuples, since a key may have passed through JSON.
+    Accepts (kind, keys, *numbers) and the short form, a list of keys; returns None for other keys.
+    Lists count as tuples, since a key may have passed through JSON.
     """
     key = tuple(key)
     if len(key) > 1 and key[0] == kind and isinstance(key[1], tuple | list) and key[1]:
@@ -95,7 +95,7 @@ def to_tuple(key: Any) -> Any:
 
 
 def sample_keys(key: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yield (leaf, epoch, ordinal) of every sample that went into what has this key."""
+    """Yield (leaf, epoch, ordinal) of every sample that a key stands for."""
     parts = tuple(key)
     if len(parts) >= 3 and all(isinstance(part, int) for part in parts[:3]):
         yield parts[:3]
@@ -110,12 +110,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """One place that went into a sample.
+    """One of the sources of a sample.
 
     Args:
         dataset_path: The dataset.
         index: Number of the sample in the split, or the name of a file in a store.
-        shard_name: The shard, as the dataset lists it; None where there are none.
+        shard_name: The shard, as the dataset lists it; None for datasets without shards.
         file_names: The files of the sample.
 
     Example:
@@ -134,7 +134,7 @@ class SourceInfo:
 
 
 class SampleSource(SourceInfo):
-    """Where a sample came from that was just read: a `SourceInfo` that is not worked out yet.
+    """The `SourceInfo` of a sample that was just read, computed on first access.
 
     Every cooked sample has one, and hardly any program looks at it.
     """
@@ -204,8 +204,8 @@ def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[tuple[Sa
     """Return the sources of samples, each in a tuple.
 
     Args:
-        columns: What `known_source` takes, a column for each; of one value, if it is the same
-            for all samples.
+        columns: A column for each argument of `known_source`; a single value stands for all
+            samples.
         count: How many samples there are.
     """
     known = zip(*[c if len(c) == count else repeat(c[0]) for c in columns], strict=False)
@@ -215,7 +215,7 @@ def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[tuple[Sa
 
 
 def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, ...]:
-    """Return where the parts of a sample come from that was just read.
+    """Return the sources of a sample that was just read.
 
     Args:
         dataset_path: The dataset.
@@ -228,9 +228,9 @@ def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, .
 
 
 def noting_sources(dataset_path: str, then: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that notes in a sample where it comes from, and returns what `then` does.
+    """Return a function that attaches its source to a sample and then calls `then`.
 
-    It is called for every cooked sample, so it does what `sources_of` does without a call.
+    It runs for every cooked sample, so it inlines `sources_of`.
     """
 
     def note(raw: dict[str, Any]) -> Any:
@@ -246,7 +246,7 @@ def noting_sources(dataset_path: str, then: Callable[[Any], Any]) -> Callable[[A
 
 
 def add_source_info(sample: T, *sources: SourceInfo) -> T:
-    """Note that `sources` went into `sample`, a dict or an object with `__sources__`; return it."""
+    """Add to the sources of `sample`, a dict or an object with `__sources__`, and return it."""
     known = get_source_info(sample) or ()
     if isinstance(sample, dict):
         sample["__sources__"] = (*known, *sources)
@@ -256,7 +256,7 @@ def add_source_info(sample: T, *sources: SourceInfo) -> T:
 
 
 def get_source_info(sample: Any) -> tuple[SourceInfo, ...] | None:
-    """Return what went into `sample`; None if nobody noted it."""
+    """Return the sources of `sample`; None if it has none."""
     if isinstance(sample, dict):
         return sample.get("__sources__")
     return getattr(sample, "__sources__", None)
@@ -265,12 +265,12 @@ def get_source_info(sample: Any) -> tuple[SourceInfo, ...] | None:
 _NOTHING = object()
 
 PART_FILES = "__part_files__"
-"""Entry of a crude sample that says which files its parts are, where their names do not: by the
-name of the part, one with the extension of what it holds."""
+"""Entry of a crude sample for parts whose names lack an extension: maps the name of a part to a
+file name that has one."""
 
 
 def find_part(names: Iterable[str], wanted: str) -> str | None:
-    """Return the first of the names of parts that is `wanted`, except perhaps for its case.
+    """Return the first part name that equals `wanted`, ignoring case.
 
     Example:
         >>> find_part(["txt", "JPG"], "jpg")
@@ -282,9 +282,9 @@ def find_part(names: Iterable[str], wanted: str) -> str | None:
 
 
 class CrudeSample(dict[str, Any]):
-    """The parts of a sample by name, beside `__key__`, `__shard__` and other names like that.
+    """The parts of a sample by name, together with `__key__`, `__shard__` and the like.
 
-    Parts have the names that they have in the shard, and are found whatever the case is.
+    Parts keep their names from the shard; look-ups ignore case.
 
     Example:
         >>> sample = CrudeSample({"__key__": "a", "JPG": b""})
@@ -337,17 +337,17 @@ class CrudeSample(dict[str, Any]):
 def basic_sample_keys(
     crude_sample: dict[str, Any], additional_source_info: Sequence[SourceInfo] = ()
 ) -> dict[str, Any]:
-    """Return what a cooked sample has to take over from the crude one it is made of.
+    """Return the fields that a cooked sample takes over from its crude one.
 
     Args:
         crude_sample: The crude sample.
-        additional_source_info: What else went into the cooked one.
+        additional_source_info: Further sources of the cooked sample.
 
     Example:
         >>> basic_sample_keys({"__key__": "a", "txt": b"text"})["__key__"]
         'a'
     """
-    # Names of this kind have no other case.
+    # These names have a single spelling.
     is_crude = type(crude_sample) is CrudeSample
     get: Callable[..., Any] = partial(dict.get, crude_sample) if is_crude else crude_sample.get
     sources = get("__sources__")

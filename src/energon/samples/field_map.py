@@ -21,7 +21,7 @@ _STEP = re.compile(r"\[([^\[\]]+)\]")
 
 @dataclass(frozen=True)
 class Access:
-    """A way to a value: a part, and keys or indices below it. Written `json[boxes][0]`."""
+    """A path to a value: a part, and keys or indices within it. Written `json[boxes][0]`."""
 
     part: str
     steps: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Access:
         return self.part + "".join(f"[{step}]" for step in self.steps)
 
     def part_in(self, parts: Mapping[str, Any]) -> str:
-        """Return what its part is called in a sample: the same, except perhaps for its case.
+        """Return the name of its part in a sample, which may differ in case.
 
         Raises:
             KeyError: If the sample has no such part.
@@ -44,7 +44,7 @@ class Access:
         """Return the value.
 
         Raises:
-            LookupError: If the way leads nowhere.
+            LookupError: If there is no such value.
         """
         value = parts[self.part_in(parts)]
         for step in self.steps:
@@ -52,7 +52,7 @@ class Access:
         return value
 
     def end(self, parts: Mapping[str, Any]) -> str:
-        """Return in words where a way ends that leads nowhere, in a part that is there."""
+        """Return in words where the path ends within an existing part."""
         part = self.part_in(parts)
         value, way = parts[part], part
         for step in self.steps:
@@ -66,13 +66,13 @@ class Access:
 
 @dataclass(frozen=True)
 class FieldMap:
-    """For each field, ways to its value; the first that leads somewhere counts."""
+    """For each field, paths to its value; the first one that exists counts."""
 
     accesses: Mapping[str, tuple[Access, ...]]
 
     @classmethod
     def parse(cls, mapping: Mapping[str, str]) -> FieldMap:
-        """Return the map that is written as in `{"image": "jpg,png", "caption": "json[text]"}`.
+        """Parse a map such as `{"image": "jpg,png", "caption": "json[text]"}`.
 
         Raises:
             ConfigError: If it is malformed.
@@ -85,10 +85,10 @@ class FieldMap:
         return frozenset(access.part for ways in self.accesses.values() for access in ways)
 
     def check(self, sample_type: type) -> None:
-        """Make sure that the fields are those of `sample_type`.
+        """Check the fields against those of `sample_type`.
 
         Raises:
-            ConfigError: If it has no such field, or a field that has no default is missing.
+            ConfigError: If it lacks a field, or a field without a default is not mapped.
         """
         if not is_dataclass(sample_type):
             return
@@ -111,7 +111,7 @@ class FieldMap:
                 )
 
     def unmapped(self, names: Collection[str]) -> list[str]:
-        """Return the fields that are mapped to none of the parts of these names."""
+        """Return the fields that are mapped to none of these parts."""
         lowered = {name.lower() for name in names}
         return [
             field
@@ -120,14 +120,14 @@ class FieldMap:
         ]
 
     def check_parts(self, names: Collection[str], *, origin: str) -> None:
-        """Make sure that for each field some sample has a part that it is mapped to.
+        """Check that each field is mapped to a part that some sample has.
 
         Args:
             names: The names of the parts of all samples.
-            origin: What messages call the dataset.
+            origin: The name of the dataset in messages.
 
         Raises:
-            ConfigError: If no sample has one for a field; says which parts there are.
+            ConfigError: If no sample has a part for a field; the message lists the parts.
         """
         unmapped = self.unmapped(names)
         if not unmapped:
@@ -152,14 +152,14 @@ class FieldMap:
         """Return the values of all fields.
 
         Raises:
-            FieldAccessError: If no way leads to one of them.
+            FieldAccessError: If a field has no value.
         """
         return {name: _resolve(name, ways, parts) for name, ways in self.accesses.items()}
 
     def maker(self, sample_type: Callable[..., Any]) -> SampleMaker:
-        """Return a function that makes a `sample_type` of parts and of what is known of them.
+        """Return a function that makes a `sample_type` from the parts of a sample.
 
-        It raises FieldAccessError if no way leads to one of the fields.
+        It raises FieldAccessError if a field has no value.
         """
         known_maker = maker_of(self.apply, sample_type)
         ways = tuple((name, ways[0]) for name, ways in self.accesses.items())
@@ -174,7 +174,7 @@ SampleMaker = Callable[[Any, str, tuple[Any, ...], Any, Any], Any]
 
 
 def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> SampleMaker:
-    """Return what makes a `sample_type` with the fields that a function returns for its parts."""
+    """Return a maker of `sample_type` whose fields are what a function returns for the parts."""
 
     def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
         known = {
@@ -192,12 +192,12 @@ def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> Sa
 def _compile_maker(
     parts: tuple[tuple[str, str], ...],
 ) -> Callable[[Any, SampleMaker], SampleMaker]:
-    """Compile what makes samples whose fields are parts, by the names of both.
+    """Compile a maker of samples whose fields are whole parts.
 
     Names of parts come from data, so they appear in the source as string literals only.
 
     Returns:
-        Takes the type of the samples, and what makes those that lack one of the parts.
+        A function of the sample type and of the maker to use when a part is missing.
     """
     values = "".join(f", {name}=parts[{part!r}]" for name, part in parts)
     source = (

@@ -1,13 +1,13 @@
-"""Find what documents name: the only place where text of a document becomes a Python object.
+"""Resolve names in documents: the only place where text of a document becomes a Python object.
 
-A document is data, and data may not decide which code runs. So a name stands for
+A document is data, and data must not decide which code runs. So a name stands for
 
 - a class of ours, from a fixed list, or
 - a class that derives from one of ours (a `Sample`, say), and that the program itself has defined
   or imported: it is in the namespace of a module that is loaded, under its plain name.
 
-Neither does this import a module, nor ask one for an attribute: both may run code. Anything else
-needs `allow=("code",)`: then modules are imported and names may be functions, or have dots.
+Resolving neither imports a module nor reads an attribute of one: both may run code. Anything else
+needs `allow=("code",)`, which imports modules and permits functions and dotted names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sample_types() -> dict[str, type[Sample]]:
 
 
 def _flavors() -> dict[str, type[Sample]]:
-    """Return them by names from the time when a dataset class said what its samples are."""
+    """Return them by the names of the old dataset classes, which implied a sample type."""
     return {
         name.removesuffix("Sample") + "Webdataset": value
         for name, value in sample_types().items()
@@ -61,13 +61,13 @@ def resolve_class(
     Args:
         module: E.g. "megatron.energon".
         name: E.g. "CaptioningSample".
-        allow: "code" lets modules be imported, and names stand for anything.
+        allow: "code" permits importing modules, and any name.
         kinds: The class has to derive from one of these.
-        ours: Classes of energon that may be named, beside the sample types.
+        ours: Classes of energon that may be named besides the sample types.
 
     Raises:
         ConfigError: If there is no such name.
-        SecurityError: If it is no such class, or its module would have to be imported.
+        SecurityError: If it is not such a class, or its module would have to be imported.
     """
     if _is_ours(module):
         known = {**sample_types(), **_flavors(), **(ours or {})}
@@ -79,7 +79,7 @@ def resolve_class(
     if is_allowed("code", allow):
         return _import(module, name)
     found: Any = _loaded(module).get(name)
-    # No isinstance, which would ask an object of an unknown type what it is.
+    # Not isinstance, which may run code of an object of unknown type.
     if issubclass(type(found), type) and any(kind in type.mro(found) for kind in kinds):
         return found
     raise _unusable(module, name, " or ".join(f"energon.{kind.__name__}" for kind in kinds))
@@ -89,8 +89,8 @@ def resolve_function(module: str, name: str, *, allow: Collection[str] = ()) -> 
     """Return the function that a document names with `__module__` and `__function__`.
 
     Raises:
-        SecurityError: If code is not allowed, whatever function it is.
-        ConfigError: If there is none.
+        SecurityError: If code is not allowed.
+        ConfigError: If there is no such function.
     """
     if not is_allowed("code", allow):
         raise refusal(
@@ -111,7 +111,7 @@ def _is_ours(module: str) -> bool:
 def _loaded(module: str) -> Mapping[str, Any]:
     """Return the namespace of a module; an empty one if it is not loaded.
 
-    Modules that are loaded lazily stay as they are: whoever asks them for anything loads them.
+    Reads `__dict__` directly: any attribute access would load a lazy module.
     """
     found = sys.modules.get(module)
     if not issubclass(type(found), ModuleType):
@@ -121,7 +121,7 @@ def _loaded(module: str) -> Mapping[str, Any]:
 
 
 def _unusable(module: str, name: str, wanted: str) -> EnergonError:
-    """Return the error that says why a name stands for no class."""
+    """Return the error for a name that does not stand for a usable class."""
     if module not in sys.modules:
         problem = "importing its module would run code; import it in your program"
     elif name in _loaded(module):
@@ -139,7 +139,7 @@ def _unusable(module: str, name: str, wanted: str) -> EnergonError:
 
 
 def _import(module: str, name: str) -> Any:
-    """Return what is found at a dotted name, importing the module; the user allows it."""
+    """Import the module and return what a dotted name refers to; the user allows it."""
     try:
         found: Any = import_module(module)
     except Exception as error:

@@ -49,7 +49,7 @@ def edataclass(cls: type[T] | None = None) -> Any:
 class PinMemoryMixin:
     """Adds `pin_memory`, `to_device` and `to` to dataclasses with tensors.
 
-    Objects may have attributes beside the fields: hooks leave things there for one another.
+    Objects may have attributes besides their fields, which hooks use to pass values on.
     """
 
     def pin_memory(self) -> Self:
@@ -60,13 +60,13 @@ class PinMemoryMixin:
         """Return a copy with its tensors on `device`.
 
         Args:
-            device: Where to.
-            non_blocking: Whether to continue while page-locked tensors are being copied.
+            device: The target device.
+            non_blocking: Whether to return while page-locked tensors are still being copied.
         """
         return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """Do what `to_device` does, under the name that trainers call."""
+        """Return a copy with its tensors on `device`: `to_device` under the name trainers call."""
         return self.to_device(device, non_blocking=non_blocking)
 
     def _repr_html_(self) -> str:
@@ -79,7 +79,7 @@ class PinMemoryMixin:
 
 @edataclass
 class Sample(PinMemoryMixin):
-    """What a dataset yields. Subclasses add fields, decorated with `edataclass`.
+    """Base class of the samples that datasets yield. Subclasses add fields with `edataclass`.
 
     Example:
         >>> from energon import CaptioningSample, TextSample
@@ -93,9 +93,9 @@ class Sample(PinMemoryMixin):
     __restore_key__: tuple[Any, ...] = ()
     """Leaf, epoch and ordinal: where the plan has the sample."""
     __subflavors__: Mapping[str, Any] | None = None
-    """What the dataset and the metadatasets above it say about themselves."""
+    """The subflavors of the dataset and of the metadatasets above it."""
     __sources__: tuple[SourceInfo, ...] | None = None
-    """What went into the sample."""
+    """The data that the sample was made from."""
 
     @classmethod
     def derive_from(cls, base_sample: Any, **values: Any) -> Self:
@@ -104,9 +104,9 @@ class Sample(PinMemoryMixin):
 
     @classmethod
     def from_joined(cls, *samples: Any, **values: Any) -> Self:
-        """Return one sample with the fields of several; later ones win, the first names it.
+        """Merge the fields of several samples; later ones win, and the first provides the key.
 
-        A sample may be None and then adds nothing.
+        None stands for a missing sample and adds nothing.
         """
         present = [sample for sample in samples if sample is not None]
         found: dict[str, Any] = {}
@@ -118,13 +118,13 @@ class Sample(PinMemoryMixin):
 
     @classmethod
     def extend(cls, src: Any, **values: Any) -> Self:
-        """Return a sample with all fields of `src`, and `values` for those that it lacks."""
+        """Return a sample with all fields of `src`, and `values` for the fields that it lacks."""
         return cls(**{**_meta(src), **_own_fields(src), **values})
 
 
 @edataclass
 class Batch(PinMemoryMixin):
-    """What a loader yields, if the task encoder makes it so: a field holds one value a sample.
+    """Base class for batches whose fields hold one value per sample.
 
     Example:
         >>> from energon import TextSample
@@ -149,11 +149,11 @@ class Batch(PinMemoryMixin):
 
     @classmethod
     def from_samples(cls, samples: Sequence[Any], **values: Any) -> Self:
-        """Return the batch of `samples`: tensors stacked (and padded), the rest as lists.
+        """Collate `samples`: tensors are stacked (and padded), other values become lists.
 
         Args:
-            samples: At least one; fields that the batch does not have are left out.
-            values: Fields to take as they are.
+            samples: At least one; fields that the batch class lacks are ignored.
+            values: Fields to set as they are.
         """
         wanted = {field.name for field in fields(cls)} - set(values)
         found = {
@@ -171,7 +171,7 @@ class Batch(PinMemoryMixin):
 
     @classmethod
     def extend(cls, src: Any, **values: Any) -> Self:
-        """Return a batch with all fields of `src`, and `values` for those that it lacks."""
+        """Return a batch with all fields of `src`, and `values` for the fields that it lacks."""
         return cls(**{**_meta(src), **_own_fields(src), **values})
 
 
@@ -192,7 +192,7 @@ def _own_fields(value: Any) -> dict[str, Any]:
 
 @edataclass
 class CaptioningSample(Sample):
-    """An image and what it shows.
+    """An image and its caption.
 
     Example:
         >>> import torch
@@ -236,7 +236,7 @@ class ImageClassificationSample(Sample):
 
 @edataclass
 class InterleavedSample(Sample):
-    """Images and texts in the order of reading.
+    """Images and texts in reading order.
 
     Example:
         >>> import torch
@@ -356,15 +356,15 @@ class TokensSample(Sample):
     tokens: NDArray[Any]
     """(length,), int64."""
     cu_seqlens: NDArray[np.int32]
-    """Where each sequence of the document, or each document of the window, begins, and the end."""
+    """Start of each sequence of the document, or of each document of the window, and the end."""
     modes: NDArray[np.int8] | None = None
     """(length,): the mode of each token, of multimodal files."""
 
     @property
     def positions(self) -> Any:
-        """The place of each token in its sequence or document, as far as that is in the sample.
+        """The position of each token in its sequence or document, counted within the sample.
 
-        Of a batch, the same shape as `tokens`, with zeros where these are padded.
+        In a batch it has the shape of `tokens`, with zeros for padding.
         """
         edges: Any = self.cu_seqlens
         if isinstance(edges, list):
@@ -373,7 +373,7 @@ class TokensSample(Sample):
 
     @classmethod
     def from_samples(cls, samples: Sequence[Self]) -> Self:
-        """Return samples as one: tokens and modes stacked (and padded), the rest as lists."""
+        """Collate samples: tokens and modes are stacked (and padded), the rest become lists."""
         modes: Any = [sample.modes for sample in samples]
         values: dict[str, Any] = {
             name: [getattr(sample, name) for sample in samples]
