@@ -229,7 +229,7 @@ class ChunkSource(ItemSource):
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the records of samples lie; of packed chunks, the whole of them."""
-        numbers = self._numbers(ordinals)
+        numbers = self.numbers(ordinals)
         at = np.searchsorted(self.ends, numbers, side="right") - 1
         for file in np.unique(at).tolist():
             places = np.flatnonzero(at == file)

@@ -43,17 +43,17 @@ from energon.io.range_file import RangeFile, RemoteFile
 from energon.messages import warn_once
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.plan.subset import include_ordinals, resolve_range
+from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample, SourceInfo
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents, TreeEntry
 from energon.sources.extents import Extents, PartFilter, read_spans
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import DatasetKind, Location, Source, content_fingerprint
+from energon.sources.kinds import DatasetKind, Location, content_fingerprint
+from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.unpacked_file import MAX_SLICES, UnpackedFile
-from energon.sources.webdataset import included
 from energon.utf8 import decode_utf8
 
 
@@ -163,7 +163,7 @@ def _content(path: AnyPath) -> Any:
 log = logging.getLogger("energon")
 
 
-class JsonlSource:
+class JsonlSource(NumberedSource):
     """The samples of a split of a JSONL file, numbered from 0.
 
     A sample has the part `json`, in bytes. Its key is the number of the line in the file.
@@ -189,39 +189,18 @@ class JsonlSource:
         exclude: Sequence[str] = (),
     ) -> None:
         self.lines = JsonlFile(path)
-        self.split_part = split_part
-        split = _splits(self.path)
-        first, stop = _range(split, split_part, len(self.lines))
-        self.first = first
-        name = address_name(self.path)
-        for line in describe_unmatched_lines([*split.exclude, *exclude], name, len(self.lines)):
-            warn_once(log, f"{self.path}: {line}", "%s: %s", self.path, line)
-        self.excluded = self._excluded([*split.exclude, *exclude], first, stop)
-        self.start, self.stop = resolve_range(stop - first - len(self.excluded), subsets)
-        if self.start >= self.stop:
-            raise EmptyDatasetError(
-                f"{self.path}: split {split_part!r} has no samples: lines {first} to {stop} of "
-                f"{len(self.lines)}, {len(self.excluded)} of them excluded, subset [{self.start}, "
-                f"{self.stop})"
-            )
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def path(self) -> AnyPath:
-        """The file."""
-        return self.lines.path
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """The file, in a list of one."""
-        return [self.path]
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the file is in an object store."""
-        return isinstance(self.path, EPath)
+        where = self.lines.path
+        split = _splits(where)
+        excluded = [*split.exclude, *exclude]
+        for line in describe_unmatched_lines(excluded, address_name(where), len(self.lines)):
+            warn_once(log, f"{where}: {line}", "%s: %s", where, line)
+        super().__init__(
+            where,
+            split_part=split_part,
+            bounds=_range(split, split_part, len(self.lines)),
+            subsets=subsets,
+            exclude=excluded,
+        )
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -253,7 +232,7 @@ class JsonlSource:
         subflavors: Mapping[str, Any] | None = None,
     ) -> list[CrudeSample]:
         """Return samples, in the order of `ordinals`; see `WebdatasetSource.read`."""
-        numbers = self._numbers(ordinals)
+        numbers = self.numbers(ordinals)
         order = np.argsort(numbers, kind="stable")
         lines = self.lines.read(numbers[order])
         keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
@@ -273,7 +252,7 @@ class JsonlSource:
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the samples lie."""
-        numbers = self._numbers(ordinals)
+        numbers = self.numbers(ordinals)
         order = np.argsort(numbers, kind="stable")
         file = self.lines.file
         low, high = self.lines.extents(numbers[order])
@@ -284,7 +263,7 @@ class JsonlSource:
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies."""
-        number = int(self._numbers(np.array([ordinal]))[0])
+        number = int(self.numbers(np.array([ordinal]))[0])
         return Location(
             key=str(number),
             shard=address_name(self.path),
@@ -293,36 +272,19 @@ class JsonlSource:
             parts=(PART,),
         )
 
-    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        return [(self, ordinal)]
-
-    def find(self, key: str) -> list[int]:
-        return included(self, int(key) - self.first) if key.isdecimal() else []
+    def numbers_of(self, key: str) -> Sequence[int]:
+        number = key.removeprefix(f"{address_name(self.path)}/")
+        return [int(number)] if number.isascii() and number.isdecimal() else []
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        edges = np.array([self.start, self.stop - 1])
-        low, high = (include_ordinals(edges, self.excluded) + self.first).tolist()
-        return ("lines", str(self.path)), {"": (low, high + 1)}
+        return ("lines", str(self.path)), {"": self.edges()}
 
-    def _numbers(self, ordinals: Ints) -> Ints:
-        """Return the lines in the file of samples of the split."""
-        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
-                f"{outside[0]}"
-            )
-        inside = ordinals + self.start
-        if len(self.excluded):
-            inside = include_ordinals(inside, self.excluded)
-        return inside + self.first
-
-    def _excluded(self, keys: Sequence[str], first: int, stop: int) -> Ints:
-        """Return the places of excluded keys in the split, ascending."""
-        prefix = f"{address_name(self.path)}/"
-        numbers = {key.removeprefix(prefix) for key in keys}
-        inside = {int(number) - first for number in numbers if number.isdecimal()}
-        return np.array(sorted(n for n in inside if 0 <= n < stop - first), np.int64)
+    def _why_empty(self) -> str:
+        return (
+            f"split {self.split_part!r} has no samples: lines {self.first} to {self.last} of "
+            f"{len(self.lines)}, {len(self.excluded)} of them excluded, subset [{self.start}, "
+            f"{self.stop})"
+        )
 
 
 def jsonl_splits(path: str | os.PathLike[str]) -> list[str]:

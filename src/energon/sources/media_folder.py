@@ -417,7 +417,7 @@ class MediaFolderSource(ItemSource):
         """Yield where the files of samples in a store are, each as a whole."""
         if not self.is_remote:
             return
-        for place, number in enumerate(self._numbers(ordinals).tolist()):
+        for place, number in enumerate(self.numbers(ordinals).tolist()):
             for part, name in self.media.parts[int(self.chosen[number])].items():
                 size = self.media.sizes[name].size
                 if self.takes(part) and size:

@@ -185,7 +185,8 @@ class ParquetGroups:
         size = self.footers[number].size
         source = _Chunks(self.range_file(number), size, self.chunks(group, columns))
         try:
-            reader = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=metadata)
+            # What it would read ahead of time, in threads of its own, was read above.
+            reader = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=metadata, pre_buffer=False)
             table = reader.read_row_group(own, columns=list(columns), use_threads=False)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise FormatError(

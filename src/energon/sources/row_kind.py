@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
-from energon.errors import ConfigError, EmptyDatasetError
+from energon.errors import ConfigError
 from energon.formats.media import guess_extension
 from energon.formats.meta.info import META
 from energon.formats.meta.split import parse_shares, ratio_names
@@ -23,13 +23,12 @@ from energon.io.epath import AnyPath
 from energon.io.files import is_file
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
-from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, PartFilter
-from energon.sources.kinds import DatasetKind, Location, SingleSource, Source, content_fingerprint
+from energon.sources.kinds import DatasetKind, Location, Source, content_fingerprint
+from energon.sources.numbered import NumberedSource
 from energon.sources.shards import ShardPool
-from energon.sources.webdataset import included
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,8 @@ class RowKind(DatasetKind):
         field_map.check_parts(source.all_parts, origin=str(source.path))
 
 
-class ItemSource(SingleSource, ABC):
-    """The items of a split, numbered from 0. Those of the dataset are numbered through, too.
+class ItemSource(NumberedSource):
+    """The items of a split of files, each read on its own.
 
     Args:
         path: Where the dataset is.
@@ -184,19 +183,10 @@ class ItemSource(SingleSource, ABC):
         subsets: Sequence[Any] = (),
         exclude: Sequence[str] = (),
     ) -> None:
-        self.path = path
-        self.split_part = split_part
-        self.first, self.last = bounds
-        places = {n - self.first for key in exclude for n in self.numbers_of(key)}
-        inside = sorted(place for place in places if 0 <= place < self.last - self.first)
-        self.excluded = np.array(inside, np.int64)
-        self.start, self.stop = resolve_range(self.last - self.first - len(inside), subsets)
-        if self.start >= self.stop:
-            raise EmptyDatasetError(
-                f"{path}: split {split_part!r} has {self.last - self.first} samples, of which "
-                "none is left"
-            )
-        self.wanted = self._wanted(parts) if columns is None else self._chosen(columns)
+        super().__init__(
+            path, split_part=split_part, bounds=bounds, subsets=subsets, exclude=exclude
+        )
+        self.chosen_parts = self._known(parts) if columns is None else self._all_known(columns)
 
     @property
     @abstractmethod
@@ -218,7 +208,6 @@ class ItemSource(SingleSource, ABC):
         return str(number)
 
     def numbers_of(self, key: str) -> Sequence[int]:
-        """Return the items of a key, or of the name of a file."""
         return [int(key)] if key.isascii() and key.isdecimal() else []
 
     @abstractmethod
@@ -250,7 +239,7 @@ class ItemSource(SingleSource, ABC):
         subflavors: Mapping[str, Any] | None = None,
     ) -> list[CrudeSample]:
         """Return samples, in the order of `ordinals`; see `Source.read`."""
-        numbers = self._numbers(ordinals)
+        numbers = self.numbers(ordinals)
         keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
         samples = []
         found = zip(numbers.tolist(), keys, self.items(numbers), strict=True)
@@ -275,7 +264,7 @@ class ItemSource(SingleSource, ABC):
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies."""
-        number = int(self._numbers(np.array([ordinal]))[0])
+        number = int(self.numbers(np.array([ordinal]))[0])
         shard, sample, offset = self.position(number)
         return Location(self.key_of(number), shard, sample, offset, tuple(self.part_names))
 
@@ -283,14 +272,8 @@ class ItemSource(SingleSource, ABC):
         """Return the file of an item, its number there, and where it begins."""
         return self.shard_of(number), number, 0
 
-    def find(self, key: str) -> list[int]:
-        inside = [n - self.first for n in self.numbers_of(key) if self.first <= n < self.last]
-        return [ordinal for place in inside for ordinal in included(self, place)]
-
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        edges = np.array([self.start, self.stop - 1])
-        low, high = (include_ordinals(edges, self.excluded) + self.first).tolist()
-        return self.place, {"": (low, high + 1)}
+        return self.place, {"": self.edges()}
 
     @property
     def part_names(self) -> list[str]:
@@ -299,16 +282,16 @@ class ItemSource(SingleSource, ABC):
 
     def takes(self, name: str) -> bool:
         """Return whether a part is read."""
-        return self.wanted is None or name in self.wanted
+        return self.chosen_parts is None or name in self.chosen_parts
 
-    def _wanted(self, parts: Collection[str] | PartFilter | None) -> set[str] | None:
+    def _known(self, parts: Collection[str] | PartFilter | None) -> set[str] | None:
         if isinstance(parts, PartFilter):
             return {name for name in self.all_parts if name in parts}
         if parts is None:
             return None
         return {found for name in parts if (found := find_part(self.all_parts, name)) is not None}
 
-    def _chosen(self, columns: Sequence[str]) -> set[str]:
+    def _all_known(self, columns: Sequence[str]) -> set[str]:
         found = {name: find_part(self.all_parts, name) for name in columns}
         missing = next((name for name, own in found.items() if own is None), None)
         if missing is not None:
@@ -316,19 +299,6 @@ class ItemSource(SingleSource, ABC):
                 f"{self.path}: there is no part {missing!r}, only {', '.join(self.all_parts)}"
             )
         return {own for own in found.values() if own is not None}
-
-    def _numbers(self, ordinals: Ints) -> Ints:
-        """Return the numbers in the dataset of samples of the split."""
-        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
-                f"{outside[0]}"
-            )
-        inside = ordinals + self.start
-        if len(self.excluded):
-            inside = include_ordinals(inside, self.excluded)
-        return np.asarray(inside + self.first)
 
 
 def file_of_part(name: str, value: Any) -> str | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -13,21 +12,30 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
-from energon.errors import ConfigError, EmptyDatasetError, FormatError
-from energon.formats.media import guess_extension
+from energon.errors import ConfigError, FormatError
 from energon.formats.meta.split import ratio_range
 from energon.formats.parquet import ParquetFooter
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
-from energon.plan.subset import include_ordinals, resolve_range
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
+from energon.sources.columns import (
+    class_name,
+    class_names,
+    column_values,
+    file_values,
+    is_file,
+    plain_type,
+)
 from energon.sources.extents import Extents, PartFilter
-from energon.sources.kinds import Location, SingleSource, content_fingerprint
-from energon.sources.row_kind import RowOptions
-from energon.sources.webdataset import included
+from energon.sources.kinds import Location, content_fingerprint
+from energon.sources.numbered import NumberedSource
+from energon.sources.row_kind import RowOptions, file_of_part
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MAX_HELD_BYTES = 256 << 20
+"""Row groups that samples keep in memory that were read and not made yet."""
 
 
 class RowGroups(Protocol):
@@ -77,7 +85,7 @@ class RowGroups(Protocol):
         """Return a file, open for reading ranges."""
 
 
-class RowSource(SingleSource):
+class RowSource(NumberedSource):
     """The rows of a split of some files, numbered from 0.
 
     A sample has a part for each column, and for each `key=value` in the path of its file. Its key
@@ -111,32 +119,27 @@ class RowSource(SingleSource):
         subsets: Sequence[Any] = (),
         exclude: Sequence[str] = (),
     ) -> None:
-        self.path = path
         self.groups = groups
-        self.split_part = split_part
         self.options = options
-        names = [footer.name for footer in groups.footers]
+        self.names = [footer.name for footer in groups.footers]
         total = int(groups.ends[-1])
-        self.first, self.last = 0, total
-        if by_ratio:
-            origin = options.origin or str(path)
-            self.first, self.last = ratio_range(
-                options.split, split_part, total, what="rows", origin=origin
-            )
-        self.excluded = self._excluded(exclude)
-        self.start, self.stop = resolve_range(self.last - self.first - len(self.excluded), subsets)
-        if self.start >= self.stop:
-            raise EmptyDatasetError(
-                f"{path}: split {split_part!r} has {self.last - self.first} of {total} rows "
-                f"in {len(names)} files, of which none is left"
-            )
-        self.partitions = _partition_values([partitions(name) for name in names])
-        wanted = options.columns
+        origin = options.origin or str(path)
+        super().__init__(
+            path,
+            split_part=split_part,
+            bounds=ratio_range(options.split, split_part, total, what="rows", origin=origin)
+            if by_ratio
+            else (0, total),
+            subsets=subsets,
+            exclude=exclude,
+        )
+        self.partitions = _partition_values([partitions(name) for name in self.names])
+        chosen = options.columns
         if isinstance(parts, PartFilter):
-            wanted = [name for name in self.all_parts if name in parts]
-        elif wanted is None and parts is not None:
-            wanted = sorted(parts)
-        self.columns, self.wanted = self._columns(wanted)
+            chosen = [name for name in self.all_parts if name in parts]
+        elif chosen is None and parts is not None:
+            chosen = sorted(parts)
+        self.columns, self.chosen_parts = self._columns(chosen)
 
     @cached_property
     def mean_sample_bytes(self) -> float:
@@ -162,38 +165,55 @@ class RowSource(SingleSource):
         subflavors: Mapping[str, Any] | None = None,
     ) -> list[CrudeSample]:
         """Return samples, in the order of `ordinals`; see `Source.read`."""
-        rows = self._rows(ordinals)
-        groups = self._groups_of(rows)
         keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        late = self.read_late(ordinals, restore_keys=keys, subflavors=subflavors)
+        return list(late.between(0, len(ordinals)))
+
+    def read_late(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]],
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> _LateRows:
+        """Read samples, in the order of `ordinals`; bytes are copied when they are made."""
+        rows = self.numbers(ordinals)
+        groups = self._groups_of(rows)
+        keys = list(restore_keys)
         samples: list[Any] = [None] * len(rows)
+        paths: list[Any] = [None] * len(rows)
+        held = 0
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
             number = int(self.groups.file[group])
             name = self.groups.footers[number].name
             stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[number])
-            values = self._values(group, rows[places] - self.groups.ends[group])
-            given = {key: own[number] for key, own in self.partitions.items() if self._takes(key)}
+            table = self.groups.table(group, self.columns)
+            values, own_paths = self._values(table, rows[places] - self.groups.ends[group])
+            given = {key: own[number] for key, own in self.partitions.items() if self.takes(key)}
+            numbers = (rows[places] - base).tolist()
             for at, place in enumerate(places.tolist()):
-                sample = CrudeSample(
+                samples[place] = CrudeSample(
                     {
-                        "__key__": f"{stem}/{rows[place] - base}",
+                        "__key__": f"{stem}/{numbers[at]}",
                         "__shard__": name,
                         "__restore_key__": keys[place],
                         "__subflavors__": subflavors,
+                        **{column: own[at] for column, own in values.items()},
+                        **given,
                     }
                 )
-                for column, own in values.items():
-                    sample[column] = own[at]
-                sample.update(given)
-                files = self._part_files(sample, {c: p[at] for c, p in values.paths.items()})
-                if files:
-                    sample[PART_FILES] = files
-                samples[place] = sample
-        return samples
+                paths[place] = {column: own[at] for column, own in own_paths.items()}
+            held += table.nbytes
+            if held > MAX_HELD_BYTES:
+                # A view keeps all of its row group in memory.
+                for place in places.tolist():
+                    _copy_bytes(samples[place])
+        return _LateRows(samples, paths)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the row groups of samples lie, as far as their columns are read."""
-        rows = self._rows(ordinals)
+        rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
         low, high = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         for group in np.unique(groups).tolist():
@@ -212,7 +232,7 @@ class RowSource(SingleSource):
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies; the offset is that of its row group."""
-        row = int(self._rows(np.array([ordinal]))[0])
+        row = int(self.numbers(np.array([ordinal]))[0])
         group = int(self._groups_of(np.array([row]))[0])
         number = int(self.groups.file[group])
         name = self.groups.footers[number].name
@@ -226,17 +246,22 @@ class RowSource(SingleSource):
             parts=tuple(self.part_names),
         )
 
-    def find(self, key: str) -> list[int]:
-        row = self._row_of(key)
-        return [] if row is None else included(self, row - self.first)
+    def numbers_of(self, key: str) -> Sequence[int]:
+        if key in self.names:
+            return range(*self.groups.file_ends[self.names.index(key) :][:2].tolist())
+        stem, _, row = key.rpartition("/")
+        name = stem if stem in self.names else f"{stem}{self.groups.suffix}"
+        if name not in self.names or not (row.isascii() and row.isdecimal()):
+            return []
+        start, stop = self.groups.file_ends[self.names.index(name) :][:2].tolist()
+        return [start + int(row)] if start + int(row) < stop else []
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        edges = np.array([self.start, self.stop - 1])
-        low, high = (include_ordinals(edges, self.excluded) + self.first).tolist()
+        low, high = self.edges()
         found = {}
         bounds = zip(self.groups.file_ends[:-1], self.groups.file_ends[1:], strict=True)
         for footer, (begin, end) in zip(self.groups.footers, bounds, strict=True):
-            start, stop = max(low, int(begin)), min(high + 1, int(end))
+            start, stop = max(low, int(begin)), min(high, int(end))
             if start < stop:
                 found[footer.name] = (start - int(begin), stop - int(begin))
         return ("rows", self.groups.folder), found
@@ -244,12 +269,12 @@ class RowSource(SingleSource):
     @property
     def part_names(self) -> list[str]:
         """The names of the parts that samples have."""
-        return [name for name in self.all_parts if self._takes(name)]
+        return [name for name in self.all_parts if self.takes(name)]
 
     @cached_property
     def class_names(self) -> dict[str, list[str]]:
         """The names of classes by column, where Hugging Face `datasets` has noted them."""
-        return _class_names(self.groups.schema.metadata or {})
+        return class_names(self.groups.schema.metadata or {})
 
     @cached_property
     def all_parts(self) -> list[str]:
@@ -258,20 +283,20 @@ class RowSource(SingleSource):
         named = [f"{column}_name" for column in self.class_names if column in names]
         return [*names, *(name for name in named if name not in names)]
 
-    def _takes(self, name: str) -> bool:
-        return self.wanted is None or name in self.wanted
+    def takes(self, name: str) -> bool:
+        return self.chosen_parts is None or name in self.chosen_parts
 
-    def _columns(self, wanted: Sequence[str] | None) -> tuple[tuple[str, ...], set[str] | None]:
+    def _columns(self, chosen: Sequence[str] | None) -> tuple[tuple[str, ...], set[str] | None]:
         """Return the columns to read, and the parts to give; None for all."""
         schema = self.groups.schema
-        if wanted is None:
+        if chosen is None:
             given = None
             # Names like __index_level_0__ are those of no data.
             names = [name for name in schema.names if not name.startswith("__")]
         else:
-            given = {part for part in (find_part(self.all_parts, name) for name in wanted) if part}
-            if self.options.columns is not None and len(given) < len(set(wanted)):
-                missing = next(n for n in wanted if find_part(self.all_parts, n) is None)
+            given = {part for part in (find_part(self.all_parts, name) for name in chosen) if part}
+            if self.options.columns is not None and len(given) < len(set(chosen)):
+                missing = next(n for n in chosen if find_part(self.all_parts, n) is None)
                 raise ConfigError(
                     f"{self.path}: there is no column {missing!r}, only {', '.join(self.all_parts)}"
                 )
@@ -285,12 +310,12 @@ class RowSource(SingleSource):
 
     def _check_schemas(self, names: Sequence[str]) -> None:
         """Make sure that all files have the same columns, as far as they are read."""
-        first = {name: _plain_type(self.groups.schema.field(name).type) for name in names}
+        first = {name: plain_type(self.groups.schema.field(name).type) for name in names}
         for number in range(1, len(self.groups.footers)):
             schema = self.groups.schema_of(number)
             for name, kind in first.items():
                 at = schema.get_field_index(name)
-                found = None if at < 0 else _plain_type(schema.field(at).type)
+                found = None if at < 0 else plain_type(schema.field(at).type)
                 if found != kind:
                     problem = "has no column" if found is None else f"has {found} in column"
                     raise FormatError(
@@ -298,90 +323,86 @@ class RowSource(SingleSource):
                         f"{self.groups.origin(0)} has {kind} there; train on files of one schema"
                     )
 
-    def _values(self, group: int, rows: Ints) -> _Values:
-        """Return what some rows of a row group have in each column."""
-        import pyarrow as pa
-
-        table = self.groups.table(group, self.columns)
-        # To make an array of numbers in the usual way imports pandas, which takes a second.
-        buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
-        wanted = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
-        values = _Values()
+    def _values(
+        self, table: pa.Table, rows: Ints
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Return what some rows of a row group have in each column, and the paths of files."""
+        values, paths = {}, {}
         for name in self.columns:
-            column = table.column(name).take(wanted)
-            own = column.to_pylist()
-            if _is_file(column.type):
-                values.paths[name] = [each and each["path"] for each in own]
-                own = [each and each["bytes"] for each in own]
-            elif _is_list_of_files(column.type):
-                own = [each and [one and one["bytes"] for one in each] for each in own]
-            if self._takes(name):
+            column = table.column(name)
+            if is_file(column.type):
+                own, paths[name] = file_values(column, rows)
+            else:
+                own = column_values(column, rows)
+            if self.takes(name):
                 values[name] = own
             called = f"{name}_name"
             is_named = name in self.class_names and called not in self.groups.schema.names
-            if is_named and self._takes(called):
-                values[called] = [_name_of(self.class_names[name], each) for each in own]
-        return values
+            if is_named and self.takes(called):
+                values[called] = [class_name(self.class_names[name], each) for each in own]
+        return values, paths
 
-    def _part_files(self, sample: CrudeSample, paths: Mapping[str, Any]) -> dict[str, str]:
-        """Return what files the bytes of columns are, whose names do not say it."""
-        found = {}
-        for name, value in sample.items():
-            if isinstance(value, bytes) and not name.startswith("__"):
-                suffix = os.path.splitext(str(paths.get(name) or ""))[1].lower()
-                if suffix and is_decoded(f"x{suffix}"):
-                    found[name] = f"{name}{suffix}"
-                elif not is_decoded(name) and (extension := guess_extension(value)):
-                    found[name] = f"{name}.{extension}"
-        return found
-
-    def _rows(self, ordinals: Ints) -> Ints:
-        """Return the rows in all files of samples of the split."""
-        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
-                f"{outside[0]}"
-            )
-        inside = ordinals + self.start
-        if len(self.excluded):
-            inside = include_ordinals(inside, self.excluded)
-        return np.asarray(inside + self.first)
+    def _why_empty(self) -> str:
+        count, total = self.last - self.first, int(self.groups.ends[-1])
+        return (
+            f"split {self.split_part!r} has {count} of {total} rows in {len(self.names)} files, "
+            "of which none is left"
+        )
 
     def _groups_of(self, rows: Ints) -> Ints:
         return np.asarray(np.searchsorted(self.groups.ends, rows, side="right") - 1)
 
-    def _row_of(self, key: str) -> int | None:
-        """Return the row of a key among those of all files; None if there is none."""
-        stem, _, row = key.rpartition("/")
-        names = [footer.name for footer in self.groups.footers]
-        name = stem if stem in names else f"{stem}{self.groups.suffix}"
-        if name not in names or not row.isdecimal():
-            return None
-        number = names.index(name)
-        found = int(self.groups.file_ends[number]) + int(row)
-        return found if found < self.groups.file_ends[number + 1] else None
 
-    def _excluded(self, keys: Sequence[str]) -> Ints:
-        """Return the places of excluded keys in the split, ascending."""
-        names = [footer.name for footer in self.groups.footers]
-        rows: set[int] = set()
-        for key in keys:
-            if key in names:
-                number = names.index(key)
-                rows.update(range(*self.groups.file_ends[number : number + 2].tolist()))
-            elif (row := self._row_of(key)) is not None:
-                rows.add(row)
-        inside = {row - self.first for row in rows if self.first <= row < self.last}
-        return np.array(sorted(inside), np.int64)
+@dataclass(frozen=True)
+class _LateRows:
+    """Rows as samples, whose bytes are views of row groups until their turn comes.
+
+    Args:
+        samples: The samples.
+        paths: The paths of the files that each holds, by column.
+    """
+
+    samples: list[CrudeSample]
+    paths: list[Mapping[str, Any]]
+
+    def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
+        """Yield the samples from `start` to `stop`."""
+        # Each is let go of when it is handed on, and so is its row group with the last of it.
+        samples, paths = self.samples[start:stop][::-1], self.paths[start:stop][::-1]
+        self.samples[start:stop] = [None] * len(samples)  # type: ignore[list-item]
+        return (_made(samples.pop(), paths.pop()) for _ in range(len(samples)))
 
 
-class _Values(dict[str, list[Any]]):
-    """Values by column, and the paths of files that columns hold."""
+def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:
+    """Return a sample with bytes of its own, and a note of which files these are."""
+    if names := _copy_bytes(sample):
+        files = {name: _file_of(name, sample[name], paths.get(name)) for name in names}
+        if found := {name: file for name, file in files.items() if file is not None}:
+            sample[PART_FILES] = found
+    return sample
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: dict[str, list[Any]] = {}
+
+def _copy_bytes(sample: CrudeSample) -> list[str]:
+    """Make bytes of the views in a sample, and return the names of parts of bytes."""
+    names = []
+    for name, value in sample.items():
+        if type(value) is memoryview:
+            sample[name] = bytes(value)
+            names.append(name)
+        elif type(value) is bytes:
+            names.append(name)
+    return names
+
+
+def _file_of(name: str, content: bytes, path: str | None) -> str | None:
+    """Return which file a part is whose name does not say it."""
+    suffix = _decoded_suffix(path[path.rfind(".") :]) if path else None
+    return f"{name}{suffix}" if suffix else file_of_part(name, content)
+
+
+@lru_cache(maxsize=256)
+def _decoded_suffix(suffix: str) -> str | None:
+    return suffix.lower() if is_decoded(f"x{suffix}") else None
 
 
 def partitions(name: str) -> dict[str, str | None]:
@@ -406,43 +427,3 @@ def _partition_values(files: Sequence[Mapping[str, str | None]]) -> dict[str, li
         whole = all(value is None or (value.isascii() and value.isdecimal()) for value in values)
         found[key] = [int(v) if v is not None and whole else v for v in values]
     return found
-
-
-def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return {
-            str(column): [str(name) for name in feature["names"]]
-            for column, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        }
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def _name_of(names: Sequence[str], label: Any) -> str | None:
-    return names[label] if isinstance(label, int) and 0 <= label < len(names) else None
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values, however they are stored."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    return small.get(kind, kind)
-
-
-def _is_file(kind: pa.DataType) -> bool:
-    """Return whether a column holds files as Hugging Face `datasets` writes them."""
-    import pyarrow as pa
-
-    return pa.types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}
-
-
-def _is_list_of_files(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and _is_file(kind.value_type)

@@ -14,21 +14,20 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from energon.arrays import Ints
-from energon.errors import ConfigError, EmptyDatasetError
+from energon.errors import ConfigError
 from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.tokens import DATA
 from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.plan.subset import include_ordinals, resolve_range
 from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents, PartFilter
-from energon.sources.kinds import DatasetKind, Location, SingleSource, content_fingerprint
+from energon.sources.kinds import DatasetKind, Location, content_fingerprint
+from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.token_files import TokenCorpus, TokenRows, TokenRuns
-from energon.sources.webdataset import included
 
 Unit = Literal["document", "sequence"]
 
@@ -79,7 +78,7 @@ class TokenOptions:
             parse_shares(self.split, origin=self.origin)
 
 
-class TokenSource(SingleSource):
+class TokenSource(NumberedSource):
     """The documents of a split of token files, or windows over them, numbered from 0.
 
     A sample has the parts `tokens` and `cu_seqlens`, and `modes` if the files have them: see
@@ -109,23 +108,24 @@ class TokenSource(SingleSource):
         exclude: Sequence[str] = (),
     ) -> None:
         self._arguments = (os.fspath(address), split_part, options, tuple(subsets), tuple(exclude))
-        self.path = any_path(address)
-        self.split_part = split_part
-        self.options = options or TokenOptions(origin=str(self.path))
+        path = any_path(address)
+        self.options = options or TokenOptions(origin=str(path))
         self.corpus = TokenCorpus(os.fspath(address))
-        total = self.corpus.num_documents
-        self.first, self.last = ratio_range(
+        self.first_document, self.last_document = ratio_range(
             self.options.split,
             split_part,
-            total,
+            self.corpus.num_documents,
             what="documents",
-            origin=self.options.origin or str(self.path),
+            origin=self.options.origin or str(path),
         )
-        count = self.last - self.first if self.windows is None else len(self.windows)
-        self.excluded = self._excluded(exclude, count)
-        self.start, self.stop = resolve_range(count - len(self.excluded), subsets)
-        if self.start >= self.stop:
-            raise EmptyDatasetError(f"{self.path}: {self._why_empty(total)}")
+        documents = self.first_document, self.last_document
+        super().__init__(
+            path,
+            split_part=split_part,
+            bounds=documents if self.windows is None else (0, len(self.windows)),
+            subsets=subsets,
+            exclude=exclude,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, self._arguments
@@ -144,10 +144,11 @@ class TokenSource(SingleSource):
         """The windows over the documents of the split; None if samples are documents."""
         if self.options.unit == "document":
             return None
+        first, last = self.first_document, self.last_document
         return TokenWindows(
-            self.corpus.block_tokens(self.first, self.last),
-            lambda start, stop: self.corpus.lengths(start + self.first, stop + self.first),
-            self.last - self.first,
+            self.corpus.block_tokens(first, last),
+            lambda start, stop: self.corpus.lengths(start + first, stop + first),
+            last - first,
             length=self.options.length or 0,
             overlap=self.options.overlap,
             seed=self.options.seed,
@@ -158,7 +159,7 @@ class TokenSource(SingleSource):
         options = self.options
         content = {
             "files": [[file.name, *file.digest()] for file in self.corpus.files],
-            "documents": [self.first, self.last],
+            "documents": [self.first_document, self.last_document],
             "sequence": [options.length, options.overlap, options.seed],
             "tokens": None if self.windows is None else self.windows.num_tokens,
             "excluded": self.excluded.tolist(),
@@ -186,7 +187,7 @@ class TokenSource(SingleSource):
         subflavors: Mapping[str, Any] | None = None,
     ) -> TokenRows:
         """Find samples, in the order of `ordinals`; their tokens are copied when they are made."""
-        numbers = self._numbers(ordinals)
+        numbers = self.numbers(ordinals)
         runs = self._runs(numbers)
         about: dict[str, Sequence[Any]] = {
             "__key__": list(map(str, numbers.tolist())),
@@ -205,7 +206,7 @@ class TokenSource(SingleSource):
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the samples lie: of a window, what belongs to the block it begins in."""
-        pieces = self._runs(self._numbers(ordinals))
+        pieces = self._runs(self.numbers(ordinals))
         first = np.flatnonzero(np.diff(pieces.window, prepend=-1))
         if not len(first):
             return
@@ -222,7 +223,7 @@ class TokenSource(SingleSource):
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies; of a window, where its first document does."""
-        numbers = self._numbers(np.array([ordinal]))
+        numbers = self.numbers(np.array([ordinal]))
         pieces = self._runs(numbers)
         file = self.corpus.files[int(pieces.file[0]) if len(pieces.file) else 0]
         return Location(
@@ -233,52 +234,31 @@ class TokenSource(SingleSource):
             parts=("tokens",),
         )
 
-    def find(self, key: str) -> list[int]:
-        if not key.isdecimal():
-            return []
-        return included(self, int(key) - (self.first if self.windows is None else 0))
+    def numbers_of(self, key: str) -> Sequence[int]:
+        number = key.rpartition("/")[2]
+        return [int(number)] if number.isascii() and number.isdecimal() else []
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        edges = np.array([self.start, self.stop - 1])
-        low, high = include_ordinals(edges, self.excluded).tolist()
-        if self.windows is None:
-            low, high = low + self.first, high + self.first
-        elif (low, high) == (0, len(self.windows) - 1):
-            low, high = self.first, self.last - 1
-        else:
-            place = (str(self.path), *map(str, (self.first, self.last, self.options)))
-            return ("windows", *place), {"": (low, high + 1)}
-        return ("documents", str(self.path)), {"": (low, high + 1)}
-
-    def _numbers(self, ordinals: Ints) -> Ints:
-        """Return the keys of samples: numbers of documents in all files, or of windows."""
-        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
-                f"{outside[0]}"
-            )
-        inside = ordinals + self.start
-        if len(self.excluded):
-            inside = include_ordinals(inside, self.excluded)
-        return inside + self.first if self.windows is None else inside
+        low, high = self.edges()
+        if self.windows is not None:
+            documents = self.first_document, self.last_document
+            if (low, high) != (0, len(self.windows)):
+                place = (str(self.path), *map(str, (*documents, self.options)))
+                return ("windows", *place), {"": (low, high)}
+            low, high = documents
+        return ("documents", str(self.path)), {"": (low, high)}
 
     def _runs(self, numbers: Ints) -> TokenRuns:
         """Return where the tokens of samples lie, in the order of the samples."""
         if self.windows is None:
             return self.corpus.runs_of_documents(numbers)
         pieces = self.windows.pieces(numbers)
-        return self.corpus.runs_of_windows(pieces._replace(document=pieces.document + self.first))
+        documents = pieces.document + self.first_document
+        return self.corpus.runs_of_windows(pieces._replace(document=documents))
 
-    def _excluded(self, keys: Sequence[str], count: int) -> Ints:
-        """Return the places of excluded keys in the split, ascending."""
-        base = self.first if self.windows is None else 0
-        numbers = {key.rpartition("/")[2] for key in keys}
-        inside = {int(number) - base for number in numbers if number.isdecimal()}
-        return np.array(sorted(n for n in inside if 0 <= n < count), np.int64)
-
-    def _why_empty(self, total: int) -> str:
-        documents = f"split {self.split_part!r} has {self.last - self.first} of {total} documents"
+    def _why_empty(self) -> str:
+        count, total = self.last_document - self.first_document, self.corpus.num_documents
+        documents = f"split {self.split_part!r} has {count} of {total} documents"
         if self.windows is None:
             return f"{documents}, of which none is left"
         tokens, length = self.windows.num_tokens, self.options.length

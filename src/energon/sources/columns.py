@@ -1,0 +1,116 @@
+"""Values of columns of Arrow tables, as parts of samples have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon.arrays import Ints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FEW_ROWS = 16
+"""Rows of a group whose values are taken one by one, without making an array of them first."""
+_FILE_FIELDS = frozenset({"bytes", "path"})
+
+
+def column_values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
+    """Return the values of some rows of a column, in the order of `rows`.
+
+    Bytes are views, which are not copied: what needs them later makes bytes of them.
+    """
+    import pyarrow as pa
+
+    if _is_list_of_files(column.type):
+        values = _python_values(column, rows)
+        return [each and [one and one["bytes"] for one in each] for each in values]
+    if column.num_chunks == 1 and (
+        pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    ):
+        return _views(column.chunk(0), rows)
+    return _python_values(column, rows)
+
+
+def file_values(column: pa.ChunkedArray, rows: Ints) -> tuple[list[Any], list[Any]]:
+    """Return the bytes of some rows of a column of files, and their paths."""
+    import pyarrow as pa
+
+    if column.num_chunks != 1 or column.null_count:
+        values = _python_values(column, rows)
+        return [one and one["bytes"] for one in values], [one and one["path"] for one in values]
+    [files] = column.chunks
+    fields = [pa.chunked_array([files.field(name)]) for name in ("bytes", "path")]
+    contents, paths = (column_values(field, rows) for field in fields)
+    return contents, paths
+
+
+def is_file(kind: pa.DataType) -> bool:
+    """Return whether a column holds files as Hugging Face `datasets` writes them."""
+    import pyarrow as pa
+
+    return pa.types.is_struct(kind) and {field.name for field in kind} == _FILE_FIELDS
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a column, however they are stored."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    return small.get(kind, kind)
+
+
+def class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Return the names of classes by column, where Hugging Face `datasets` has noted them."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {
+            str(column): [str(name) for name in feature["names"]]
+            for column, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def class_name(names: Sequence[str], label: Any) -> str | None:
+    """Return the name of a class; None for a number that is none."""
+    return names[label] if isinstance(label, int) and 0 <= label < len(names) else None
+
+
+def _python_values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
+    import pyarrow as pa
+
+    if len(rows) <= FEW_ROWS:
+        return [column[row].as_py() for row in rows.tolist()]
+    # To make an array of numbers in the usual way imports pandas, which takes a second.
+    buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
+    places = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
+    return list(column.take(places).to_pylist())
+
+
+def _views(values: pa.Array, rows: Ints) -> list[memoryview | None]:
+    import pyarrow as pa
+
+    _, edges, content = values.buffers()
+    kind = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+    places = rows + values.offset
+    starts, stops = (np.frombuffer(edges, kind)[each].tolist() for each in (places, places + 1))
+    view = memoryview(b"" if content is None else content)
+    found = [view[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    if not values.null_count:
+        return list(found)
+    pairs = zip(found, rows.tolist(), strict=True)
+    return [own if values[row].is_valid else None for own, row in pairs]
+
+
+def _is_list_of_files(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and is_file(kind.value_type)

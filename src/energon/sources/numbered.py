@@ -1,0 +1,87 @@
+"""Sources whose items are numbered through, of which a split is a range."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from energon.arrays import Ints
+from energon.errors import EmptyDatasetError
+from energon.io.epath import AnyPath
+from energon.plan.subset import include_ordinals, resolve_range
+from energon.sources.kinds import SingleSource
+from energon.sources.webdataset import included
+
+
+class NumberedSource(SingleSource, ABC):
+    """The samples of a split, numbered from 0. Items of the whole dataset are numbered through.
+
+    Args:
+        path: Where the dataset is.
+        split_part: Which split.
+        bounds: The numbers of the first item of the split, and of the one behind its last.
+        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        exclude: Keys that are left out.
+
+    Raises:
+        EmptyDatasetError: If no sample is left.
+    """
+
+    def __init__(
+        self,
+        path: AnyPath,
+        *,
+        split_part: str,
+        bounds: tuple[int, int],
+        subsets: Sequence[Any] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        self.path = path
+        self.split_part = split_part
+        self.first, self.last = bounds
+        places = {place for key in exclude for place in self._places_of(key)}
+        self.excluded = np.array(sorted(places), np.int64)
+        self.start, self.stop = resolve_range(self.last - self.first - len(places), subsets)
+        if self.start >= self.stop:
+            raise EmptyDatasetError(f"{path}: {self._why_empty()}")
+
+    @abstractmethod
+    def numbers_of(self, key: str) -> Sequence[int]:
+        """Return the items of a key, or of the name of a file."""
+
+    def numbers(self, ordinals: Ints) -> Ints:
+        """Return the numbers in the dataset of samples of the split.
+
+        Raises:
+            IndexError: If there is no such sample.
+        """
+        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
+        if len(outside):
+            raise IndexError(
+                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
+                f"{outside[0]}"
+            )
+        inside = ordinals + self.start
+        if len(self.excluded):
+            inside = include_ordinals(inside, self.excluded)
+        return np.asarray(inside + self.first)
+
+    def find(self, key: str) -> list[int]:
+        """Return the numbers of the samples with a key."""
+        return [n for place in self._places_of(key) for n in included(self, place)]
+
+    def edges(self) -> tuple[int, int]:
+        """Return the numbers of the first item that is a sample, and of the one behind the last."""
+        low, high = self.numbers(np.array([0, len(self) - 1])).tolist()
+        return low, high + 1
+
+    def _places_of(self, key: str) -> list[int]:
+        """Return which items of the split have a key, counted from its first."""
+        return [n - self.first for n in self.numbers_of(key) if self.first <= n < self.last]
+
+    def _why_empty(self) -> str:
+        count = self.last - self.first
+        return f"split {self.split_part!r} has {count} samples, of which none is left"
