@@ -329,7 +329,7 @@ def test_files_beside_archives_are_said_to_be_left_out(tmp_path):
     write_shard(tmp_path / "in/0.tar", [("a", {"txt": b"x"})])
     write(tmp_path / "in", {"b.jpg": "x", "0.tar.idx": "", "README": ""})
     said = packs(tmp_path / "in", tmp_path / "out")
-    assert "left out: b.jpg: no archive" in said
+    assert "left out: b.jpg: not an archive" in said
     assert "0.tar.idx" not in said
 
 
@@ -356,3 +356,94 @@ def test_a_first_run_that_wrote_no_shard_does_not_block_another_in_a_store(s3, t
 def test_damaged_arrays_are_named(tmp_path):
     write(tmp_path, {"a.json": '[{"n": 1}'})
     assert "element 1" in refuses(tmp_path / "a.json", tmp_path / "out")
+
+
+def test_files_of_a_table_are_found_in_the_one_folder_beside_it_that_has_them(tmp_path):
+    write(tmp_path / "data", {"t.csv": "file,caption\na/0.jpg,one\n", "images/a/0.jpg": "x"})
+    write(tmp_path / "data", {"other/b.txt": "y"})
+    expected = {"000000000": {"jpg": b"x", "json": b'{"caption": "one"}'}}
+    said = packs(tmp_path / "data/t.csv", tmp_path / "out")
+    assert f"column 'file' names files in {tmp_path}/data/images (--root)" in said
+    assert samples_of(tmp_path / "out") == expected
+    packs(tmp_path / "data", tmp_path / "out2")
+    assert samples_of(tmp_path / "out2") == expected
+    write(tmp_path / "data", {"small/a/0.jpg": "z"})
+    said = refuses(tmp_path / "data/t.csv", tmp_path / "out3")
+    assert f"several folders, {tmp_path}/data/images, {tmp_path}/data/small" in said
+
+
+def test_a_root_that_is_no_folder_is_refused(tmp_path):
+    write(tmp_path, {"t.csv": "file\n0.jpg\n"})
+    assert "--root nowhere: no such folder" in refuses(
+        tmp_path / "t.csv", tmp_path / "out", "--root", "nowhere"
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [("file;caption", "in which ';' seems to"), ("file\tcaption", "in which '\\t' seems to")],
+)
+def test_columns_that_something_else_separates_are_refused(tmp_path, header, said):
+    write(tmp_path, {"t.csv": f"{header}\nx{header[4]}y\n"})
+    assert said in refuses(tmp_path / "t.csv", tmp_path / "out")
+
+
+def test_tables_of_another_encoding_are_told_how_to_be_converted(tmp_path):
+    (tmp_path / "t.csv").write_bytes("caption\ngrün\n".encode("latin1"))
+    assert "is not UTF-8 text" in refuses(tmp_path / "t.csv", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "said"),
+    [
+        ({"a.jpg": "x"}, "table", "in, taken for tables: no samples to pack"),
+        ({"a.jpg": "x"}, "imagefolder", "taken for a folder with a metadata table: no samples"),
+        ({"a.jpg": "x"}, "shards", "tar archives: no samples to pack; left out: a.jpg: not an"),
+        ({"t.csv": "a,b\n"}, None, "taken for tables: no samples to pack"),
+    ],
+)
+def test_a_source_without_samples_is_refused_before_anything_is_written(
+    tmp_path, files, kind, said
+):
+    write(tmp_path / "in", files)
+    how = [] if kind is None else ["--kind", kind]
+    assert said in refuses(tmp_path / "in", tmp_path / "out", *how)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "option"),
+    [
+        ("files", ("--key-column", "id")),
+        ("files", ("--part", "caption:txt")),
+        ("files", ("--prefix-keys",)),
+        ("archives", ("--skip-missing",)),
+        ("t.csv", ("--prefix-keys",)),
+    ],
+)
+def test_options_of_other_kinds_of_sources_are_refused(tmp_path, source, option):
+    write(tmp_path, {"files/a.jpg": "x", "t.csv": "a,b\n1,2\n"})
+    write_shard(tmp_path / "archives/0.tar", [("a", {"txt": b"x"})])
+    said = refuses(tmp_path / source, tmp_path / "out", *option)
+    assert f"; {option[0]} does not apply, leave it out" in said
+
+
+def test_what_was_packed_into_a_folder_of_the_source_is_not_packed_again(tmp_path):
+    write(tmp_path / "in", {f"{n}.jpg": "x" for n in range(3)})
+    packs(tmp_path / "in", tmp_path / "in/out")
+    assert list(samples_of(tmp_path / "in/out")) == ["0", "1", "2"]
+    said = packs(tmp_path / "in", tmp_path / "out2")
+    assert list(samples_of(tmp_path / "out2")) == ["0", "1", "2"]
+    assert "left out: out/: a dataset of its own" in said
+
+
+def test_targets_that_cannot_be_folders_are_refused(tmp_path):
+    write(tmp_path, {"in/a.jpg": "x", "file": "x"})
+    assert "is a file; expected a folder" in refuses(tmp_path / "in", tmp_path / "file")
+    assert "Not a directory" in refuses(tmp_path / "in", tmp_path / "file/out")
+
+
+def test_a_target_that_is_forgotten_is_asked_for(tmp_path):
+    done = run("pack", tmp_path)
+    assert done.exit_code == 2
+    assert f"energon pack {tmp_path} {tmp_path}_packed" in " ".join(done.output.split())

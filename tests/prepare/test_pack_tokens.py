@@ -285,7 +285,7 @@ def test_the_command_writes_them(lines, tmp_path):
     assert documents(tmp_path / "x") == DOCUMENTS
     for more, problem in (
         ((), "--to tokens needs a --tokenizer"),
-        (("--tokenizer", WORDS, "--maxcount", 5), "--maxcount cannot count"),
+        (("--tokenizer", WORDS, "--maxcount", 5), "--maxcount does not apply"),
     ):
         result = run(*arguments, *more)
         assert result.exit_code == 2

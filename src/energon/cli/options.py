@@ -141,7 +141,8 @@ def refuse_options(context: click.Context, what: str, honoured: Collection[str])
         and is_given(context, str(each.name))
     ]
     if given:
-        raise ConfigError(f"{what}, for which {', '.join(given)} cannot count; leave that out")
+        verb, it = ("does", "it") if len(given) == 1 else ("do", "them")
+        raise ConfigError(f"{what}; {' and '.join(given)} {verb} not apply, leave {it} out")
 
 
 class AddressType(click.ParamType):  # type: ignore[type-arg]

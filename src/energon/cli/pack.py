@@ -57,6 +57,10 @@ _TOKENIZING = (
 )
 _OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engine", "address")
 _WITH_TOKENS = {*_OF_TOKENS, "to", "text_column", "overwrite", "progress", "as_json"}
+_OF_ROWS = {"file_columns", "parts", "leave_out", "key_column", "root", "skip_missing"}
+_WITHOUT = {"folder": {*_OF_ROWS, "prefix_keys"}, "shards": _OF_ROWS}
+"""Options that mean nothing for a kind of source."""
+_NOUNS = {"folder": "a folder of files", "shards": "tar archives"}
 _OPTIONS = (
     click.option(
         "--kind",
@@ -93,7 +97,7 @@ _OPTIONS = (
         "--root",
         type=ADDRESS,
         metavar="FOLDER",
-        help="What paths in columns are relative to; else the folder of the table.",
+        help="What paths in columns are relative to; else its folder, or one beside it.",
     ),
     click.option("--skip-missing", is_flag=True, help="Skip rows whose files are missing."),
     click.option(
@@ -247,7 +251,7 @@ class PackChoices:
 
 
 @click.command("pack")
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.argument("sources", metavar="SOURCE...", nargs=-1)
 @click.argument("target", type=ADDRESS)
 @options_object(PackChoices, _OPTIONS)
 @click.pass_context
@@ -278,20 +282,26 @@ def command(
       energon pack corpus.jsonl corpus.idx --to tokens --tokenizer my_tokens:encode
       energon pack s3://bucket/old_shards s3://bucket/new_shards --maxcount 10000
     """
+    if not sources:
+        raise click.UsageError(
+            f"expected SOURCE and TARGET, found only {str(target)!r}; name the folder to write, as "
+            f"in `energon pack {target} {str(target).rstrip('/')}_packed`"
+        )
     if options.to == "tokens":
         refuse_options(context, "--to tokens writes no shards", _WITH_TOKENS)
         _pack_tokens(sources, target, options)
         return
     given = {name for name in (*_OF_TOKENS, "text_column") if is_given(context, name)}
     if given:
-        raise ConfigError(f"--{min(given).replace('_', '-')} is for --to tokens")
+        names = {each.name: each.opts[0] for each in context.command.params}
+        raise ConfigError(f"{names[min(given)]} is for --to tokens")
     from energon.prepare.dataset import Indexing
     from energon.prepare.writers.pack import pack_dataset
     from energon.prepare.writers.pack_remote import pack_remote
 
     packing = options.packing()
     with logging_to_terminal(logging.WARNING):
-        source, about = _open(sources, target, options)
+        source, about = _open(context, sources, target, options)
         _show_splits(source, packing)
         indexing = Indexing(sqlite=not options.no_sqlite, wait=options.wait)
         with _counting(options.progress) as advance:
@@ -338,12 +348,16 @@ def _pack_tokens(sources: Sequence[str], target: AnyPath, options: PackChoices) 
 
 
 def _open(
-    sources: Sequence[str], target: AnyPath, options: PackChoices
+    context: click.Context, sources: Sequence[str], target: AnyPath, options: PackChoices
 ) -> tuple[PackSource, dict[str, Any]]:
     """Return what is packed, and what tells it from anything else."""
     from energon.prepare.importers.detect import complete_rules, find_source, open_source
 
     found = find_source(sources, kind="folder" if options.as_files else options.kind, target=target)
+    without = _WITHOUT.get(found.kind, {"prefix_keys"})
+    others = {str(each.name) for each in context.command.params} - without
+    what = f"{redact(sources[0])} is packed as {_NOUNS.get(found.kind, 'rows')}"
+    refuse_options(context, what, others)
     rules, notes = complete_rules(found, options.rules())
     source = open_source(
         found,

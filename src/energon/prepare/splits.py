@@ -45,6 +45,8 @@ def parse_ratio(text: str) -> dict[str, float]:
                 f'split ratio {text!r}: expected "8,1,1" for train, val and test, or names as in '
                 '"train:9,holdout:1"'
             )
+        if "/" in name:
+            raise ConfigError(f"split ratio {text!r}: the name of a split must not contain '/'")
         ratios[name.strip()] = ratio
     if not any(ratios.values()):
         raise ConfigError(f"split ratio {text!r}: at least one split needs more than 0")

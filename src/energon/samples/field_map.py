@@ -107,7 +107,7 @@ class FieldMap:
             if required and field.name not in self.accesses:
                 raise ConfigError(
                     f"field_map: {sample_type.__name__} needs the field {field.name!r}, which is "
-                    f"not mapped; mapped are {', '.join(self.accesses) or 'none'}"
+                    f'not mapped; add it, as in {{"{field.name}": "PART"}}'
                 )
 
     def unmapped(self, names: Collection[str]) -> list[str]:

@@ -47,7 +47,7 @@ class ArchiveSource(PackSource):
         self.prefix_keys = prefix_keys
         archives = [name for name in files.names if is_archive(name)]
         self._left_out = [
-            f"{name}: no archive, as others here"
+            f"{name}: not an archive, unlike other files here"
             for name in files.names
             if not (is_archive(name) or name.endswith(INDEX_SUFFIXES) or is_about_data(name))
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from energon.decode.sample_decoder import is_media
@@ -21,6 +22,7 @@ from energon.prepare.importers.selection import (
     is_about_data,
     is_pattern,
     select,
+    split_datasets,
 )
 
 SourceKind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
@@ -67,10 +69,10 @@ def find_source(
         if len(addresses) > 1:
             raise ConfigError(f"{addresses[0]}: is a dataset of its own; pack one at a time")
         return DetectedSource(kind or library or "folder", addresses[0])
-    files = select(addresses, target=target)
-    if kind is not None:
-        return DetectedSource(kind, files=files)
-    return _find_files(files)
+    files, datasets = split_datasets(select(addresses, target=target))
+    found = DetectedSource(kind, files=files) if kind is not None else _find_files(files)
+    notes = [f"left out: {name}/: a dataset of its own" for name in datasets]
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def open_source(
@@ -123,23 +125,39 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
     Returns:
         The rules, and what the user should know of it.
     """
+    if isinstance(rules.root, Path) and not rules.root.is_dir():
+        raise ConfigError(f"--root {rules.root}: no such folder")
     if found.kind != "table" or found.files is None or rules.file_columns:
         return rules, []
     first = next((name for name in found.files.names if table.is_table(name)), None)
     if first is None:
         return rules, []
-    opened = table.Table.at(found.files.folder / first, rules)
+    path = found.files.folder / first
+    opened = table.Table.at(path, rules)
     columns = table.find_file_columns(opened)
+    where = ""
+    if not columns and rules.root is None:
+        roots = table.find_roots(path, rules)
+        if len(roots) > 1:
+            raise ConfigError(
+                f"{path}: the files that column {next(iter(roots.values()))[0]!r} names are in "
+                f"several folders, {', '.join(map(str, roots))}; say with --root which to take"
+            )
+        if roots:
+            ((root, columns),) = roots.items()
+            rules = replace(rules, root=root)
+            where = f" in {root} (--root)"
     if columns:
         shown = " and ".join(f"column {column!r}" for column in columns)
         names = "names" if len(columns) == 1 else "name"
         return replace(rules, file_columns=tuple(columns)), [
-            f"{shown} {names} files, which become parts (--file-column); --part COLUMN:PART makes "
-            "a part of the text instead"
+            f"{shown} {names} files{where}, which become parts (--file-column); --part "
+            "COLUMN:PART makes a part of the text instead"
         ]
     return rules, [
         f"column {column!r} seems to name files ({value!r}), and is kept as text: they are not "
-        f"below {opened.root}; say with --root where they are"
+        f"below {opened.root}; if they are elsewhere, run this again with --root FOLDER and "
+        "--overwrite"
         for column, value in table.seem_files(opened)
     ]
 
@@ -167,8 +185,9 @@ def _find_files(files: FileSelection) -> DetectedSource:
             f"{', '.join(table.SUFFIXES)}"
         )
     if len(tables) == 1 and "/" not in tables[0] and any(map(is_media, names)):
-        columns = table.find_file_columns(table.Table.at(files.folder / tables[0], RowRules()))
-        if columns:
+        path = files.folder / tables[0]
+        here = table.find_file_columns(table.Table.at(path, RowRules()))
+        if here or table.find_roots(path, RowRules()):
             note = f"each row of {tables[0]} is a sample; --kind folder ignores the table"
             return DetectedSource("table", files=files.only(tables), notes=(note,))
     return DetectedSource("folder", files=files)

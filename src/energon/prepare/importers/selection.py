@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from energon.errors import ConfigError, DatasetNotFoundError
@@ -159,6 +159,23 @@ def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> FileSe
     if len(files) == 1:
         return FileSelection(files[0].parent, (files[0].name,), is_folder=False)
     return _below_common_folder(files)
+
+
+def split_datasets(files: FileSelection) -> tuple[FileSelection, list[str]]:
+    """Return a selection without prepared datasets in folders below, and their paths.
+
+    Where there is nothing else, it is they that are meant.
+    """
+    if isinstance(files.folder, EPath) or not files.is_folder:
+        return files, []
+    folders = {str(parent) for name in files.names for parent in PurePosixPath(name).parents} - {
+        "."
+    }
+    inside = sorted(each for each in folders if (files.folder / each / META).is_dir())
+    names = [name for name in files.names if not name.startswith(tuple(f"{d}/" for d in inside))]
+    if not any(not is_about_data(name) for name in names):
+        return files, []
+    return replace(files, names=tuple(names)), inside
 
 
 def names_below(folder: AnyPath) -> list[str]:

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, EnergonError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
-from energon.io.epath import AnyPath
+from energon.io.epath import AnyPath, EPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
 from energon.prepare.importers.selection import FileSelection, open_ascending
@@ -37,6 +37,8 @@ SURE_ROWS = 10_000
 """A column that so many rows lack is taken for misspelled."""
 MAX_ARRAYS = 16
 """Among more `.json` files no lists of samples are looked for: each is a sample."""
+MAX_FOLDERS = 64
+"""In so many folders beside a table, files are looked for."""
 PROBED_ROWS = 16
 """Rows whose values are looked at to find out which columns name files."""
 
@@ -175,6 +177,15 @@ def find_file_columns(table: Table) -> list[str]:
     ]
 
 
+def find_roots(path: AnyPath, rules: RowRules) -> dict[Path, list[str]]:
+    """Return the folders beside a table below which its rows name files, and in which columns."""
+    if isinstance(path, EPath):
+        return {}
+    beside = sorted(each for each in path.parent.iterdir() if each.is_dir())[:MAX_FOLDERS]
+    found = {root: find_file_columns(Table(path, replace(rules, root=root))) for root in beside}
+    return {root: columns for root, columns in found.items() if columns}
+
+
 def seem_files(table: Table) -> list[tuple[str, str]]:
     """Return the columns in whose first rows there seem to be paths of media, with a value."""
     found = []
@@ -302,6 +313,7 @@ def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
     ):
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
+            _check_header(path, reader.fieldnames or [], delimiter)
             for row in reader:
                 if None in row or None in row.values():
                     raise FormatError(
@@ -309,8 +321,25 @@ def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
                         f"fields as the first line"
                     )
                 yield row
-        except (csv.Error, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"{path}: is not UTF-8 text ({error}); convert it, e.g. with `iconv -f latin1 "
+                f"-t utf-8 {path.name} > utf8_{path.name}`"
+            ) from error
+        except csv.Error as error:
             raise FormatError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _check_header(path: AnyPath, columns: Sequence[str], delimiter: str) -> None:
+    """Refuse a single column whose name is that of several, separated by something else."""
+    if len(columns) != 1:
+        return
+    other = next((each for each in (",", ";", "\t", "|") if each in columns[0]), None)
+    if other is not None:
+        raise FormatError(
+            f"{path}: has one column, {columns[0]!r}, in which {other!r} seems to separate "
+            f"columns; expected {delimiter!r} in a {path.suffix} file"
+        )
 
 
 def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, EmptyDatasetError
 from energon.formats.meta.info import META, DatasetInfo
 from energon.prepare.dataset import Indexing, describe_samples, locked, prepare_dataset
 from energon.prepare.files import is_leftover, list_files, reporting, write_files
@@ -64,8 +64,8 @@ class PackOptions:
     def __post_init__(self) -> None:
         if self.stratify is not None and not self.is_drawn:
             raise ConfigError(
-                f"stratify={self.stratify!r} says how samples are dealt to splits by ratio; give "
-                "at least two of them, as in --split-ratio 8,1,1"
+                f"stratify={self.stratify!r} needs at least two splits to divide samples between; "
+                "name them with a ratio, as in --split-ratio 8,1,1"
             )
 
     @property
@@ -152,6 +152,7 @@ def pack_dataset(
     Raises:
         ConfigError: If there is another dataset already, a sample cannot be written, or the field
             map does not fit.
+        EmptyDatasetError: If the source has no samples.
         DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
     """
@@ -163,6 +164,7 @@ def pack_dataset(
     indexing = indexing or Indexing()
     if not options.overwrite:
         _check(folder, text)
+    _check_has_samples(source, about)
     _check_field_map(source, options, str(folder))
     with reporting(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,6 +183,24 @@ def pack_dataset(
             field_map=options.field_map,
             indexing=held,
         )
+
+
+def _check_has_samples(source: PackSource, about: Mapping[str, Any]) -> None:
+    """Check before anything is written that there is something to write."""
+    if any(True for split in source.split_names() for _ in source.samples(split)):
+        return
+    places, kind = about.get("source") or ["the source"], about.get("kind")
+    taken_for = f", taken for {_KINDS[kind]}" if kind in _KINDS else ""
+    left_out = "".join(f"; left out: {reason}" for reason in source.skipped()[:1])
+    raise EmptyDatasetError(f"{', '.join(places)}{taken_for}: no samples to pack{left_out}")
+
+
+_KINDS = {
+    "table": "tables",
+    "imagefolder": "a folder with a metadata table",
+    "shards": "tar archives",
+}
+"""What sources are taken for, by kind, for those that `--kind` may mistake."""
 
 
 def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> None:
@@ -361,6 +381,8 @@ def _check(folder: Path, text: str) -> None:
     """Refuse to mix what `text` says is packed with anything else that the folder has."""
     path = folder / META / RECORD
     present = path.read_text() if path.exists() else None
+    if folder.is_file():
+        raise ConfigError(f"{folder}: is a file; expected a folder, or the name of a new one")
     if present is None and _has_files(folder):
         raise ConfigError(
             f"{folder}: is not empty, and was not made by `energon pack`; choose a new folder"
