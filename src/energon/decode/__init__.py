@@ -1,1 +1,1 @@
-"""Bytes become images, arrays and text, by the extension of their name."""
+"""Decode bytes to images, arrays, audio, video and text, by file extension."""

@@ -1,6 +1,6 @@
-"""Arrays and tensors from their files, whose headers may claim any size: npy, npz, pth.
+"""Arrays and tensors from npy, npz and pth files, whose headers may claim any size.
 
-What a header claims is compared with what is there before memory is taken for it.
+What a header claims is checked against the data before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _KNOWN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ZIP_MAGIC = b"PK\x03\x04"
 _PICKLE_NAME = "data.pkl"
 _OLD_PICKLES = 5
-"""A number that says what it is, the version, the system, the value, and the keys of contents."""
+"""The pickles of an old file: magic number, version, system, value, and keys of the contents."""
 
 
 def decode_npy(data: bytes) -> Any:
     """Return the array in an npy file.
 
     Raises:
-        ValueError: If it is none.
-        DecodeError: If less is there than its header says, or it holds pickled objects.
+        ValueError: If it is not an npy file.
+        DecodeError: If it has less data than its header claims, or contains pickled objects.
     """
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
@@ -53,7 +53,7 @@ def decode_npz(data: bytes) -> dict[str, Any]:
     """Return the arrays in an npz file by name.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not an npz file.
         DecodeError: If it unpacks to more than `UNPACKED_BYTES`.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -68,15 +68,15 @@ def decode_npz(data: bytes) -> dict[str, Any]:
 
 
 def decode_pth(data: bytes, *, trusted: bool) -> Any:
-    """Return what `torch.save` has written, on the CPU.
+    """Load what `torch.save` has written, on the CPU.
 
     Args:
         data: The file.
-        trusted: Whether it may hold more than tensors, and run code.
+        trusted: Whether it may contain more than tensors, and run code.
 
     Raises:
-        pickle.UnpicklingError: If it holds more than tensors, and is not trusted.
-        DecodeError: If it takes more memory than the limits allow.
+        pickle.UnpicklingError: If it contains more than tensors and is not trusted.
+        DecodeError: If it needs more memory than the limits allow.
     """
     import torch
 
@@ -90,17 +90,17 @@ def decode_pth(data: bytes, *, trusted: bool) -> Any:
 
 
 def _check_archive(archive: zipfile.ZipFile, data: bytes) -> None:
-    """Raise DecodeError if the entries of a zip file are together larger than they may be."""
+    """Raise DecodeError if the entries of a zip file exceed the limit together."""
     entries = archive.infolist()
     total = sum(entry.file_size for entry in entries)
     if total > len(data):
         check_limit(total, UNPACKED_BYTES, f"the archive unpacks to {total} bytes")
     for entry in entries:
         if entry.compress_type not in _KNOWN_COMPRESSIONS:
-            # Some of these take memory as the archive says.
+            # Some of these allocate as much memory as the archive tells them to.
             raise DecodeError(
-                f"{entry.filename!r} in the archive is compressed in a way ({entry.compress_type})"
-                " that is not known for this format"
+                f"{entry.filename!r} in the archive is compressed by method "
+                f"{entry.compress_type}, which this format does not use"
             )
 
 
@@ -113,12 +113,12 @@ def _check_pth(data: bytes, trusted: bool) -> None:
                 if name.endswith(_PICKLE_NAME):
                     _DryRun(archive.read(name)).load_all(1)
     elif not trusted:
-        # Releases before 1.6 of torch wrote pickles one behind the other, and then the contents.
+        # Before version 1.6, torch wrote several pickles in a row, and then the contents.
         _DryRun(data).load_all(_OLD_PICKLES)
 
 
 class _Idle:
-    """Stands for whatever a pickle makes, and takes whatever is done to it."""
+    """Stands for whatever a pickle creates, and accepts any operation on it."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Idle:
         return object.__new__(cls)
@@ -133,11 +133,10 @@ class _Idle:
 
 
 class _DryRun(pickle._Unpickler):
-    """Follows a pickle of `torch.save` and makes nothing, to see what making it would take.
+    """Interprets a pickle of `torch.save` without creating its objects, to learn their size.
 
-    That of torch calls what may take memory for a number, or copy as often as it is told:
-    `bytearray(1 << 40)` takes twenty bytes to write, and so does a tensor of that size without
-    content.
+    Torch's unpickler calls functions that allocate as much memory as a number says, or copy as
+    often: `bytearray(1 << 40)` takes twenty bytes to write, as does an empty tensor of that size.
 
     Args:
         pickled: One pickle, or several.
@@ -155,10 +154,10 @@ class _DryRun(pickle._Unpickler):
         super().__init__(self._stream)
 
     def load_all(self, count: int) -> None:
-        """Follow so many pickles.
+        """Interpret this many pickles.
 
         Raises:
-            DecodeError: If one is damaged, or would take more than what is there can account for.
+            DecodeError: If one is damaged, or would need more memory than its data justify.
         """
         for _ in range(count):
             try:
@@ -174,11 +173,13 @@ class _DryRun(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module.replace('__builtin__', 'builtins')}.{name}"
         if full == "builtins.bytearray":
-            return self._refuse("it holds a bytearray, which may be of any size; save a tensor")
+            return self._refuse("it contains a bytearray, which may have any size; save a tensor")
         if full == "_codecs.encode":
             return self._encode
         if name.endswith(("Tensor", "Storage")) and module.partition(".")[0] == "torch":
-            return self._refuse(f"it calls {full}, which takes memory for a number; save a tensor")
+            return self._refuse(
+                f"it calls {full}, which allocates as much memory as a number says; save a tensor"
+            )
         known = ("builtins", "collections", "torch")
         return self._copied if module.partition(".")[0] in (*known, "__builtin__") else _Idle
 
@@ -211,7 +212,7 @@ def _tensors(value: Any) -> Iterator[Any]:
     """Yield the tensors in lists and dicts, each container once.
 
     Raises:
-        DecodeError: If they are nested too deep.
+        DecodeError: If they are nested too deeply.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Audio and video that are in memory: clips by time, by frame and by sample.
+"""Clips of audio and video in memory: by time, by frame and by sample.
 
 Frames are uint8 tensors of shape (frames, channels, height, width), audio is float32 from -1 to
 1 of shape (channels, samples); without torch they are arrays. Times are in seconds from the
@@ -56,7 +56,7 @@ logger = logging.getLogger("energon")
 
 MISSING_SECONDS = 0.5
 MISSING_SHARE = 0.02
-"""How much of a file may be missing at its end, since headers are not exact."""
+"""How much may be missing at the end of a file, since headers are not exact."""
 
 TimeRange = tuple[float, float]
 VideoUnit = Literal["seconds", "frames"]
@@ -65,7 +65,7 @@ AudioUnit = Literal["seconds", "samples"]
 
 @dataclass
 class AVData:
-    """Decoded clips, and from when to when each one lasts in seconds.
+    """Decoded clips, and the start and end of each in seconds.
 
     Example:
         >>> from pathlib import Path
@@ -83,15 +83,15 @@ class AVData:
 
 
 class AVDecoder:
-    """Decodes clips of an audio or video file that is in memory, and nothing but these.
+    """Decodes the requested clips of an audio or video file in memory, and nothing else.
 
-    Nothing is decoded before it is asked for. Clips come in the order in which they are asked
-    for, and are the same as if the whole file had been decoded. May be pickled, if the file is
-    in memory or was opened by a file store; for one thread at a time.
+    Decoding is lazy. Clips are returned in the order of the request, and are the same as if the
+    whole file had been decoded. Picklable if the file is in memory or was opened by a file store;
+    for one thread at a time.
 
     Args:
-        stream: The file: bytes, or a stream that can be read and sought.
-        suppress_warnings: Whether to be silent about clips that lie beyond the end.
+        stream: The file: bytes, or a seekable stream.
+        suppress_warnings: Whether to skip the warning about clips beyond the end.
 
     Example:
         >>> from pathlib import Path
@@ -141,7 +141,7 @@ class AVDecoder:
 
     @decoding()
     def get_frames(self, video_decode_audio: bool = False) -> AVData | None:
-        """Return all frames, and the audio if it is wanted or if there is nothing else.
+        """Return all frames, and the audio if requested or if there are no frames.
 
         Returns:
             None if the file has neither.
@@ -153,7 +153,7 @@ class AVDecoder:
 
     @decoding()
     def check(self) -> None:
-        """Decode everything and keep nothing, to find out whether the file is whole.
+        """Decode everything and discard it, to find out whether the file is intact.
 
         Raises:
             DecodeError: If it is damaged, cut off or has neither video nor audio.
@@ -176,16 +176,16 @@ class AVDecoder:
         video_unit: VideoUnit = "seconds",
         video_out_frame_size: FrameSize | None = None,
     ) -> tuple[list[Any], list[TimeRange]]:
-        """Return clips of the video, and from when to when each one lasts.
+        """Return clips of the video, and the start and end of each in seconds.
 
         Args:
-            video_clip_ranges: First and last second (or frame) of each, both included: all
-                frames that are shown at some time between them.
-            video_unit: Whether ranges are of seconds or numbers of frames.
-            video_out_frame_size: Height and width to which frames are scaled; None leaves them.
+            video_clip_ranges: First and last second (or frame) of each, both inclusive: all
+                frames shown at some time in between.
+            video_unit: Whether ranges are in seconds or frame numbers.
+            video_out_frame_size: Height and width to scale frames to; None does not scale.
 
         Returns:
-            Clips of one frame or more, or of none if they lie beyond the end.
+            Clips of at least one frame; empty ones beyond the end.
         """
         reader = self._video
         find: Callable[..., Clip | None] = {
@@ -194,7 +194,7 @@ class AVDecoder:
         }[_checked(video_unit, ("seconds", "frames"), "video_unit")]
         clips: list[Any] = [None] * len(video_clip_ranges)
         times: list[TimeRange] = [(0.0, 0.0)] * len(video_clip_ranges)
-        # In ascending order, so that what lies between two clips is decoded once.
+        # In ascending order, so that frames between two clips are decoded once.
         for number in sorted(range(len(clips)), key=lambda n: video_clip_ranges[n]):
             low, high = video_clip_ranges[number]
             _check_range(low, high)
@@ -210,14 +210,14 @@ class AVDecoder:
     def get_audio_clips(
         self, audio_clip_ranges: Sequence[TimeRange], audio_unit: AudioUnit = "seconds"
     ) -> tuple[list[Any], list[TimeRange]]:
-        """Return clips of the audio, and from when to when each one lasts.
+        """Return clips of the audio, and the start and end of each in seconds.
 
         Args:
-            audio_clip_ranges: Where each one starts (included) and stops (not included).
-            audio_unit: Whether ranges are of seconds or numbers of samples.
+            audio_clip_ranges: Start (inclusive) and stop (exclusive) of each.
+            audio_unit: Whether ranges are in seconds or sample numbers.
 
         Returns:
-            Clips of some samples, or of none if they lie beyond the end.
+            Clips of at least one sample; empty ones beyond the end.
         """
         reader = self._audio
         in_seconds = _checked(audio_unit, ("seconds", "samples"), "audio_unit") == "seconds"
@@ -244,7 +244,7 @@ class AVDecoder:
     ) -> AVData:
         """Return clips of video and audio, see `get_video_clips` and `get_audio_clips`.
 
-        None for ranges returns None for their clips; so does a file without such a stream.
+        Ranges of None yield None for their clips, as does a file without such a stream.
         """
         found = AVData(None, None, None, None)
         if video_clip_ranges is not None and self.has_video_stream():
@@ -274,22 +274,22 @@ class AVDecoder:
 
     @decoding()
     def get_audio_samples_per_second(self) -> int:
-        """Return the rate of the audio."""
+        """Return the sample rate of the audio."""
         return self._audio.rate
 
     @decoding()
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float, int | None]:
-        """Return seconds and number of frames.
+        """Return the duration in seconds and the number of frames.
 
         Args:
-            get_frame_count: Whether to count frames, which may read the whole file; without,
+            get_frame_count: Whether to count frames, which may read the whole file; if False,
                 their number is None.
         """
         return self._video.duration, self._video.num_frames if get_frame_count else None
 
     @decoding()
     def get_audio_duration(self) -> float:
-        """Return the seconds of the audio, as its header has them."""
+        """Return the duration of the audio in seconds, from its header."""
         return self._audio.duration
 
     @decoding()
@@ -303,16 +303,16 @@ class AVDecoder:
         get_audio_duration: bool = True,
         get_audio_num_samples: bool = False,
     ) -> AVMetadata:
-        """Return what is known about the file without decoding it.
+        """Return the metadata of the file without decoding it.
 
         Args:
-            get_video: Whether to look at the video at all.
-            get_video_duration: Whether to tell its seconds.
+            get_video: Whether to include the video at all.
+            get_video_duration: Whether to include its duration.
             get_video_frame_count: Whether to count its frames, which may read the whole file.
-            get_video_frame_size: Whether to tell width and height.
-            get_audio: Whether to look at the audio at all.
-            get_audio_duration: Whether to tell its seconds.
-            get_audio_num_samples: Whether to tell its samples, as far as the header knows.
+            get_video_frame_size: Whether to include width and height.
+            get_audio: Whether to include the audio at all.
+            get_audio_duration: Whether to include its duration.
+            get_audio_num_samples: Whether to include its number of samples, from the header.
         """
         known: dict[str, Any] = {}
         if get_video and self.has_video_stream():
@@ -358,7 +358,7 @@ class AVDecoder:
         return check_claims(self.stream)
 
     def _view(self) -> IO[bytes]:
-        """Return a stream over the file: each reader seeks in its own."""
+        """Return a stream over the file, one per reader, since readers seek."""
         return cast(IO[bytes], StreamView(self.stream, self._pieces))
 
     def _warn(self, low: float, high: float, unit: str) -> None:
@@ -388,20 +388,20 @@ def get_clips_uniform(
     request_audio: bool = False,
     video_out_frame_size: FrameSize | None = None,
 ) -> AVData:
-    """Return clips of equal length that are spread evenly from beginning to end.
+    """Return clips of equal length, evenly spaced from beginning to end.
 
     Args:
         av_decoder: The file.
-        clip_duration_seconds: Length of each; 0 for single frames, which lie half a frame from
+        clip_duration_seconds: Length of each; 0 for single frames, half a frame away from
             beginning and end.
-        num_clips: How many.
+        num_clips: Number of clips.
         request_video: Whether to return video.
         request_audio: Whether to return audio.
-        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
+        video_out_frame_size: Height and width to scale frames to; None does not scale.
 
     Raises:
-        ConfigError: If neither video nor audio is wanted, or numbers are invalid.
-        DecodeError: If the file lacks what is wanted.
+        ConfigError: If neither video nor audio is requested, or numbers are invalid.
+        DecodeError: If the file lacks what is requested.
 
     Example:
         >>> from pathlib import Path
@@ -441,13 +441,13 @@ def get_single_frames_uniform(
     video_out_frame_size: FrameSize | None = None,
     return_timestamps: bool = False,
 ) -> Any:
-    """Return single frames that are spread evenly from beginning to end, as one tensor.
+    """Return single frames, evenly spaced from beginning to end, as one tensor.
 
     Args:
         av_decoder: The file.
-        num_frames: How many.
-        video_out_frame_size: Height and width to which frames are scaled; None leaves them.
-        return_timestamps: Whether to return a pair: the frames, and when each is shown.
+        num_frames: Number of frames.
+        video_out_frame_size: Height and width to scale frames to; None does not scale.
+        return_timestamps: Whether to return a pair: the frames, and their times in seconds.
 
     Returns:
         Shape (frames, channels, height, width).

@@ -1,9 +1,9 @@
 """Samples of an audio stream by time and by number, as if all had been decoded.
 
-Decoding begins some time before what is wanted, because lossy codecs need what came before.
-Where time stamps are coarser than samples, as in Matroska, they only tell which frame it is:
-all frames of such a stream but the first have the same number of samples. If they do not,
-decoding begins at the beginning.
+Decoding starts some time before the requested clip, because lossy codecs need earlier data. Where
+time stamps are coarser than samples, as in Matroska, they only identify the frame: all frames of
+such a stream but the first have the same number of samples. If they do not, decoding starts at
+the beginning.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
 
 RUN_UP_SECONDS = 0.5
-"""How long before a clip decoding begins."""
+"""How long before a clip decoding starts."""
 PROBED_FRAMES = 4
 
 AudioSamples = NDArray[np.float32]
 
 
 class _Grid(NamedTuple):
-    """Where frames begin, if they are regular: at 0, `first`, `first + step` and so on."""
+    """The starts of regular frames: 0, `first`, `first + step` and so on."""
 
     first: int
     step: int
@@ -42,7 +42,7 @@ class _Grid(NamedTuple):
 
 
 class _DecodedPieces:
-    """Samples that are collected, up to `DECODED_BYTES`."""
+    """A collection of samples of up to `DECODED_BYTES`."""
 
     def __init__(self) -> None:
         self._pieces: list[AudioSamples] = []
@@ -84,7 +84,7 @@ class AudioReader:
 
     @property
     def duration(self) -> float:
-        """Seconds until the last sample, as far as headers know."""
+        """Seconds until the last sample, according to the headers."""
         if self._stream.duration:
             return float(Fraction(self._stream.duration) * self._tick)
         if self._container.duration:
@@ -93,7 +93,7 @@ class AudioReader:
 
     @property
     def num_samples(self) -> int:
-        """How many samples each channel has, as far as headers know."""
+        """How many samples each channel has, according to the headers."""
         return round(Fraction(self.duration).limit_denominator(self.rate * 1000) * self.rate)
 
     @property
@@ -110,7 +110,7 @@ class AudioReader:
         return pieces.joined(self._nothing())
 
     def check(self) -> float:
-        """Decode all samples, keep none, and return when the last one ends.
+        """Decode and discard all samples, and return when the last one ends.
 
         Raises:
             DecodeError: If they are damaged.
@@ -118,7 +118,7 @@ class AudioReader:
         return self.to_seconds(self._count())
 
     def by_number(self, first: int, stop: int) -> AudioSamples:
-        """Return samples from number `first` up to but without `stop`; see `all`."""
+        """Return samples `first` to `stop` (exclusive); see `all`."""
         first = max(0, first)
         if stop <= first:
             return self._nothing()
@@ -132,7 +132,7 @@ class AudioReader:
         return pieces.joined(self._nothing())
 
     def to_number(self, seconds: float) -> int:
-        """Return the number of the sample that is heard at a time, or the nearest."""
+        """Return the number of the sample heard at a time, or of the nearest one."""
         return max(0, round((seconds - self._start) * self.rate))
 
     def to_seconds(self, number: int) -> float:
@@ -153,7 +153,7 @@ class AudioReader:
         self._origin = max(0, self._container.start_time or 0) / 1_000_000
 
     def _probe(self) -> None:
-        """Learn from the first frames how to tell from a time which sample it is."""
+        """Derive from the first frames how times map to samples."""
         frames = []
         for frame in self._frames():
             frames.append(frame)
@@ -166,13 +166,13 @@ class AudioReader:
         times = [frame.pts or 0 for frame in frames] or [0]
         self._known_tick, self._known_place = times[0], 0
         if regular and self._has_gap(times[1] - times[0], lengths[0]):
-            # Some files have one behind the first frame, and what comes later counts.
+            # Some files have one after the first frame, and the later one counts.
             self._known_tick, self._known_place = times[1], lengths[0]
         start: Fraction = self._known_tick * self._tick - Fraction(self._known_place, self.rate)
         self._start = max(0.0, float(start) - self._origin)
 
     def _count(self) -> int:
-        """Return how many samples there are. Decodes all and keeps none."""
+        """Return the number of samples, decoding and discarding all."""
         self._reopen()
         total = sum(frame.samples for frame in self._frames())
         self._reopen()

@@ -1,4 +1,4 @@
-"""Open audio and video that is in memory, with PyAV; and decode parts with it, as decoders say."""
+"""Open audio and video in memory with PyAV, and decode parts of samples with it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def import_av() -> Any:
 
 
 def open_container(stream: MediaStream) -> InputContainer:
-    """Return the container in `stream`, which begins there again.
+    """Return the container in `stream`, which is rewound first.
 
     Raises:
-        DecodeError: If there is none.
+        DecodeError: If it is not a container.
         MissingExtraError: If PyAV is not installed.
     """
     av = import_av()
@@ -46,22 +46,22 @@ def open_container(stream: MediaStream) -> InputContainer:
     # A playlist may name files of this machine, and servers; nothing of it is opened.
     options = {"protocol_whitelist": "none", **codec_options()}
     with decoding():
-        # Metadata may be in any encoding, and is not looked at.
+        # Metadata may have any encoding, and is not used.
         container: InputContainer = av.open(stream, "r", metadata_errors="ignore", options=options)
     return container
 
 
 def codec_options() -> dict[str, str]:
-    """Return what keeps codecs from taking memory for frames that are too large.
+    """Return the options that keep codecs from allocating frames that are too large.
 
-    They round sizes up, so this is not exact.
+    Codecs round sizes up, so the limit is not exact.
     """
     return {"max_pixels": str(2 * IMAGE_PIXELS.value)}
 
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Raise DecodeError for whatever fails on damaged audio or video, or takes too much memory.
+    """Turn any failure on damaged or oversized audio or video into a DecodeError.
 
     FFmpeg and PyAV raise errors of many kinds, and their attributes may be None or 0.
     """
@@ -71,7 +71,7 @@ def decoding() -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, import_av().error.FFmpegError):
-            # The stream could not be read, which is not a fault of what is in it.
+            # The stream could not be read, which is not the fault of its content.
             raise
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise DecodeError(f"not a whole audio or video file: {kind}{error}") from error
@@ -83,11 +83,11 @@ def as_stream(data: MediaStream | bytes) -> MediaStream:
 
 
 class StreamView:
-    """A stream with a place of its own, over one that others read, too.
+    """A stream with its own position over a shared stream.
 
     Args:
-        stream: The other.
-        pieces: What is known of it, which is not read again.
+        stream: The shared stream.
+        pieces: Known pieces of it, which are not read again.
     """
 
     def __init__(self, stream: IO[bytes], pieces: Sequence[Piece] = ()) -> None:
@@ -108,24 +108,24 @@ class StreamView:
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place and return it."""
+        """Move to a position and return it."""
         if whence == 1:
             offset, whence = self._place + offset, 0
         self._place = self._stream.seek(offset, whence)
         return self._place
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the position."""
         return self._place
 
 
 def check_claims(stream: IO[bytes]) -> list[Piece]:
-    """Raise DecodeError if a file claims more packets than there may be; call it before opening.
+    """Raise DecodeError if a file claims too many packets; call it before opening.
 
-    Decoders make an index of all packets, whether they are there or not.
+    Decoders build an index of all claimed packets, whether they exist or not.
 
     Returns:
-        What was read of a file that is not in memory, for `StreamView`.
+        The pieces read of a file that is not in memory, for `StreamView`.
     """
     with decoding():
         pieces = read_headers(stream)
@@ -135,7 +135,7 @@ def check_claims(stream: IO[bytes]) -> list[Piece]:
 
 
 def check_riff(stream: IO[bytes]) -> None:
-    """Raise DecodeError if an AVI or WAV file is shorter than it says; decoders do not mind."""
+    """Raise DecodeError if an AVI or WAV file is shorter than it claims; decoders ignore that."""
     stream.seek(0)
     head = stream.read(8)
     size = stream.seek(0, 2)
@@ -162,10 +162,10 @@ def check_av_spec(name: str) -> None:
 
 
 def decode_av(data: bytes, spec: str, *, with_audio: bool) -> Any:
-    """Return what the specification makes of a file.
+    """Return a file in the form that the specification names.
 
     Raises:
-        DecodeError: If "torch" or "pyav" is wanted, and the file is damaged.
+        DecodeError: If the form is "torch" or "pyav" and the file is damaged.
         MissingExtraError: If PyAV is not installed.
     """
     from energon.decode.av import AVDecoder
@@ -190,12 +190,12 @@ ImageDecoderType = Literal[
 
 @dataclass(frozen=True)
 class AVWebdatasetDecoder:
-    """Turns parts with audio or video into what `av_decode` says. Call it with name and bytes.
+    """Decodes parts with audio or video to the form `av_decode`. Call it with name and bytes.
 
     Args:
-        video_decode_audio: Whether "torch" decodes the audio of videos, too.
-        av_decode: "AVDecoder", which decodes the clips that it is asked for; "torch" for all
-            frames as `AVData`; "pyav" for a container of PyAV.
+        video_decode_audio: Whether "torch" decodes the audio of videos too.
+        av_decode: "AVDecoder" for a decoder of clips on request; "torch" for all frames as
+            `AVData`; "pyav" for a container of PyAV.
 
     Raises:
         ConfigError: If `av_decode` is unknown.
@@ -214,10 +214,10 @@ class AVWebdatasetDecoder:
         return AVDecoder(io.BytesIO(data))
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """Return what `data` become; None if the name is not one of audio or video.
+        """Return the decoded `data`; None if the name is not that of audio or video.
 
         Raises:
-            DecodeError: If "torch" or "pyav" is wanted, and the file is damaged.
+            DecodeError: If the form is "torch" or "pyav" and the file is damaged.
         """
         if key.rpartition(".")[2].lower() not in EXTENSIONS:
             return None

@@ -1,8 +1,8 @@
 """Frames of a video by time and by number, decoded from the key frame before them.
 
-A frame is shown from its time stamp to that of the next one. Times are counted in ticks, the
-unit of the stream. Where containers say that key frames are is not relied on: if decoding
-begins after the frame that is wanted, it begins again further back.
+A frame is shown from its time stamp to that of the next one. Times are counted in ticks, the unit
+of the stream. The key frames listed in containers are not trusted: if decoding starts after the
+requested frame, it starts again further back.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 TOLERANCE_SECONDS = Fraction(1, 1_000_000)
-"""How far before a frame a time means that frame: 0.3 is not a sum of binary fractions."""
+"""A time this close before a frame means that frame: 0.3 has no exact binary representation."""
 FORWARD_SECONDS = 2
-"""How far ahead frames are decoded rather than sought, if nobody knows where key frames are."""
+"""How far ahead to decode frames rather than seek, if the key frames are unknown."""
 
 Frame = NDArray[np.uint8]
 FrameSize = tuple[int, int]
@@ -45,15 +45,15 @@ class Clip(NamedTuple):
     frames: list[Frame]
     """Arrays of shape (height, width, 3)."""
     start: float
-    """When the first is shown, in seconds from the beginning of the file."""
+    """When the first frame is shown, in seconds from the beginning of the file."""
     stop: float
-    """When the last is not shown any more."""
+    """When the last frame ends."""
 
 
 class VideoReader:
     """The frames of the first video stream of a file. For one thread at a time.
 
-    Clips that are asked for in ascending order are decoded in one go as far as possible.
+    Clips requested in ascending order are decoded in one pass as far as possible.
 
     Args:
         stream: The file.
@@ -71,7 +71,7 @@ class VideoReader:
 
     @property
     def frames_per_second(self) -> float:
-        """The rate of the stream, on average."""
+        """The average frame rate of the stream."""
         return float(self._stream.average_rate or self._stream.guessed_rate or 0)
 
     @property
@@ -82,13 +82,13 @@ class VideoReader:
     @property
     def num_frames(self) -> int:
         """How many frames there are. Reads the whole file unless its header is exact."""
-        # AVI counts places without a frame, too.
+        # AVI counts empty places too.
         known = self._stream.frames if "mp4" in self._container.format.name else 0
         return known or len(self.times)
 
     @property
     def duration(self) -> float:
-        """Seconds until the last frame is not shown any more, as far as headers know."""
+        """Seconds until the last frame ends, according to the headers."""
         if self._stream.duration:
             return float(self._stream.duration * self._tick)
         if self._container.duration and len(self._container.streams) == 1:
@@ -97,7 +97,7 @@ class VideoReader:
 
     @property
     def times(self) -> list[int]:
-        """When frames are shown, in ticks, ascending. Reads all packets, and decodes none."""
+        """The times of all frames in ticks, ascending. Reads all packets and decodes none."""
         if self._times is None:
             self._reopen()
             codec = self._stream.codec_context.name
@@ -120,7 +120,7 @@ class VideoReader:
         return self._clip(_Cursor(self._frames()), math.inf, size)
 
     def check(self) -> float:
-        """Decode all frames, keep none, and return when the last one ends.
+        """Decode and discard all frames, and return when the last one ends.
 
         Raises:
             DecodeError: If one is damaged.
@@ -136,20 +136,20 @@ class VideoReader:
         return reached
 
     def by_time(self, start: float, stop: float, size: FrameSize | None = None) -> Clip | None:
-        """Return the frames that are shown at any time from `start` to `stop`, both included.
+        """Return the frames shown at any time from `start` to `stop`, both inclusive.
 
         Args:
             start: In seconds from the beginning of the file.
-            stop: In seconds.
-            size: Height and width to which frames are scaled; None leaves them as they are.
+            stop: In seconds from the beginning of the file.
+            size: Height and width to scale frames to; None does not scale.
 
         Returns:
-            None if the last frame is not shown any more at `start`.
+            None if the last frame ends before `start`.
         """
         return self._by_tick(self._to_tick(start), self._to_tick(stop), size)
 
     def by_number(self, first: int, last: int, size: FrameSize | None = None) -> Clip | None:
-        """Return the frames from number `first` to `last`, both included; see `by_time`."""
+        """Return the frames from number `first` to `last`, both inclusive; see `by_time`."""
         times = self.times
         if first >= len(times) or last < 0:
             return None
@@ -193,7 +193,7 @@ class VideoReader:
         return self._clip(cursor, stop, size)
 
     def _clip(self, cursor: _Cursor, stop: float, size: FrameSize | None) -> Clip:
-        """Return the frames from the present one on that are shown at `stop` or before."""
+        """Return the frames from the present one on that start at `stop` or earlier."""
         frame = cursor.present
         if frame is None:
             raise DecodeError("the video stream has no frames")
@@ -213,7 +213,7 @@ class VideoReader:
         return Clip(frames, self._to_seconds(start), self._to_seconds(end))
 
     def _end(self, frame: VideoFrame) -> int:
-        """Return when the last frame of the stream is not shown any more."""
+        """Return when the last frame of the stream ends."""
         ticks = frame.duration or round(Fraction(self._frame_seconds) / self._tick)
         return _time(frame) + ticks
 

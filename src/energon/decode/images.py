@@ -93,18 +93,18 @@ def decode_image(
     seed: int = 0,
     name: str = "",
 ) -> Any:
-    """Return the image in `data`. Orientation in its metadata does not count.
+    """Decode an image. The orientation in its metadata is ignored.
 
     Args:
         data: The file.
-        spec: What the image becomes.
-        resize: Which part of it is taken, and what size that gets; None for all as it is.
-        seed: With `name`, decides which part that is, if it is a random one.
-        name: What tells the image from others of its sample.
+        spec: The form of the result.
+        resize: The part to cut out and its final size; None keeps the image as it is.
+        seed: Determines the part, together with `name`, if it is random.
+        name: Distinguishes the image from others of its sample.
 
     Raises:
-        DecodeError: If the data are damaged, cut off or no image.
-        MissingExtraError: If tensors are wanted and torch is not installed.
+        DecodeError: If the data are damaged, truncated or not an image.
+        MissingExtraError: If tensors are requested and torch is not installed.
     """
     is_jpeg = data[:2] == _JPEG_START
     if is_jpeg:
@@ -124,12 +124,12 @@ def decode_image(
 
 
 def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
-    """Return pixels as the array or tensor that is asked for."""
+    """Convert pixels to the array or tensor that `spec` describes."""
     is_tensor = spec.library == "torch"
     if is_tensor:
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels)
     if spec.floats:
-        # In one pass, and not by torch: its threads would spin while the next image is decoded.
+        # In one pass and without torch, whose threads would spin while the next image is decoded.
         pixels = np.divide(pixels, np.float32(255), dtype=np.float32)
     if not is_tensor:
         return pixels
@@ -155,7 +155,7 @@ def _open(
     from PIL import Image
 
     try:
-        # Reads the header only, as far as memory is concerned.
+        # Reads the header only, without allocating pixels.
         image = Image.open(io.BytesIO(data))
         width, height = image.size
         if width * height > max_pixels:
@@ -196,7 +196,7 @@ def _jpeg_pixels(
     *,
     max_pixels: int,
 ) -> NDArray[np.uint8] | None:
-    """Return pixels if simplejpeg returns the same ones as Pillow would, else None."""
+    """Decode with simplejpeg if it yields the same pixels as Pillow, else return None."""
     if spec.mode == "RGBA":
         return None
     try:
@@ -222,7 +222,7 @@ def _jpeg_pixels(
     except DecodeError:
         raise
     except ValueError:
-        # Pillow says what is wrong, or is more forgiving.
+        # Pillow has the better message, or accepts the file.
         return None
     if space == "Gray":
         pixels = pixels[:, :, 0]
@@ -237,9 +237,9 @@ def _too_large(width: int, height: int) -> DecodeError:
 
 
 def _check_scans(data: bytes) -> None:
-    """Raise DecodeError if a JPEG goes over its pixels more often than `JPEG_SCANS`.
+    """Raise DecodeError if a JPEG has more scans than `JPEG_SCANS`.
 
-    A few bytes make another pass, which takes as long as there are pixels.
+    A few bytes add a scan, and each one takes time proportional to the number of pixels.
     """
     place, frame_components = 2, 0
     while place + 10 <= len(data) and data[place] == _MARKER:

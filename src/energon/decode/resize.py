@@ -1,9 +1,9 @@
-"""Images of the size that is asked for: cropped and scaled as early as the format allows.
+"""Crop and scale images to a requested size, as early as the format allows.
 
-JPEG stores blocks of 8 x 8 frequencies, so a decoder can make 4 x 4, 2 x 2 or 1 x 1 pixels of a
-block for a fraction of the work. The factor is chosen such that what is left still has at least
-as many pixels as are wanted; the rest is done by a triangle filter that covers all pixels
-(bilinear with antialiasing, as Pillow and torchvision have it).
+JPEG stores blocks of 8 x 8 frequencies, so a decoder can produce 4 x 4, 2 x 2 or 1 x 1 pixels from
+a block for a fraction of the work. The factor is the largest that keeps at least as many pixels
+as requested; a triangle filter over all pixels does the rest (bilinear with antialiasing, as in
+Pillow and torchvision).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FACTORS = (8, 4, 2)
-"""By what JPEGs are reduced; others that the format has, like 8/5, are slower than none."""
+"""Factors by which JPEGs are reduced; other factors of the format, like 8/5, only slow it down."""
 
 _ATTEMPTS = 10
 
 
 class Box(NamedTuple):
-    """A rectangle of pixels, the upper left corner of the image being (0, 0)."""
+    """A rectangle of pixels; the upper left corner of the image is (0, 0)."""
 
     left: int
     top: int
@@ -42,11 +42,11 @@ class RandomResizedCrop:
     """A random rectangle of an image, drawn as torchvision's RandomResizedCrop draws it.
 
     Args:
-        scale: Least and largest share of the area that is cut out.
-        ratio: Least and largest width of the rectangle, divided by its height.
+        scale: Smallest and largest share of the image's area.
+        ratio: Smallest and largest aspect ratio, width by height.
 
     Raises:
-        ConfigError: If these are not two ascending numbers.
+        ConfigError: If one of them is not a pair of ascending numbers.
 
     Example:
         >>> from energon import DefaultTaskEncoder, SampleDecoder
@@ -70,10 +70,10 @@ class RandomResizedCrop:
             object.__setattr__(self, name, tuple(value))
 
     def box(self, width: int, height: int, seed: int) -> Box:
-        """Return the rectangle of an image of this size, a function of `seed`.
+        """Return the rectangle for an image of this size, a function of `seed`.
 
-        Where ten attempts give none that fits into the image, it is the largest rectangle in
-        the middle whose ratio is allowed.
+        If none of ten attempts fits into the image, it is the largest rectangle in the middle
+        with an allowed ratio.
         """
         draw = Random(seed).random
         low, high = self.ratio
@@ -93,14 +93,14 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class Resize:
-    """What size images get, and which part of them.
+    """The part of images to cut out, and its final size.
 
     Args:
-        size: Height and width; None keeps those that reducing produces.
-        min_size: What both sides keep at least while the image is reduced by 2, 4 or 8; None
-            does not reduce it, unless there is a `size`.
-        crop: Which part is taken; None for all of it.
-        exact: Whether to decode all pixels before anything else.
+        size: Height and width; None keeps the size after reducing.
+        min_size: Both sides keep at least this many pixels when the image is reduced by 2, 4 or
+            8; None does not reduce it, unless there is a `size`.
+        crop: The part to cut out; None for the whole image.
+        exact: Whether to decode all pixels first.
     """
 
     size: tuple[int, int] | None = None
@@ -109,13 +109,13 @@ class Resize:
     exact: bool = False
 
     def box(self, width: int, height: int, seed: int, name: str) -> Box:
-        """Return which part of an image is taken."""
+        """Return the part of an image to cut out."""
         if self.crop is None:
             return Box(0, 0, width, height)
         return self.crop.box(width, height, derive_seed(seed, "random_resized_crop", name))
 
     def factor(self, box: Box) -> int:
-        """Return by what the image can be reduced before `box` of it is taken."""
+        """Return the factor by which an image can be reduced before `box` is cut out."""
         height, width = self.size or (self.min_size or math.inf,) * 2
         if self.exact:
             return 1
@@ -152,7 +152,7 @@ def check_count(value: Any, name: str) -> int:
 
 
 def reduced(box: Box, factor: int, width: int, height: int) -> Box:
-    """Return where `box` is in an image of `width` x `height` that was reduced by `factor`."""
+    """Return `box` in the coordinates of an image of `width` x `height` reduced by `factor`."""
     if factor == 1:
         return box
     left, top = box.left // factor, box.top // factor
@@ -165,26 +165,26 @@ def reduced(box: Box, factor: int, width: int, height: int) -> Box:
 
 
 def cut(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-    """Return the pixels in `box`, without copying them."""
+    """Return a view of the pixels in `box`."""
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
 def resize_pixels(
     pixels: NDArray[np.uint8], size: tuple[int, int], *, library: str
 ) -> NDArray[np.uint8]:
-    """Return pixels scaled to height and width.
+    """Scale pixels to a height and width.
 
     Args:
         pixels: Of shape (height, width) or (height, width, 3).
         size: Height and width.
-        library: torch is several times as fast as Pillow; each pixel differs by 1 at most.
+        library: "torch" is several times as fast as Pillow; pixels differ by at most 1.
     """
     if pixels.shape[:2] == size:
         return pixels
     if library == "torch":
         import torch
 
-        # Of non-contiguous pixels torch makes a copy, with threads that spin afterwards.
+        # Torch copies non-contiguous pixels with threads that spin afterwards.
         planes = torch.from_numpy(_writeable(np.ascontiguousarray(np.atleast_3d(pixels))))
         scaled = torch.nn.functional.interpolate(
             planes.permute(2, 0, 1)[None], size, mode="bilinear", antialias=True
@@ -198,7 +198,7 @@ def resize_pixels(
 
 
 def resize_image(image: Image, size: tuple[int, int] | None, box: Box) -> Image:
-    """Return what is in `box`, scaled to height and width; None does not scale it."""
+    """Cut out `box` and scale it to a height and width; None does not scale it."""
     from PIL import Image as images
 
     corners = (box.left, box.top, box.left + box.width, box.top + box.height)

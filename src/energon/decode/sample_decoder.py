@@ -42,41 +42,41 @@ _PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
 
 @dataclass(frozen=True)
 class SampleDecoder:
-    """Turns the bytes of parts into what their names say they are.
+    """Decodes the parts of samples by their extensions.
 
-    Text (txt, text, transcript) becomes str; cls, cls2, index, inx, id and count int; json and
-    jsn what JSON says; npy an array, npz a dict of arrays; ten and tb lists of arrays; mp, msg
-    and cbor their content; images what `image_decode` says, audio and video what `av_decode`
-    says. A `gz` at the end is unpacked first. Other parts stay bytes.
+    Text (txt, text, transcript) becomes str; cls, cls2, index, inx, id and count become int; json
+    and jsn are parsed; npy becomes an array, npz a dict of arrays, ten and tb lists of arrays; mp,
+    msg and cbor their content; images and audio or video take the form of `image_decode` and
+    `av_decode`. A trailing `gz` is decompressed first. Other parts stay bytes.
 
     Args:
-        image_decode: What images become, see `energon.decode.images.IMAGE_SPECS`. The default
+        image_decode: The form of images, see `energon.decode.images.IMAGE_SPECS`. The default
             is float tensors (C, H, W) from 0 to 1; without torch, float arrays (H, W, C).
-        av_decode: What audio and video become: "AVDecoder", which decodes the clips that it is
-            asked for; "torch" for all frames as `AVData`; "pyav" for a container of PyAV.
-        video_decode_audio: Whether "torch" decodes the audio of videos, too.
-        guess_content: Whether the content, not the name, tells what images, audio and video are.
-        image_size: Height and width that all images get, or one number for a square; None leaves
-            them as they are. JPEGs are decoded at a half, a quarter or an eighth of their size
-            where that still has as many pixels, which is faster. Aspect ratios are not kept,
-            unless `random_resized_crop` takes the part that has the right one.
-        min_size: The same without scaling to one size: images come as small as halving makes them
-            while both sides keep as many pixels, and keep their aspect ratio.
-        random_resized_crop: Which random part of each image becomes the whole, before it gets its
-            `image_size`; True for that of torchvision. Functions of the seed of the run, the
-            sample, its epoch and the name of the part, so the same on any number of ranks and
-            workers. Files of auxiliary data are not cut.
-        exact_resize: Whether JPEGs are decoded in full before they are made smaller, to the
-            pixels that Pillow or torchvision (antialiased) give, up to rounding.
-        decoders: Functions of yours by extension: each takes bytes, and returns what they become.
-            None leaves them as bytes. Of `seg.png` and `png`, the longer one counts for
-            `left.seg.png`. They come before all else.
-        allow: "pickle" lets pkl, pyd and pth parts be unpickled, which runs any code that they
-            hold. The environment may allow it too: ENERGON_ALLOW=pickle.
+        av_decode: The form of audio and video: "AVDecoder" for a decoder of clips on request;
+            "torch" for all frames as `AVData`; "pyav" for a container of PyAV.
+        video_decode_audio: Whether "torch" decodes the audio of videos too.
+        guess_content: Whether to recognize images, audio and video by content instead of name.
+        image_size: Height and width of all images, or one number for a square; None keeps their
+            sizes. JPEGs are decoded at a half, a quarter or an eighth of their size if that still
+            has enough pixels, which is faster. Aspect ratios are not kept, unless
+            `random_resized_crop` cuts out a part with the right one.
+        min_size: Reduces images by 2, 4 or 8 as long as both sides keep this many pixels, and
+            keeps their aspect ratio.
+        random_resized_crop: The random part to cut out of each image and scale to `image_size`;
+            True draws it like torchvision. It is a function of the run's seed, the sample, its
+            epoch and the name of the part, so it is the same on any number of ranks and workers.
+            Auxiliary files are not cropped.
+        exact_resize: Whether to decode JPEGs in full before scaling them, for the pixels of
+            Pillow or torchvision (antialiased) up to rounding.
+        decoders: Your functions by extension: each takes bytes and returns the decoded value;
+            None keeps the bytes. They take precedence, longer extensions first: `seg.png` before
+            `png` for `left.seg.png`.
+        allow: "pickle" permits unpickling pkl, pyd and pth parts, which runs any code in them.
+            The environment can permit it too: ENERGON_ALLOW=pickle.
 
     Raises:
-        ConfigError: If `image_decode` or `av_decode` is unknown, sizes are none or do not go
-            together, or `decoders` has no functions.
+        ConfigError: If `image_decode` or `av_decode` is unknown, sizes are invalid or do not go
+            together, or `decoders` contains anything but functions.
 
     Example:
         >>> decoder = SampleDecoder(decoders={"csv": lambda data: data.split(b","), "jpg": None})
@@ -114,7 +114,7 @@ class SampleDecoder:
 
     @property
     def is_random(self) -> bool:
-        """Whether what a part becomes depends on a seed."""
+        """Whether decoding depends on a seed."""
         return self._resize is not None and self._resize.crop is not None
 
     def config(self) -> dict[str, Any]:
@@ -131,8 +131,8 @@ class SampleDecoder:
         """Return a dict of the same type with the parts of `sample` decoded.
 
         Args:
-            sample: Its parts, and what is about it.
-            seed: For what is random. Loaders give one that depends on the sample and its epoch.
+            sample: Its parts, and entries such as `__key__`.
+            seed: Seed of random crops. Loaders derive it from the sample and its epoch.
 
         Raises:
             DecodeError: If a part is damaged.
@@ -153,16 +153,16 @@ class SampleDecoder:
         return decoded
 
     def decode(self, fname: str, raw: bytes, *, seed: int = 0) -> Any:
-        """Return what `raw` hold, by the extension of `fname`.
+        """Decode `raw` by the extension of `fname`.
 
         Args:
-            fname: The name of the file, or of the part with its key before it.
+            fname: The name of the file, or the key and name of the part.
             raw: The bytes.
-            seed: For what is random, together with `fname`.
+            seed: Seed of random crops, together with `fname`.
 
         Raises:
             DecodeError: If they are damaged.
-            SecurityError: If they are pickled, and that is not allowed.
+            SecurityError: If they are pickled, which is not allowed.
             MissingExtraError: If a package is not installed.
         """
         own = self._own(fname) if self.decoders else None
@@ -198,7 +198,7 @@ class SampleDecoder:
             ) from error
 
     def _own(self, fname: str) -> str | None:
-        """Return the longest extension of a file that the user has a decoder for."""
+        """Return the longest extension of a file for which the user has a decoder."""
         steps = fname.rpartition("/")[2].lower().split(".")
         extensions = (".".join(steps[start:]) for start in range(1, len(steps)))
         return next((each for each in extensions if each in self.decoders), None)
@@ -219,7 +219,7 @@ class SampleDecoder:
 
     @cached_property
     def _image_spec(self) -> ImageSpec:
-        """What images become: tensors by default, or arrays where there is no torch."""
+        """The form of images: tensors by default, arrays without torch."""
         from energon.decode.images import IMAGE_SPECS
 
         name, default = self.image_decode, SampleDecoder.image_decode
@@ -228,7 +228,7 @@ class SampleDecoder:
         return IMAGE_SPECS[name]
 
     def _make_resize(self) -> Resize | None:
-        """Return what happens to images that do not stay as they are."""
+        """Return how images are cropped and scaled."""
         if isinstance(self.image_size, list):
             object.__setattr__(self, "image_size", tuple(self.image_size))
         size, crop = self.image_size, self.random_resized_crop
@@ -283,7 +283,7 @@ def is_media(name: str) -> bool:
 
 
 def is_decoded(part: str) -> bool:
-    """Return whether a part of this name is decoded, and does not just stay bytes.
+    """Return whether a part of this name is decoded rather than kept as bytes.
 
     Example:
         >>> is_decoded("left.PNG"), is_decoded("json.gz"), is_decoded("parquet")
@@ -332,4 +332,4 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("mp", "msg"), decode_msgpack),
     "cbor": decode_cbor,
 }
-"""What parts become by their extensions, where no option says otherwise."""
+"""Default decoders by extension."""

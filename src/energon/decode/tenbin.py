@@ -27,10 +27,10 @@ _INFO_BYTES = 8
 
 
 def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
-    """Return the arrays in `data`, as views of it that cannot be written to.
+    """Return the arrays in `data` as read-only views.
 
     Raises:
-        DecodeError: If the data are damaged or cut off.
+        DecodeError: If the data are damaged or truncated.
     """
     return [array for array, _ in decode_tenbin_infos(data)]
 

@@ -25,7 +25,7 @@ Mapped = tuple[Matrix, Size, Any]
 
 
 class TransformMapper:
-    """What a transform does to coordinates. Subclasses say it in `apply_transform`.
+    """The effect of a transform on coordinates, defined by `apply_transform` in subclasses.
 
     Args:
         transform: The transform of torchvision.
@@ -44,11 +44,11 @@ class TransformMapper:
         raise NotImplementedError
 
     def interpolation(self) -> Any:
-        """Return how the transform wants pixels interpolated; None if it does not say."""
+        """Return the interpolation of the transform; None if it has none."""
         return None
 
     def fill(self) -> Any:
-        """Return what the transform puts where there is no source; None if it does not say."""
+        """Return the fill value of the transform; None if it has none."""
         return None
 
 
@@ -229,7 +229,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def _padding(padding: Any) -> tuple[int, int, int, int]:
-    """Return how much is added at the left, top, right and bottom."""
+    """Return the padding at the left, top, right and bottom."""
     if padding is None:
         return 0, 0, 0, 0
     numbers = [padding] if isinstance(padding, int) else list(padding)
@@ -240,7 +240,7 @@ def _padding(padding: Any) -> tuple[int, int, int, int]:
 
 
 def _image(size: Size) -> Any:
-    """Return something with the size of an image, which is all that is asked of it."""
+    """Return a stand-in that has the size of an image, all that is needed of it."""
     import torch
 
     return torch.empty((1, int(size[0]), int(size[1])), device="meta")
@@ -262,10 +262,10 @@ _RANK = ("nearest", "bilinear", "bicubic")
 
 
 class MergeTransform:
-    """Does what several geometric transforms of torchvision do, but resamples the image once.
+    """Applies several geometric transforms of torchvision, resampling the image only once.
 
     That is faster, and sharper, than one after the other. Random numbers are drawn as the
-    transforms draw them. Call it with an image of Pillow or a tensor (channels, height, width).
+    transforms draw them. Call it with a Pillow image or a tensor (channels, height, width).
 
     Args:
         transforms: Of the classes Resize, RandomResizedCrop, CenterCrop, RandomCrop,
@@ -311,14 +311,14 @@ class MergeTransform:
         return matrix, size
 
     def _interpolation(self) -> str:
-        """Return the best of the interpolations that the transforms want."""
+        """Return the best of the transforms' interpolations."""
         wanted = [mapper.interpolation() for mapper in self._mappers]
         names = [getattr(each, "value", each) for each in wanted if each is not None]
         known = [name for name in names if name in _RANK]
         return max(known, key=_RANK.index) if known else _DEFAULT
 
     def _fill(self) -> Any:
-        """Return what the first transform that says so puts where there is no source."""
+        """Return the fill value of the first transform that has one."""
         return next((fill for m in self._mappers if (fill := m.fill()) is not None), 0)
 
     def _apply_to_image(self, image: Any, matrix: Matrix, size: Size) -> Any:
