@@ -1,4 +1,4 @@
-"""What a process may use of its machine: CPUs, memory, and how long it has waited for either."""
+"""What a process may use of its machine, CPUs and memory, and how much memory it uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -80,24 +79,6 @@ def _quota_of(folder: Path) -> float | None:
     try:
         return float(quota) / float(period) if float(quota) > 0 else None
     except ValueError:  # "max"
-        return None
-
-
-class CpuTimes(NamedTuple):
-    """How long a thread has run, and how long it was ready to run and had no CPU, in seconds."""
-
-    used: float
-    waited: float
-
-
-def cpu_times(pid: int | None) -> CpuTimes | None:
-    """Return the times of the main thread of a process; None if the system does not tell."""
-    if pid is None:
-        return None
-    try:
-        used, waited, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
-        return CpuTimes(int(used) / 1e9, int(waited) / 1e9)
-    except (OSError, ValueError):
         return None
 
 

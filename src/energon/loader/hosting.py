@@ -86,11 +86,13 @@ class WorkerStatus(NamedTuple):
         name: How messages call it.
         pid: Of its process; None before that is started.
         ready: How many batches wait to be taken, as far as is known without asking it.
+        thread: Which thread makes its batches, as the system counts them; None before it starts.
     """
 
     name: str
     pid: int | None
     ready: int
+    thread: int | None
 
 
 class HostWatch(Protocol):

@@ -186,9 +186,11 @@ class InlineWorker:
         self._trace = host_trace(options, "batches in the training process", hands_over=False)
         self._watchdog = Watchdog("a batch", self._fail if options.fail_on_timeout else None)
         self._began = False
+        self._thread: int | None = None
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Begin to host these lanes."""
+        self._thread = threading.get_native_id()
         self._host = LaneHost(self._pipeline, positions, lanes=lanes, trace=self._trace)
 
     def take(self) -> Event:
@@ -211,7 +213,7 @@ class InlineWorker:
     @property
     def status(self) -> WorkerStatus:
         """How it is."""
-        return WorkerStatus("the training process", os.getpid(), 0)
+        return WorkerStatus("the training process", os.getpid(), 0, self._thread)
 
     def stats(self) -> dict[str, int]:
         """Return nothing: what can happen here is seen by the caller."""
@@ -270,7 +272,8 @@ class ThreadWorker:
     @property
     def status(self) -> WorkerStatus:
         """How it is."""
-        return WorkerStatus(self._name, os.getpid(), len(self._channel))
+        thread = None if self._thread is None else self._thread.native_id
+        return WorkerStatus(self._name, os.getpid(), len(self._channel), thread)
 
     def stats(self) -> dict[str, int]:
         """Return how often the watchdog expired."""

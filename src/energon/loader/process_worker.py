@@ -220,7 +220,7 @@ class ProcessWorker:
     def status(self) -> WorkerStatus:
         """How it is."""
         waiting = self._link is not None and self._link.has_events
-        return WorkerStatus(self._name, self.pid, len(self._events) + waiting)
+        return WorkerStatus(self._name, self.pid, len(self._events) + waiting, thread=self.pid)
 
     def stats(self) -> dict[str, int]:
         """Return how often the process died or hung, and how many batches were copied."""

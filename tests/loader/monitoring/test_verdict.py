@@ -225,15 +225,101 @@ def test_a_trainer_that_is_busy_with_rebuilding_batches(root):
     assert figures["busy_share"] <= 1
 
 
-def test_rebuilding_batches_is_named_where_it_is_what_the_trainer_waits_for():
-    figures = {
+def figures_of(stage, **changes):
+    """Return figures of 10 s in which a trainer waited for half of the time."""
+    about = {"seconds": 9.0, "share": 0.9, "seconds_per_sample": 0.01, "datasets": {}}
+    return {
         **{"batches": 10, "seconds": 10.0, "wait_share": 0.5, "restarts": 0, "stores": {}},
-        **{"busy_seconds": 8.0, "busy_share": 0.9, "rebuild_seconds": 4.0, "cache": {"failed": 0}},
-        "stages": {"transfer": {"seconds": 9, "share": 0.9, "datasets": {}}},
+        **{"busy_seconds": 18.0, "busy_share": 0.9, "rebuild_seconds": 0.0, "cache": {"failed": 0}},
+        "stages": {stage: about} if stage else {},
+        **changes,
     }
+
+
+def shares_of(number, *, cpu, waits, busy=0.9):
+    figures = {"busy_share": busy, "cpu_share": cpu, "cpu_wait_share": waits}
+    return [{"name": f"worker {n}", **figures} for n in range(number)]
+
+
+def test_rebuilding_batches_is_named_where_it_is_what_the_trainer_waits_for():
+    figures = figures_of("transfer", rebuild_seconds=4.0)
     verdict = verdict_of(figures, [], LoaderSetup(2, "process", 2, 8.0))
     assert "for 40% of the time it rebuilds what workers have sent" in verdict
     assert "workers='thread'" in verdict
+
+
+THREADS, PROCESSES = LoaderSetup(2, "thread", 8, 4.0), LoaderSetup(2, "process", 8, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("setup", "cpu", "waits", "shares_one"),
+    [
+        (THREADS, 0.5, 0.0, True),
+        (THREADS, 0.35, 0.15, True),
+        (THREADS, 0.9, 0.0, False),  # in code that lets others run
+        (THREADS, 0.1, 0.0, False),  # they wait for something
+        (PROCESSES, 0.5, 0.0, False),
+    ],
+)
+def test_threads_that_share_one_interpreter(setup, cpu, waits, shares_one):
+    workers = shares_of(2, cpu=cpu, waits=waits)
+    verdict = verdict_of(figures_of("encode_sample"), workers, setup)
+    assert ("together they keep one CPU busy" in verdict) is shares_one
+    assert ("4 workers would keep up" in verdict) is not shares_one
+
+
+def test_cpus_that_others_take_are_not_blamed_on_the_number_of_workers():
+    figures = figures_of("encode_sample")
+    verdict = verdict_of(figures, shares_of(2, cpu=0.1, waits=0.8), PROCESSES)
+    assert "2 workers wait 80% of the time for a CPU: other work takes the 4 CPUs" in verdict
+    assert "fewer workers" not in verdict
+    many = LoaderSetup(8, "process", 8, 4.0)
+    verdict = verdict_of(figures, shares_of(8, cpu=0.1, waits=0.8), many)
+    assert "of which this job may use 4: give it more, or take fewer workers" in verdict
+
+
+def test_what_is_broken_comes_before_other_remedies():
+    stores = {"https://far": {"requests": 10, "retries": 5}}
+    verdict = verdict_of(
+        figures_of("read", restarts=1, stores=stores), shares_of(2, cpu=0.1, waits=0.0), PROCESSES
+    )
+    assert "workers died or hung 1 time" in verdict
+    assert "https://far is in trouble: 5 of 10 requests were made again" in verdict
+    assert verdict.endswith("2 workers spend 90% in reading (10 ms/sample)")
+
+
+def test_what_to_do_about_reading_depends_on_where_the_data_are():
+    workers = shares_of(2, cpu=0.1, waits=0.0)
+    assert verdict_of(figures_of("read"), workers, PROCESSES).endswith("or from a faster disk")
+    remote = figures_of("read", stores={"https://far": {"requests": 10}})
+    assert "ENERGON_STORAGE_CACHE_SHARDS=1" in verdict_of(remote, workers, PROCESSES)
+
+
+def test_lanes_are_mentioned_where_the_run_has_set_them():
+    figures, workers = figures_of("encode_sample"), shares_of(2, cpu=0.1, waits=0.0)
+    assert "set lanes, too" in verdict_of(figures, workers, LoaderSetup(2, "process", 3, 4.0))
+    for lanes in (None, 4):
+        setup = LoaderSetup(2, "process", lanes, 4.0)
+        assert verdict_of(figures, workers, setup).endswith(
+            "4 workers would keep up, or move work out of encode_sample"
+        )
+
+
+def test_before_the_first_look_no_stage_is_blamed(root):
+    verdict = verdict_of(figures_of(""), shares_of(1, cpu=0.0, waits=0.0), PROCESSES)
+    assert verdict == "trainer waits 50% of the time; for what, is known after some more batches"
+
+
+def test_a_trainer_that_makes_its_batches_waited_for_all_of_their_time(root):
+    with load(root, Computing(0.004), step=0.008, batches=60) as loader:
+        run, (worker,) = loader.stats()["run"], loader.stats()["workers"]
+    assert run["busy_seconds"] == pytest.approx(run["wait_share"] * run["seconds"])
+    assert run["busy_share"] == pytest.approx(run["wait_share"])
+    assert worker["busy_share"] == pytest.approx(run["busy_share"], abs=0.1)
+    assert worker["cpu_share"] > 0.01
+    assert sum(each["seconds"] for each in run["stages"].values()) == pytest.approx(
+        run["busy_seconds"]
+    )
 
 
 class Dying(Encoder):
@@ -263,7 +349,7 @@ Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
 from tests.loader.monitoring.test_verdict import Computing, load, make_crude
 if __name__ == "__main__":
     root = make_crude(Path(sys.argv[1]), [60, 60])
-    with load(root, Computing(0.01), workers=3, step=0.0, batches=24) as loader:
+    with load(root, Computing(0.01), workers=int(sys.argv[3]), step=0.0, batches=24) as loader:
         print(loader.verdict())
 """
 
@@ -306,10 +392,15 @@ def run_script(text, *arguments):
 
 
 @pytest.mark.slow
-def test_the_quota_of_a_container(tmp_path, limited_group):
-    verdict = run_script(LIMITED, tmp_path / "ds", limited_group)
+@pytest.mark.parametrize(
+    ("workers", "who"), [(3, "3 workers wait "), (0, "training process waits ")]
+)
+def test_the_quota_of_a_container(tmp_path, limited_group, workers, who):
+    verdict = run_script(LIMITED, tmp_path / "ds", limited_group, str(workers))
+    assert who in verdict
     assert "of the time for a CPU, of which the quota of its control group" in verdict
-    assert "allows 0.5" in verdict
+    assert "allows 0.5: give it more" in verdict
+    assert ("or take fewer workers" in verdict) is (workers > 1)
 
 
 STARVED = """

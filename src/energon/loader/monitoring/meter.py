@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 from energon.loader.monitoring.profiler import IDLE, REBUILD, TRANSFER, Spent, split_accounts
 from energon.stages.base import State
-from energon.surroundings import CpuTimes
+
+
+class CpuTimes(NamedTuple):
+    """How long a thread has run, and how long it was ready to run and had no CPU, in seconds."""
+
+    used: float
+    waited: float
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,9 @@ class WorkerMark:
         pid: Of its process; None before it is started.
         ready: How many batches wait to be taken.
         counts: What happened to it, by name.
-        cpu: The CPU times of its process; None if they are those of the trainer, too, or the
-            system does not tell.
+        thread: Which thread makes its batches, as the system counts them.
+        cpu: The CPU times of that thread, which may be the trainer's; None if the system does not
+            tell.
     """
 
     name: str
@@ -31,6 +38,7 @@ class WorkerMark:
     pid: int | None
     ready: int
     counts: Mapping[str, int]
+    thread: int | None
     cpu: CpuTimes | None
 
 
@@ -51,6 +59,7 @@ class LoaderMark:
         batches: How many it had received.
         lanes: Statistics and state of each lane.
         workers: What is known of each worker.
+        is_inline: Whether the trainer makes batches itself, while it waits for them.
     """
 
     time: float
@@ -58,6 +67,7 @@ class LoaderMark:
     batches: int
     lanes: Mapping[int, LaneMark]
     workers: Sequence[WorkerMark]
+    is_inline: bool
 
     def counts(self, lanes: Sequence[int] | None = None) -> Counter[str]:
         """Return the statistics of some lanes, or of all that is known of the loader."""
@@ -86,14 +96,15 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     counts = after.counts()
     counts.subtract(before.counts())
     spent, counted = split_accounts(counts)
-    idle, rebuilt = spent.pop(Spent(IDLE), 0.0), spent.pop(Spent(REBUILD), 0.0)
+    rebuilt = spent.pop(Spent(REBUILD), 0.0)
+    spent, idle = _with_known_times(spent, before, after)
     busy = sum(spent.values())
     if rebuilt:
         spent[Spent(TRANSFER)] = spent.get(Spent(TRANSFER), 0.0) + rebuilt
     datasets = {} if draws is None else _drawn(draws(before), draws(after))
     samples = counted.get("samples", 0)
     num_bytes = sum(each["bytes"] for each in datasets.values())
-    waited = min(seconds, after.waited - before.waited)
+    waited = _waited(before, after)
     found: dict[str, Any] = {
         "seconds": seconds,
         "batches": after.batches - before.batches,
@@ -115,22 +126,61 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     return found
 
 
+def _waited(before: LoaderMark, after: LoaderMark) -> float:
+    return min(after.time - before.time, after.waited - before.waited)
+
+
+def _with_known_times(
+    spent: Mapping[Spent, float],
+    before: LoaderMark,
+    after: LoaderMark,
+    workers: Sequence[WorkerMark] | None = None,
+) -> tuple[dict[Spent, float], float]:
+    """Return what was spent on what, and for how long there was nothing to do.
+
+    A look that is due comes as soon as Python code lets other threads run, so it finds a host
+    waiting more often than it waits. What a batch is made of is seen right, but for how long hosts
+    were at work is known better: a trainer that makes its batches waited for them, and who has
+    used a CPU was not idle.
+
+    Args:
+        spent: What looks have found.
+        before: The earlier mark,
+        after: and the later one.
+        workers: Whose time it is, as of the later mark; None for all.
+    """
+    spent = dict(spent)
+    idle = spent.pop(Spent(IDLE), 0.0)
+    seen = sum(spent.values())
+    if after.is_inline:
+        known = _waited(before, after)
+        idle = after.time - before.time - known
+    else:
+        used = [_cpu_times(worker, before) for worker in (workers or after.workers)]
+        known = max(seen, sum(each.used for each in used if each is not None))
+        idle = max(0.0, idle - (known - seen))
+    factor = _ratio(known, seen)
+    return {each: factor * seconds for each, seconds in spent.items()}, idle
+
+
+def _cpu_times(worker: WorkerMark, before: LoaderMark) -> CpuTimes | None:
+    """Return the CPU times of a worker since a mark; None if they are not known."""
+    for then in before.workers:
+        if then.name == worker.name and then.thread == worker.thread and then.cpu and worker.cpu:
+            return CpuTimes(worker.cpu.used - then.cpu.used, worker.cpu.waited - then.cpu.waited)
+    return None
+
+
 def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]]:
     """Return for each worker how busy it was between two marks, and how it is now."""
     seconds = after.time - before.time
-    earlier = {worker.name: worker for worker in before.workers}
     found = []
     for worker in after.workers:
         counts = after.counts(worker.lanes)
         counts.subtract(before.counts(worker.lanes))
-        spent, _ = split_accounts(counts)
-        idle = spent.pop(Spent(IDLE), 0.0)
+        spent, idle = _with_known_times(split_accounts(counts)[0], before, after, [worker])
         busy = sum(spent.values())
-        then = earlier.get(worker.name)
-        used = waits = None
-        if then and then.pid == worker.pid and worker.cpu and then.cpu:
-            used = _ratio(worker.cpu.used - then.cpu.used, seconds)
-            waits = _ratio(worker.cpu.waited - then.cpu.waited, seconds)
+        times = _cpu_times(worker, before)
         found.append(
             {
                 "name": worker.name,
@@ -138,8 +188,8 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
                 "ready_batches": worker.ready,
                 "busy_share": _ratio(busy, busy + idle),
                 "busy_seconds": busy,
-                "cpu_share": used,
-                "cpu_wait_share": waits,
+                "cpu_share": None if times is None else _ratio(times.used, seconds),
+                "cpu_wait_share": None if times is None else _ratio(times.waited, seconds),
             }
         )
     return found

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from energon.loader.hosting import WorkerStatus
 from energon.loader.monitoring.meter import (
+    CpuTimes,
     DrawnAt,
     LaneMark,
     LoaderMark,
@@ -24,7 +25,7 @@ from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
 from energon.loader.state import LanePosition
 from energon.stages.hook import split_reasons
-from energon.surroundings import cpu_quota, cpu_times, memory_bytes, usable_cpus
+from energon.surroundings import cpu_quota, memory_bytes, usable_cpus
 
 MARK_SECONDS = 5.0
 MINUTE = 60.0
@@ -138,12 +139,13 @@ class Monitor:
 
     def _verdict(self, watched: Watched, now: LoaderMark) -> str:
         minute = self._minute_ago(now.time) or now
+        config, cpus = watched.dataset.worker_config, usable_cpus()
         setup = LoaderSetup(
-            workers=watched.dataset.worker_config.num_workers and len(watched.workers),
+            workers=config.num_workers and len(watched.workers),
             kind=watched.options.workers,
-            lanes=len(watched.positions),
-            cpus=usable_cpus(),
-            has_quota=cpu_quota() is not None,
+            lanes=len(watched.positions) if config.lanes else None,
+            cpus=cpus,
+            has_quota=cpu_quota() == cpus,
         )
         figures = figures_between(minute, now, _draws(watched))
         return verdict_of(figures, worker_figures(minute, now), setup)
@@ -193,11 +195,25 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
                 status.pid,
                 status.ready,
                 dict(counts),
-                None if status.pid == os.getpid() else cpu_times(status.pid),
+                status.thread,
+                _cpu_times(status.thread),
             )
             for status, lanes, counts in watched.workers
         ],
+        is_inline=not watched.dataset.worker_config.num_workers,
     )
+
+
+def _cpu_times(thread: int | None) -> CpuTimes | None:
+    """Return the times of a thread by its number; None if the system does not tell."""
+    if thread is None:
+        return None
+    try:
+        with open(f"/proc/{thread}/schedstat") as file:
+            used, waited, *_ = file.read().split()
+        return CpuTimes(int(used) / 1e9, int(waited) / 1e9)
+    except (OSError, ValueError):
+        return None
 
 
 def _draws(watched: Watched) -> DrawnAt | None:

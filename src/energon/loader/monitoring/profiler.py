@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 import threading
 import time
@@ -109,7 +110,7 @@ class Profiler:
     """Looks at the hosts of this process.
 
     Args:
-        period_seconds: How often.
+        period_seconds: How often on average.
     """
 
     def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
@@ -117,6 +118,9 @@ class Profiler:
         self._hosts: WeakSet[Profiled] = WeakSet()
         self._kinds: dict[CodeType, str] = {}
         self._looked_at = 0.0
+        # Batches may take as long as a period each; looks are not to find them at the same point.
+        self._random = random.Random()
+        self._look_seconds = period_seconds
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_driven = False
@@ -138,7 +142,8 @@ class Profiler:
 
     def look_if_due(self) -> None:
         """Look if the last time is long enough ago."""
-        if time.perf_counter() - self._looked_at >= self.period_seconds:
+        if time.perf_counter() - self._looked_at >= self._look_seconds:
+            self._draw_period()
             self.look()
 
     def look(self) -> None:
@@ -162,7 +167,8 @@ class Profiler:
     def _run(self) -> None:
         needed_at = time.monotonic()
         while True:
-            time.sleep(self.period_seconds)
+            self._draw_period()
+            time.sleep(self._look_seconds)
             self.look()
             with self._lock:
                 now = time.monotonic()
@@ -171,6 +177,9 @@ class Profiler:
                 elif now - needed_at > LOOK_SECONDS:
                     self._thread = None
                     return
+
+    def _draw_period(self) -> None:
+        self._look_seconds = self.period_seconds * self._random.uniform(0.5, 1.5)
 
     def _spent_in(self, frame: FrameType | None, present: Present | None) -> Spent | None:
         """Return what a thread is doing; None for what has nothing to do with a host."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,20 @@ KEEPS_UP = 0.05
 """A trainer that waits for less than this share of the time has nothing to gain."""
 IDLE = 0.5
 """Workers that are busy for less than this share are not what the trainer waits for."""
+UNEVEN = 1.5
+"""A worker that is so many times as busy as all of them on average has got more to do."""
 STARVED = 0.25
 """Workers that wait for a CPU for more than this share are too many for the machine."""
 COMPUTES = 0.5
 """Workers that run for less than this share of the time in which they are busy wait for others."""
 RUNS = 0.6
 """Workers that run or wait for a CPU for less than this share mostly wait for something else."""
+ONE_CPU = (0.8, 1.2)
+"""Threads that run for so long together, but would need more, wait for each other."""
 SLACK = 1.1
 """Workers are never dealt their work quite evenly."""
+IDLE_TRAINER = 0.02
+"""A trainer that does something else for less than this share of the time waits for any loader."""
 
 _REMEDIES = {
     READ: "read larger slices (max_samples_per_sequence), or from a faster disk",
@@ -29,6 +35,17 @@ _REMEDIES = {
     AUX: "cache what the hooks read (cache_pool), or store it with the samples",
     TRANSFER: "send less: uint8 instead of floats, and only what the trainer needs",
     OTHER: "use larger batches",
+}
+_READ_REMOTE = (
+    "read larger slices (max_samples_per_sequence), or keep what was read on local disk "
+    "(ENERGON_STORAGE_CACHE_SHARDS=1)"
+)
+_IN_WORDS = {
+    READ: "reading",
+    DECODE: "decoding",
+    AUX: "reading files that hooks ask for",
+    TRANSFER: "sending batches",
+    OTHER: "the loader itself",
 }
 _TROUBLES = ("retries", "stalls", "cache_failed")
 
@@ -40,16 +57,47 @@ class LoaderSetup:
     Args:
         workers: How many workers it has; 0 makes batches in the training process.
         kind: "process" or "thread".
-        lanes: How many lanes the rank has, at most one worker each.
+        lanes: How many lanes the rank has, at most one worker each; None if that follows from the
+            number of workers.
         cpus: How many CPUs the process may keep busy.
-        has_quota: Whether its control group has them limited.
+        has_quota: Whether the quota of its control group limits them to so many.
     """
 
     workers: int
     kind: str
-    lanes: int
+    lanes: int | None
     cpus: float
     has_quota: bool = False
+
+    @property
+    def who(self) -> str:
+        """Those who make batches, in words."""
+        if not self.workers:
+            return "the training process"
+        return counted(self.workers, "thread" if self.kind == "thread" else "worker")
+
+    def does(self, verb: str) -> str:
+        """Return them with what they do: "spend" becomes "2 workers spend"."""
+        return f"{self.who} {verb}{'' if self.workers > 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is known of a loader for a verdict."""
+
+    figures: Mapping[str, Any]
+    workers: Sequence[Mapping[str, Any]]
+    setup: LoaderSetup
+
+    @property
+    def stage(self) -> str:
+        """The stage that takes the most time."""
+        return next(iter(self.figures["stages"]), "")
+
+    def mean(self, name: str) -> float | None:
+        """Return what workers have on average; None if that is not known of each."""
+        found = [each[name] for each in self.workers]
+        return None if not found or None in found else sum(found) / len(found)
 
 
 def verdict_of(
@@ -68,7 +116,17 @@ def verdict_of(
     waits = f"trainer waits {wait:.0%} of the time"
     if wait < KEEPS_UP:
         return f"the loader keeps up: the {waits}"
-    return "; ".join([waits, *_causes(figures, workers, setup)])
+    case = _Case(figures, workers, setup)
+    troubles = list(_troubles(case))
+    # The first cause that applies explains the wait; what comes behind it would be misleading.
+    causes = _rebuilding(case) or _starved(case) or _too_short(case)
+    if not causes and not troubles:
+        causes = _idle(case)
+    if not causes:
+        causes = [*_where(case), *_sharing_one_interpreter(case)]
+        if len(causes) < 2 and not troubles:
+            causes.append(_remedy(case))
+    return "; ".join([waits, *troubles, *causes])
 
 
 def needed_workers(figures: Mapping[str, Any]) -> int | None:
@@ -77,83 +135,94 @@ def needed_workers(figures: Mapping[str, Any]) -> int | None:
     A trainer that does nothing but take batches is kept waiting by any.
     """
     works: float = figures["seconds"] * (1 - figures["wait_share"])
-    if works < 0.02 * figures["seconds"]:
+    if works < IDLE_TRAINER * figures["seconds"]:
         return None
     return max(1, math.ceil(SLACK * float(figures["busy_seconds"]) / works))
 
 
-def _causes(
-    figures: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], setup: LoaderSetup
-) -> list[str]:
-    stages = figures["stages"]
-    found = []
+def _troubles(case: _Case) -> Iterator[str]:
+    """Yield what is broken: it has to be mended before anything else is worth a change."""
+    figures = case.figures
     if figures["restarts"]:
-        found.append(
+        yield (
             f"workers died or hung {counted(figures['restarts'], 'time')} and were restarted; "
             "the log says where"
         )
-    if store := _store_in_trouble(figures):
-        found.append(store)
+    if store := _store_in_trouble(figures["stores"]):
+        yield store
     if figures["cache"]["failed"]:
-        found.append(
+        yield (
             "the disk of cache_pool takes no more files, so hooks read them from their stores: "
             "free some space, or name another parent_cache_dir"
         )
-    if figures["rebuild_seconds"] > 0.5 * figures["wait_share"] * figures["seconds"]:
-        share = figures["rebuild_seconds"] / figures["seconds"]
-        return [
-            *found,
-            f"for {share:.0%} of the time it rebuilds what workers have sent: send arrays or "
-            "tensors in place of many objects, or less of them, or use workers='thread'",
-        ]
-    used, starved = _mean(workers, "cpu_share"), _mean(workers, "cpu_wait_share")
+
+
+def _rebuilding(case: _Case) -> list[str]:
+    """Say that the trainer is busy with what it got, where that is most of its wait."""
+    figures = case.figures
+    if figures["rebuild_seconds"] <= 0.5 * figures["wait_share"] * figures["seconds"]:
+        return []
+    share = figures["rebuild_seconds"] / figures["seconds"]
+    return [
+        f"for {share:.0%} of the time it rebuilds what workers have sent: send arrays or "
+        "tensors in place of many objects, or less of them, or use workers='thread'"
+    ]
+
+
+def _starved(case: _Case) -> list[str]:
+    """Say that those who make batches have to wait for a CPU."""
+    used, starved = case.mean("cpu_share"), case.mean("cpu_wait_share")
     # Who sleeps or waits for data is kept by others, too, but not by them alone.
-    if used is not None and starved is not None and starved > max(STARVED, RUNS - used):
-        limit = "this job may use"
-        if setup.has_quota:
-            limit = "the quota of its control group (container) allows"
-        found.append(
-            f"{_who(setup)} wait {starved:.0%} of the time for a CPU, of "
-            f"which {limit} {setup.cpus:g}: give it more, or take fewer workers"
-        )
-        return [*found, *_stage_of(stages, setup)]
-    if setup.workers and figures["busy_share"] < IDLE and not found:
-        slowest = max(workers, key=lambda each: each["busy_share"])
-        if slowest["busy_share"] > 1.5 * figures["busy_share"]:
-            return [
-                f"{slowest['name']} is busy {slowest['busy_share']:.0%} of it, all of them "
-                f"{figures['busy_share']:.0%}: the work is dealt unevenly, more lanes divide it "
-                "better",
-                *_stage_of(stages, setup),
-            ]
+    if used is None or starved is None or starved <= max(STARVED, RUNS - used):
+        return []
+    setup = case.setup
+    waits = f"{setup.does('wait')} {starved:.0%} of the time for a CPU"
+    makers = max(1, setup.workers)
+    if makers <= setup.cpus and makers * used < RUNS * setup.cpus:
         return [
-            f"workers are busy only {figures['busy_share']:.0%} of it: what takes the time is "
-            "the way of batches to the trainer, or batches that take unevenly long; send less, "
-            "or raise prefetch_factor"
+            f"{waits}: other work takes the {setup.cpus:g} CPUs that this job may use, such as "
+            "training steps, threads that hooks start, or other programs",
+            *_where(case),
         ]
-    found += _stage_of(stages, setup)
-    found.append(_remedy(figures, workers, setup))
-    return found
+    limit = f"this job may use {setup.cpus:g}"
+    if setup.has_quota:
+        limit = f"the quota of its control group (container) allows {setup.cpus:g}"
+    fewer = ", or take fewer workers" if setup.workers > 1 else ""
+    return [f"{waits}, of which {limit}: give it more{fewer}", *_where(case)]
 
 
-def _mean(workers: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return what workers have on average; None if that is not known of each."""
-    found = [each[name] for each in workers]
-    return None if not found or None in found else sum(found) / len(found)
+def _too_short(case: _Case) -> list[str]:
+    """Say that nobody has looked yet at what is done."""
+    return [] if case.stage else ["for what, is known after some more batches"]
 
 
-def _who(setup: LoaderSetup) -> str:
-    if not setup.workers:
-        return "the training process"
-    return counted(setup.workers, "thread" if setup.kind == "thread" else "worker")
+def _idle(case: _Case) -> list[str]:
+    """Say why the trainer waits for workers that are not busy."""
+    figures = case.figures
+    if not case.setup.workers or figures["busy_share"] >= IDLE:
+        return []
+    slowest = max(case.workers, key=lambda each: each["busy_share"])
+    if slowest["busy_share"] > UNEVEN * figures["busy_share"]:
+        return [
+            f"{slowest['name']} is busy {slowest['busy_share']:.0%} of it, all of them "
+            f"{figures['busy_share']:.0%}: the work is dealt unevenly, more lanes divide it "
+            "better",
+            *_where(case),
+        ]
+    return [
+        f"workers are busy only {figures['busy_share']:.0%} of it: what takes the time is "
+        "the way of batches to the trainer, or batches that take unevenly long; send less, "
+        "or raise prefetch_factor"
+    ]
 
 
-def _stage_of(stages: Mapping[str, Any], setup: LoaderSetup) -> list[str]:
+def _where(case: _Case) -> list[str]:
+    """Say in which stage the work is, and of which dataset if it is mostly that of one."""
+    stages = case.figures["stages"]
     if not stages:
         return []
-    stage, about = next(iter(stages.items()))
-    spend = "spend" if setup.workers > 1 else "spends"
-    where = _in_words(stage)
+    about = stages[case.stage]
+    where = _IN_WORDS.get(case.stage, case.stage)
     datasets = sorted(about["datasets"].items(), key=lambda item: -item[1]["seconds"])
     per_sample = about["seconds_per_sample"]
     if datasets and datasets[0][1]["seconds"] > 0.5 * about["seconds"]:
@@ -161,34 +230,43 @@ def _stage_of(stages: Mapping[str, Any], setup: LoaderSetup) -> list[str]:
         where += f" of {name!r}"
         per_sample = of_dataset.get("seconds_per_sample", per_sample)
     return [
-        f"{_who(setup)} {spend} {about['share']:.0%} in {where} ({_seconds(per_sample)}/sample)"
+        f"{case.setup.does('spend')} {about['share']:.0%} in {where} "
+        f"({_seconds(per_sample)}/sample)"
     ]
 
 
-def _in_words(stage: str) -> str:
-    return {
-        READ: "reading",
-        DECODE: "decoding",
-        AUX: "reading files that hooks ask for",
-        TRANSFER: "sending batches",
-        OTHER: "the loader itself",
-    }.get(stage, stage)
+def _sharing_one_interpreter(case: _Case) -> list[str]:
+    """Say that threads run Python code, which only one of them can at a time."""
+    setup, used, starved = case.setup, case.mean("cpu_share"), case.mean("cpu_wait_share")
+    if setup.kind != "thread" or setup.workers < 2 or used is None or starved is None:
+        return []
+    least, most = ONE_CPU
+    together = setup.workers * (used + starved)
+    if not least <= together <= most or setup.workers * case.figures["busy_share"] < UNEVEN:
+        return []
+    return [
+        "together they keep one CPU busy, as Python code does, which runs in one thread at a "
+        "time: use workers='process'"
+    ]
 
 
-def _remedy(
-    figures: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], setup: LoaderSetup
-) -> str:
-    stage = next(iter(figures["stages"]), "")
-    remedy = _REMEDIES.get(stage, f"move work out of {stage}")
-    needed, used = needed_workers(figures), _mean(workers, "cpu_share")
+def _remedy(case: _Case) -> str:
+    """Say how many workers would do, or what would take less time."""
+    figures, setup = case.figures, case.setup
+    is_remote = any(each.get("requests") for each in figures["stores"].values())
+    remedy = _REMEDIES.get(case.stage, f"move work out of {case.stage}")
+    if case.stage == READ and is_remote:
+        remedy = _READ_REMOTE
+    needed = needed_workers(figures)
     if needed is None:
-        return f"the trainer does hardly anything else; {remedy}"
+        return f"the trainer does hardly anything else, so it waits for any loader; {remedy}"
     if setup.workers and needed <= setup.workers:
         return f"batches take unevenly long: raise prefetch_factor, or {remedy}"
     would = f"{counted(needed, 'worker')} would keep up"
-    if needed > setup.lanes:
-        would += f" (of lanes there are {setup.lanes}, so set lanes, too)"
-    if needed > setup.cpus and stage not in (READ, AUX):
+    if setup.lanes is not None and needed > setup.lanes:
+        would += f" (each hosts a lane or more, and this rank has {setup.lanes}: set lanes, too)"
+    if needed > setup.cpus and case.stage not in (READ, AUX):
+        used = case.mean("cpu_share") if setup.workers else None  # else the trainer's is in it
         if used is None:
             would += f" (if they compute, on as many CPUs; there are {setup.cpus:g})"
         elif used > COMPUTES * figures["busy_share"]:
@@ -196,9 +274,10 @@ def _remedy(
     return f"{would}, or {remedy}"
 
 
-def _store_in_trouble(figures: Mapping[str, Any]) -> str | None:
+def _store_in_trouble(stores: Mapping[str, Mapping[str, int]]) -> str | None:
+    """Say what became of requests to the store that has the most trouble."""
     worst = max(
-        figures["stores"].items(),
+        stores.items(),
         key=lambda item: sum(item[1].get(name, 0) for name in _TROUBLES),
         default=None,
     )
